@@ -1,0 +1,292 @@
+"""The agent's side of a rank monitor: spawn it, hand it each worker, hear of hangs, replace it when it dies, reap it.
+
+Everything runs in the agent's one asyncio loop and nothing here blocks for longer than a spawn (about 1 ms); starting
+eight monitors is starting eight processes, nobody waits for them. What must survive a monitor (the shared page, the
+socket its rank talks to) is made and kept here and lent to it with `watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.core import watch as core
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.monitor import wire
+from nvrx_slurm.monitor.page import create_page
+
+log = logging.getLogger(__name__)
+
+SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"
+CLOSE_TIMEOUT_S = 1.0  # for a monitor to end on `quit`; then it is killed
+
+# A monitor that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
+_YOUNG_S = 10.0
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 30.0
+
+_MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its 0
+_BACKLOG = 128
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from nvrx_slurm.monitor.main import main; sys.exit(main(sys.argv[2:]))"
+
+OnHang = Callable[[int, dict[str, Any]], None]
+
+
+class _Life:
+    """What one life of a worker shares with its monitor: the page and the socket, at a path of its own.
+
+    A process left over from an earlier life has the page and the path of that life, and can say nothing about this one.
+    """
+
+    def __init__(self, private_dir: Path, local_rank: int, number: int) -> None:
+        self.path = private_dir / f"rank{local_rank}.{number}.sock"
+        if len(os.fsencode(self.path)) > _MAX_SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"{self.path} is too long for a Unix socket ({_MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
+            )
+        self.page_fd = create_page()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.watch: bytes | None = None  # the message, once there is a worker
+        self.pidfd = -1
+        self.hung = False
+        try:
+            self.listener.bind(os.fspath(self.path))
+            self.listener.listen(_BACKLOG)
+        except OSError:
+            self.close()
+            raise
+
+    def fds(self) -> list[int]:
+        return [self.pidfd, self.page_fd, self.listener.fileno()]
+
+    def close(self) -> None:
+        self.listener.close()
+        self.path.unlink(missing_ok=True)
+        os.close(self.page_fd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+
+class RankMonitor:
+    """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
+
+    `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is called
+    once per worker that the monitor found hung and is ending, before its exit is seen; `message` is the monitor's `hang`:
+    cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
+
+    start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> ... -> unwatch(); close().
+    """
+
+    def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang) -> None:
+        self._local_rank = local_rank
+        self._dir = Path(private_dir)
+        self._on_hang = on_hang
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lives = 0
+        self._life: _Life | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._process_fd = -1  # its pidfd
+        self._control: socket.socket | None = None
+        self._spawned_s = 0.0
+        self._delay_s = 0.0
+        self._respawn: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Event | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The monitor's process id, None while there is none."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Spawn the monitor. Raises UsageError (bad directory), OSError (no memory, no fds)."""
+        self._loop = asyncio.get_running_loop()
+        status = self._dir.stat()
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise UsageError(
+                f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
+            )
+        self._new_life()
+        self._spawn()
+
+    def worker_env(self) -> dict[str, str]:
+        """Variables for the next worker; ask again after each unwatch(), because the socket is new then."""
+        assert self._life is not None, "start() first"
+        env = {SOCKET_ENV: os.fspath(self._life.path)}
+        if "PYTHONFAULTHANDLER" not in os.environ:
+            env["PYTHONFAULTHANDLER"] = "1"
+        return env
+
+    def watch(
+        self,
+        *,
+        pid: int,
+        pidfd: int,
+        cycle: int,
+        rank: int,
+        limits: Mapping[str, float | None],
+        signum: int = signal.SIGKILL,
+        cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Watch the worker just spawned with worker_env().
+
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: seconds by the names of `core.watch.Limits`, None or
+        absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg` (JSON).
+        Raises ValueError for a bad limit and WireError for settings that are not short JSON; nothing has changed then.
+        """
+        life = self._life
+        assert life is not None, "start() first"
+        core.Limits(**limits)
+        settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
+        message = wire.encode(
+            "watch",
+            cycle=cycle,
+            rank=rank,
+            local_rank=self._local_rank,
+            pid=pid,
+            started_s=time.monotonic(),
+            limits=dict(limits),
+            signal=int(signum),
+            cfg=settings,
+        )
+        if life.pidfd >= 0:
+            os.close(life.pidfd)
+        life.pidfd = os.dup(pidfd)
+        life.watch, life.hung = message, False
+        self._send(message, life.fds())
+
+    def unwatch(self) -> None:
+        """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
+        self._send(wire.encode("unwatch"))
+        self._new_life()
+
+    async def close(self) -> None:
+        """End and reap the monitor and remove its socket; at most 2 x CLOSE_TIMEOUT_S. The worker is left alone."""
+        self._closing = asyncio.Event()
+        if self._respawn is not None:
+            self._respawn.cancel()
+        process = self._process
+        if process is not None:
+            self._send(wire.encode("unwatch"))
+            self._send(wire.encode("quit"))
+            ended = asyncio.ensure_future(self._closing.wait())
+            await asyncio.wait({ended}, timeout=CLOSE_TIMEOUT_S)
+            if not ended.done():
+                process.kill()  # our unreaped child: its pid is its own
+                await asyncio.wait({ended}, timeout=CLOSE_TIMEOUT_S)
+            if not ended.done():
+                ended.cancel()
+                log.error("rank monitor %d (pid %d) does not end after SIGKILL", self._local_rank, process.pid)
+        if self._life is not None:
+            self._life.close()
+            self._life = None
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def _new_life(self) -> None:
+        if self._life is not None:
+            self._life.close()
+        self._life = _Life(self._dir, self._local_rank, self._lives)
+        self._lives += 1
+
+    def _spawn(self) -> None:
+        """Start a monitor and give it what there is to watch; if that fails, try again later."""
+        assert self._loop is not None
+        self._respawn = None
+        self._spawned_s = time.monotonic()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        name = f"nvrx-monitor-{self._local_rank}"
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name]
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            self._spawn_later(f"rank monitor {self._local_rank} cannot be started ({error})")
+            return
+        finally:
+            theirs.close()
+        self._process, self._control = process, ours
+        self._process_fd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._process_fd, self._on_exit)
+        self._loop.add_reader(ours.fileno(), self._on_message)
+        if self._life is not None and self._life.watch is not None:
+            self._send(self._life.watch, self._life.fds())
+
+    def _spawn_later(self, what: str) -> None:
+        assert self._loop is not None
+        if time.monotonic() - self._spawned_s > _YOUNG_S:
+            self._delay_s = 0.0
+        log.warning("%s; its rank goes on, a new one starts in %g s", what, self._delay_s)
+        self._respawn = self._loop.call_later(self._delay_s, self._spawn)
+        self._delay_s = min(max(_FIRST_DELAY_S, 2 * self._delay_s), _LONGEST_DELAY_S)
+
+    def _on_exit(self) -> None:
+        assert self._loop is not None and self._process is not None and self._control is not None
+        self._on_message()  # its last words
+        self._loop.remove_reader(self._process_fd)
+        self._loop.remove_reader(self._control.fileno())
+        os.close(self._process_fd)
+        self._control.close()
+        process, self._process, self._control = self._process, None, None
+        code = process.wait()  # at once: its pidfd said that it ended
+        if self._closing is not None:
+            self._closing.set()
+        else:
+            self._spawn_later(f"rank monitor {self._local_rank} (pid {process.pid}) ended with {code}")
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _send(self, line: bytes, fds: list[int] | None = None) -> None:
+        """To the monitor, if there is one; the next one gets what matters again."""
+        if self._control is None or self._process is None:
+            return
+        try:
+            socket.send_fds(self._control, [line], fds or [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            self._process.kill()  # it has stopped reading; its successor starts from the last watch
+        except OSError:
+            pass  # it has just died, and _on_exit is about to run
+
+    def _on_message(self) -> None:
+        """Read what the monitor says, until there is no more."""
+        while self._control is not None:
+            try:
+                line = self._control.recv(wire.MAX_LINE_BYTES)
+            except OSError:
+                return
+            if not line:
+                self._stop_reading()
+                return
+            self._take(wire.decode(line))
+
+    def _stop_reading(self) -> None:
+        """The end of its socket: it is dying, which its pidfd will tell; a socket at its end is always readable."""
+        assert self._loop is not None and self._control is not None
+        self._loop.remove_reader(self._control.fileno())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        life = self._life
+        if message["type"] != "hang" or life is None or life.watch is None or life.hung:
+            return
+        current = wire.decode(life.watch)
+        if (message["cycle"], message["pid"]) == (current["cycle"], current["pid"]):
+            life.hung = True  # a monitor restarted in mid-kill says it again
+            self._on_hang(self._local_rank, message)

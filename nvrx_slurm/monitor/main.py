@@ -1,0 +1,262 @@
+"""The rank monitor: one tiny process per rank that ends it when it hangs, or when the agent is gone.
+
+Started by the agent as `python -I -S -c ... FD` with one end of a SOCK_SEQPACKET pair. Everything that belongs to one life
+of the worker comes with the agent's `watch` message, as file descriptors: the worker's pidfd, the shared page, and the
+socket its rank talks to. A monitor that is killed therefore loses nothing: the next one gets the same `watch` and goes on.
+
+It sleeps in poll(2) exactly until the rank's next deadline, and for ever when there is none. It ends on `quit`, or on the
+end of the control socket, which means that the agent is dead: then it kills the worker's process group first.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from time import monotonic, monotonic_ns
+
+from nvrx_slurm.core import watch as core
+from nvrx_slurm.monitor import kill, wire
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, Page
+from nvrx_slurm.monitor.requests import Requests
+
+WATCH_FDS = 3  # pidfd, page, listening socket
+
+# Slurm, timeouts and terminals signal every process of a step; this one ends with its agent and not before.
+_IGNORED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "TSTP", "TTIN", "TTOU", "PIPE")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class _Loop:
+    """Waits for file descriptors and calls their handlers, which must not block and must stand a spurious call."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+
+    def add(self, fd: int, handler: Callable[[], None]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.POLLIN)
+
+    def remove(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def wait(self, deadline_s: float | None) -> None:
+        """Run what is ready, or return at `deadline_s` (monotonic; None = wait for ever)."""
+        timeout_ms = None if deadline_s is None else max(0.0, (deadline_s - monotonic()) * 1000)
+        for fd, _ in self._poll.poll(timeout_ms):
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler()
+
+
+class _Watched:
+    """One life of one worker: what the agent said of it, and what its page said so far."""
+
+    def __init__(self, message: dict[str, Any], pidfd: int, page_fd: int) -> None:
+        self.cycle: int = message["cycle"]
+        self.rank: int = message["rank"]
+        self.local_rank: int = message["local_rank"]
+        self.pid: int = message["pid"]
+        self.signum: int = message["signal"]
+        self.cfg: dict[str, Any] = message["cfg"]
+        self.limits = core.Limits(**message["limits"])
+        self.pidfd = pidfd
+        self.page_fd = page_fd
+        self.page = Page(page_fd)
+        self.ladder: list[tuple[str, float]] | None = None  # not None: it is hung and being ended
+        self.step_until_s = 0.0
+        self._started_ns = int(message["started_s"] * 1e9)
+        self._resumed_s = 0.0
+        # Only here is the monitor's own word read back, after a restart; later the rank cannot change it under us.
+        init_ns = self.page.words[INIT]
+        self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
+        self._heartbeat_ns = 0  # the last plausible one
+
+    def initialize(self) -> None:
+        """The rank called init_workload_monitoring(): what it did before no longer counts."""
+        self._init_ns = self.page.words[INIT] = monotonic_ns()
+        self._heartbeat_ns = 0
+
+    def resumed(self) -> None:
+        self._resumed_s = monotonic()
+
+    def judge(self) -> core.Verdict:
+        heartbeat_ns = self.page.words[HEARTBEAT]
+        finished_ns = self.page.words[FINISHED]
+        now_ns = monotonic_ns()  # after the words: a heartbeat of this very moment is not "in the future"
+        init_ns = self._init_ns
+        if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:
+            self._heartbeat_ns = heartbeat_ns
+        view = core.View(
+            self._started_ns / 1e9,
+            init_ns / 1e9 if init_ns else None,
+            self._heartbeat_ns / 1e9 if self._heartbeat_ns and init_ns else None,
+            bool(init_ns) and init_ns <= finished_ns <= now_ns,
+            self._resumed_s,
+        )
+        return core.judge(self.limits, view, now_ns / 1e9)
+
+    def take_step(self, step: str) -> None:
+        """One step of the ladder that ends a hung worker."""
+        if step == core.STACKS:
+            kill.ask_for_stacks(self.pidfd, self.pid)
+        elif step == core.SIGNAL:
+            kill.send(self.pidfd, signal.SIGCONT)
+            kill.send(self.pidfd, self.signum)
+        else:
+            kill.kill_group(self.pidfd, self.pid)
+
+    def close(self) -> None:
+        self.page.close()
+        os.close(self.page_fd)
+        os.close(self.pidfd)
+
+
+class Monitor:
+    """The program. `run()` returns the exit status when the agent said `quit` or is gone."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._loop = _Loop()
+        self._running = True
+        self._watched: _Watched | None = None
+        self._requests: Requests | None = None
+
+    def run(self) -> int:
+        self._loop.add(self._control.fileno(), self._on_control)
+        self._tell("ready", pid=os.getpid())
+        while self._running:
+            slow_s = self._requests.expire() if self._requests else None
+            hang_s = self._look()
+            deadlines = [deadline_s for deadline_s in (slow_s, hang_s) if deadline_s is not None]
+            self._loop.wait(min(deadlines, default=None))
+            if hang_s is not None and monotonic() > hang_s + core.LATE_S and self._watched:
+                self._watched.resumed()  # we were stopped ourselves: `scontrol suspend`, a debugger
+        return 0
+
+    # --- the rank ---------------------------------------------------------------------------------
+
+    def _look(self) -> float | None:
+        """Judge the rank and do what follows from it; returns when to look again."""
+        watched = self._watched
+        if watched is None or self._requests is None:
+            return None
+        if watched.ladder is None:
+            verdict = watched.judge()
+            if not verdict.hung:
+                return verdict.deadline_s
+            self._report_hang(watched, verdict)
+            prints = kill.prints_stacks(watched.pidfd, watched.pid)
+            watched.ladder = list(core.stop_ladder(watched.signum, prints))
+        while watched.ladder and monotonic() >= watched.step_until_s:
+            step, grace_s = watched.ladder.pop(0)
+            watched.take_step(step)
+            watched.step_until_s = monotonic() + grace_s
+        return watched.step_until_s if watched.ladder else None
+
+    def _report_hang(self, watched: _Watched, verdict: core.Verdict) -> None:
+        self._tell(
+            "hang",
+            cycle=watched.cycle,
+            rank=watched.rank,
+            local_rank=watched.local_rank,
+            pid=watched.pid,
+            sentence=verdict.sentence,
+            deadline_s=verdict.deadline_s,
+            at_s=monotonic(),
+        )
+
+    def _on_worker_exit(self) -> None:
+        watched = self._watched
+        if watched is None or not kill.is_dead(watched.pidfd):
+            return
+        if watched.ladder is not None:
+            kill.kill_group(watched.pidfd, watched.pid)  # a hung rank's helpers go with it
+        self._stop_serving()
+
+    def _answer(self, message: dict[str, object]) -> tuple[bytes, list[int]]:
+        watched = self._watched
+        if message["type"] != "init" or watched is None:
+            raise wire.WireError(f"this monitor does not know the request {str(message['type'])[:40]!r}")
+        watched.initialize()
+        reply = wire.encode(
+            "ok", cycle=watched.cycle, rank=watched.rank, local_rank=watched.local_rank, cfg=watched.cfg
+        )
+        return reply, [watched.page_fd]
+
+    # --- the agent --------------------------------------------------------------------------------
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        try:
+            self._control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # the agent is stopped or gone; the latter is seen as the end of the control socket
+
+    def _on_control(self) -> None:
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        try:
+            line, fds, _, _ = socket.recv_fds(self._control, wire.MAX_LINE_BYTES, WATCH_FDS, flags)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            line, fds = b"", []
+        if not line:
+            self._on_agent_gone()
+            return
+        message = wire.decode(line)
+        if message["type"] == "watch":
+            self._watch(message, *fds)
+        elif message["type"] == "unwatch":
+            self._forget()
+        elif message["type"] == "quit":
+            self._running = False
+        else:
+            raise wire.WireError(f"the agent sent an unknown {message['type']!r}")
+
+    def _on_agent_gone(self) -> None:
+        if self._watched is not None:
+            kill.kill_group(self._watched.pidfd, self._watched.pid)
+        self._running = False
+
+    def _watch(self, message: dict[str, object], pidfd: int, page_fd: int, listener_fd: int) -> None:
+        self._forget()
+        self._watched = _Watched(message, pidfd, page_fd)
+        listener = socket.socket(fileno=listener_fd)
+        self._requests = Requests(listener, self._answer, self._loop.add, self._loop.remove)
+        self._loop.add(pidfd, self._on_worker_exit)
+
+    def _forget(self) -> None:
+        self._stop_serving()
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
+
+    def _stop_serving(self) -> None:
+        """The worker is dead or dropped: no more requests, no more verdicts. Its pidfd is kept for the group's sake."""
+        if self._requests is not None and self._watched is not None:
+            self._requests.close()
+            self._requests = None
+            self._loop.remove(self._watched.pidfd)
+
+
+def main(argv: list[str]) -> int:
+    """`argv`: [file descriptor of the control socket, name for ps]."""
+    for name in _IGNORED:
+        signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
+    with open("/proc/self/comm", "w") as comm:
+        comm.write(argv[1][:15])
+    control = socket.socket(fileno=int(argv[0]))
+    control.set_inheritable(False)
+    return Monitor(control).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""The rank's side of the wire: one bounded request, one answer, no threads."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.monitor import wire
+
+REPLY_TIMEOUT_S = 30.0  # a monitor answers in under a millisecond; one that was killed is back within seconds
+_RETRY_S = 0.02
+
+
+class RankMonitorClientError(NvrxError, RuntimeError):
+    """The rank cannot be monitored as asked; the text is one sentence that says why and what to do."""
+
+
+def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], int | None]:
+    """Send one request to the rank monitor at `path` and return its `ok` answer and the fd that came with it (the caller's).
+
+    Takes at most REPLY_TIMEOUT_S, also while the monitor is being restarted. Raises RankMonitorClientError: nobody
+    listens, no answer in time, or the monitor refuses (its own sentence).
+    """
+    line = wire.encode(kind, **fields)
+    deadline_s = time.monotonic() + REPLY_TIMEOUT_S
+    while True:
+        reply, fd = _try(path, line, deadline_s)
+        if reply:
+            break
+        if time.monotonic() + _RETRY_S > deadline_s:
+            raise RankMonitorClientError(f"the rank monitor at {path} gave no answer within {REPLY_TIMEOUT_S:g} s")
+        time.sleep(_RETRY_S)  # it was killed, or had no room for us; its successor listens on the same socket
+    try:
+        message = wire.decode(reply)
+    except wire.WireError as error:
+        message = {"type": "error", "error": str(error)}
+    if message["type"] == "ok":
+        return message, fd
+    if fd is not None:
+        os.close(fd)
+    raise RankMonitorClientError(f"the rank monitor refused {kind!r}: {message.get('error', 'no reason given')}")
+
+
+def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, int | None]:
+    """One connection. An empty reply means "try again"."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+        try:
+            sock.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise RankMonitorClientError(
+                f"no rank monitor listens at {path}: the launcher that started this process is gone, or this process "
+                "has outlived the cycle it was started for"
+            ) from None
+        except (TimeoutError, BlockingIOError):  # the latter: its backlog is full of others
+            return b"", None
+        except OSError as error:
+            raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None
+        try:
+            sock.sendall(line)
+            return _receive(sock)
+        except OSError:
+            return b"", None
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, int | None]:
+    """The answer line and its fd; (b"", None) if the monitor ended before it was complete."""
+    received, fd = b"", None
+    while not received.endswith(b"\n") and len(received) <= wire.MAX_LINE_BYTES:
+        data, fds, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        fd = fds[0] if fds else fd
+        received += data
+        if not data:
+            break
+    if received.endswith(b"\n"):
+        return received, fd
+    if fd is not None:
+        os.close(fd)
+    return b"", None

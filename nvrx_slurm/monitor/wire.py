@@ -1,0 +1,47 @@
+"""One JSON object per line: the messages of rank, rank monitor and agent. Versioned and bounded.
+
+Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1,"num_warmup_iters":null}`
+monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fd of the page
+                                               `{"v":1,"type":"error","error":"one sentence"}`
+agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
+monitor -> agent                               `ready`, `hang`
+"""
+
+from __future__ import annotations
+
+import json
+
+VERSION = 1
+MAX_LINE_BYTES = 64 * 1024
+
+
+class WireError(ValueError):
+    """The peer sent something that no peer of this version sends; the text is one sentence for it."""
+
+
+def encode(kind: str, **fields: object) -> bytes:
+    """One message as a line. Raises WireError if it is longer than MAX_LINE_BYTES."""
+    line = json.dumps({"v": VERSION, "type": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a {kind} message of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
+    return line
+
+
+def decode(line: bytes) -> dict[str, object]:
+    """The message in `line`. Raises WireError (never anything else) if it is not one of this version."""
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a message is over the limit of {MAX_LINE_BYTES} bytes")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        raise WireError("a message is not a JSON object on one line") from None
+    if not isinstance(message, dict) or "v" not in message:
+        raise WireError("a message is not a JSON object with a version")
+    if message["v"] != VERSION:
+        raise WireError(
+            f"this side speaks version {VERSION}, the other {str(message['v'])[:20]}: "
+            "use the same nvrx_slurm for the launcher and the training script"
+        )
+    if not isinstance(message.get("type"), str):
+        raise WireError("a message has no type")
+    return message

@@ -1,0 +1,156 @@
+"""One real rank monitor, real workers, and waits for events: what the tests of this directory share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.agent.monitors import RankMonitor
+
+ROOT = str(Path(__file__).resolve().parents[2])
+WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
+
+CLIENT = f"""
+import os, signal, sys, threading, time
+sys.path.insert(0, {ROOT!r})
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+client = RankMonitorClient()
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
+    """Wait until `fd` is readable (a pidfd: until the process has ended)."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+    try:
+        await asyncio.wait_for(ready, timeout_s)
+    finally:
+        loop.remove_reader(fd)
+
+
+def until(condition: Any, what: str) -> None:
+    """Look at something that sends no event (a state in /proc) until it is so."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}"
+        os.sched_yield()
+
+
+def status(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+class Worker:
+    """A worker as the agent starts it: a session leader with its stderr in a file."""
+
+    def __init__(self, code: str, env: dict[str, str], err: Path) -> None:
+        with err.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", CLIENT + textwrap.dedent(code)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "RANK": "3", "LOCAL_RANK": "0", **env},
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.err = err
+        self._reader: asyncio.StreamReader | None = None
+
+    async def line(self) -> str:
+        """The next line of its stdout, "" at the end."""
+        if self._reader is None:
+            self._reader = asyncio.StreamReader()
+            reader = self._reader
+            loop = asyncio.get_running_loop()
+            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self.process.stdout)
+        return (await asyncio.wait_for(self._reader.readline(), WAIT_S)).decode().strip()
+
+    def tell(self, text: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(text.encode() + b"\n")
+        self.process.stdin.flush()
+
+    async def ended(self) -> int:
+        """Wait for its end and reap it; its exit code as subprocess gives it."""
+        await readable(self.pidfd)
+        return self.process.wait()
+
+    def close(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet or group alive: the number is ours
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        os.close(self.pidfd)
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Rig:
+    """`async with Rig() as rig`: a started RankMonitor; workers by rig.worker(code, ...)."""
+
+    def __init__(self) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="nvrx-t"))
+        self.hangs: list[dict[str, Any]] = []
+        self._hang = asyncio.Event()
+        self.monitor = RankMonitor(0, self.dir, self._on_hang)
+        self._workers: list[Worker] = []
+
+    async def __aenter__(self) -> Rig:
+        self.monitor.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.monitor.close()
+        for worker in self._workers:
+            worker.close()
+        shutil.rmtree(self.dir)
+
+    def _on_hang(self, local_rank: int, message: dict[str, Any]) -> None:
+        assert local_rank == 0
+        self.hangs.append(message)
+        self._hang.set()
+
+    def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: float | None) -> Worker:
+        worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
+        self._workers.append(worker)
+        self.monitor.watch(
+            pid=worker.pid, pidfd=worker.pidfd, cycle=cycle, rank=3, limits=limits, signum=signum, cfg={"safety_factor": 5.0}
+        )
+        return worker
+
+    async def hang(self) -> dict[str, Any]:
+        await asyncio.wait_for(self._hang.wait(), WAIT_S)
+        self._hang.clear()
+        return self.hangs[-1]
+
+    @property
+    def pid(self) -> int:
+        pid = self.monitor.pid
+        assert pid is not None
+        return pid
+
+    async def settled(self) -> None:
+        """The monitor has handled its watch and sleeps."""
+        socket_path = self.monitor.worker_env()["FT_RANK_MONITOR_IPC_SOCKET"]
+        reader, writer = await asyncio.open_unix_connection(socket_path)
+        writer.write(b'{"v":1,"type":"are you there"}\n')
+        assert b"does not know" in await asyncio.wait_for(reader.readline(), WAIT_S)
+        writer.close()
+        until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
