@@ -1,0 +1,323 @@
+"""Settings of fault tolerance: every `--ft-...` flag and every key of the `fault_tolerance:` section."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from nvrx_slurm.config import values as v
+from nvrx_slurm.config.files import read_section, write_section
+from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.config.settings import (
+    ATTRIBUTION,
+    DEVICES,
+    HEALTH,
+    LOG_SERVER,
+    LOGS,
+    MONITORING,
+    RENDEZVOUS,
+    RESTARTS,
+    Layer,
+    Origin,
+    Section,
+    parsed,
+    setting,
+    settings_of,
+)
+from nvrx_slurm.config.values import did_you_mean
+from nvrx_slurm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class FaultToleranceConfig(Section):
+    """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
+
+    Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.
+    """
+
+    section: ClassVar[str] = "ft"
+
+    initial_rank_heartbeat_timeout: float | None = setting(
+        v.TIMEOUT,
+        None,
+        MONITORING,
+        help="Kill a rank without a first heartbeat this long after it began to be monitored.",
+    )
+    rank_heartbeat_timeout: float | None = setting(
+        v.TIMEOUT, None, MONITORING, help="Kill a rank when this long passed since its last heartbeat."
+    )
+    rank_init_timeout: float | None = setting(
+        v.TIMEOUT,
+        None,
+        MONITORING,
+        help="Kill a rank that was started this long ago and never called init_workload_monitoring.",
+    )
+    rank_termination_signal: signal.Signals = setting(
+        v.SIGNAL, signal.SIGKILL, MONITORING, help="Sent, after SIGCONT, to a rank that hangs."
+    )
+    workload_check_interval: float = setting(
+        v.POSITIVE_SECONDS,
+        5.0,
+        MONITORING,
+        no_effect="a monitor sleeps to the exact deadline, nothing is polled",
+        help="Accepted for compatibility; a monitor wakes at the exact deadline.",
+    )
+    log_level: int = setting(
+        v.LOG_LEVEL, logging.INFO, LOGS, help="Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
+    )
+    restart_policy: str = setting(
+        v.choice("any-failed", later=("min-healthy",)),
+        "any-failed",
+        RESTARTS,
+        aliases=("--restart-policy",),
+        help="any-failed: the end of any worker restarts all. (min-healthy is not built yet.)",
+    )
+    restart_check_interval: float = setting(
+        v.POSITIVE_SECONDS,
+        60.0,
+        RESTARTS,
+        no_effect="restarts follow from events, nothing is polled",
+        help="Accepted for compatibility; restarts follow from events.",
+    )
+    rdzv_impl: str = setting(
+        v.choice("barrier"),
+        "barrier",
+        RENDEZVOUS,
+        no_effect="there is one way to meet",
+        help="Accepted for compatibility.",
+    )
+    keepalive_interval: float = setting(
+        v.POSITIVE_SECONDS,
+        5.0,
+        RENDEZVOUS,
+        help="A quiet connection between a node and the coordinator is probed this often.",
+    )
+    keepalive_timeout: float = setting(
+        v.POSITIVE_SECONDS, 5.0, RENDEZVOUS, help="A probe without an answer for this long means that the node is lost."
+    )
+
+    # Hang detection by sections and learned timeouts.
+    rank_section_timeouts: Mapping[str, float | None] = setting(
+        v.SECTION_TIMEOUTS, {}, MONITORING, built=False, help="Kill a rank that stays longer in one of these sections."
+    )
+    rank_out_of_section_timeout: float | None = setting(
+        v.TIMEOUT, None, MONITORING, built=False, help="Kill a rank that was in no section for this long."
+    )
+    safety_factor: float = setting(
+        v.real(1.0, high=1000.0),
+        5.0,
+        MONITORING,
+        built=False,
+        help="A learned timeout is this many times the longest time seen.",
+    )
+    num_warmup_iterations: int = setting(
+        v.integer(0), 5, MONITORING, built=False, help="First steps that use the timeout of section warmup."
+    )
+    skip_section_response: bool = setting(
+        v.BOOL, True, MONITORING, built=False, help="Sections and heartbeats wait for no answer."
+    )
+    install_exception_hook: bool = setting(
+        v.BOOL, False, MONITORING, built=False, help="An uncaught exception in a rank ends its process at once."
+    )
+
+    # Restarts.
+    segment: int | None = setting(
+        v.optional(v.integer(1, v.MAX_NODES)),
+        None,
+        RESTARTS,
+        built=False,
+        help="Nodes per segment of one NVLink domain; MIN must divide by it.",
+    )
+    checkpoint_iteration_file: str | None = setting(
+        v.optional(v.PATH),
+        None,
+        RESTARTS,
+        built=False,
+        help="File with the iteration of the last checkpoint: what counts as progress.",
+    )
+    max_no_progress_cycles: int = setting(
+        v.integer(-1), 3, RESTARTS, built=False, help="Give up after this many cycles without progress; <= 0: never."
+    )
+    min_progress_iterations: int = setting(
+        v.integer(1), 1, RESTARTS, built=False, help="Iterations that count as progress."
+    )
+    no_restart_exit_code: int = setting(
+        v.integer(1, 255), 93, RESTARTS, built=False, help='Exit code for "do not restart".'
+    )
+    check_remaining_processes: bool = setting(
+        v.BOOL, False, RESTARTS, built=False, help="Report what is left of stopped workers."
+    )
+    gpu_memory_reclaim_timeout: float = setting(
+        v.SECONDS,
+        50.0,
+        DEVICES,
+        built=False,
+        help="Longest wait for GPU memory to be free before a restart; 0: no wait.",
+    )
+    gpu_memory_tolerance_mb: float = setting(
+        v.real(0.0, high=1e9, unit="megabytes", metavar="MB"),
+        512.0,
+        DEVICES,
+        built=False,
+        help="Used GPU memory that counts as free.",
+    )
+    gpu_memory_poll_interval: float = setting(
+        v.POSITIVE_SECONDS, 2.0, DEVICES, built=False, help="Time between two looks at it."
+    )
+    numa_bind_strict: bool = setting(v.BOOL, True, DEVICES, built=False, help="numactl --membind; false: --localalloc.")
+
+    # Health checks.
+    node_health_check_interval: float = setting(
+        v.POSITIVE_SECONDS, 5.0, HEALTH, built=False, help="Time between two GPU and NIC checks."
+    )
+    node_health_check_endpoint: str | None = setting(
+        v.optional(v.TEXT), None, HEALTH, built=False, help="Unix socket of an nvhcd service: a path or unix:///path."
+    )
+    enable_nic_healthcheck: bool = setting(v.BOOL, True, HEALTH, built=False, help="Check the links of the NICs.")
+    enable_nic_monitor: bool = setting(
+        v.BOOL, False, HEALTH, built=False, help="Watch the link_downed counters of the NICs."
+    )
+    pci_topo_file: str | None = setting(
+        v.optional(v.PATH), None, HEALTH, built=False, help="XML with the GPU and NIC topology."
+    )
+    link_down_path_template: str | None = setting(
+        v.optional(v.PATH), None, HEALTH, built=False, help="sysfs path with {nic}."
+    )
+    link_state_path_template: str | None = setting(
+        v.optional(v.PATH), None, HEALTH, built=False, help="sysfs path with {nic}."
+    )
+    enable_dist_storage_healthcheck: bool = setting(
+        v.BOOL, False, HEALTH, built=False, help="Check Lustre and NFS mounts."
+    )
+    storage_healthcheck_path: str | None = setting(
+        v.optional(v.ABSOLUTE_PATHS),
+        None,
+        HEALTH,
+        built=False,
+        flag="--ft-storage-health-check-path",
+        aliases=("--ft-storage-healthcheck-path",),
+        help="Absolute paths that must be readable.",
+    )
+
+    # Logs of one cycle, and the service that collects them.
+    per_cycle_applog_prefix: str | None = setting(
+        v.optional(v.ABSOLUTE_PATH),
+        None,
+        LOG_SERVER,
+        env="both",
+        built=False,
+        help="One log of all workers per cycle, named after this.",
+    )
+    nvrx_logfile: str | None = setting(
+        v.optional(v.ABSOLUTE_PATH), None, LOG_SERVER, env="both", built=False, help="Log of the launcher."
+    )
+    enable_log_server: bool | None = setting(
+        v.optional(v.BOOL), None, LOG_SERVER, env="both", built=False, help="Collect logs over gRPC."
+    )
+    log_server_port: int = setting(
+        v.integer(1, 65535, "PORT"), 50051, LOG_SERVER, env="both", built=False, help="Its first port."
+    )
+    log_aggregator_count: int = setting(
+        v.integer(0, 1024), 0, LOG_SERVER, env="both", built=False, help="Leaves; 0: as needed."
+    )
+    log_leaf_max_queue_chunks: int = setting(
+        v.integer(-1), -1, LOG_SERVER, env="both", built=False, help="Queue of a leaf; -1: as needed."
+    )
+    log_server_log_prefix: str | None = setting(
+        v.optional(v.PATH), None, LOG_SERVER, env="both", built=False, help="Its own logs."
+    )
+    log_server_graceful_shutdown_timeout: float = setting(
+        v.SECONDS, 60.0, LOG_SERVER, env="both", built=False, help="Its time to drain."
+    )
+    cycle_info_dir: str | None = setting(
+        v.optional(v.PATH), None, LOG_SERVER, built=False, help="Directory of cycle_info JSON files."
+    )
+
+    attribution_endpoint: str | None = setting(
+        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="localhost or the service's URL."
+    )
+    attribution_startup_timeout: float = setting(
+        v.SECONDS, 20.0, ATTRIBUTION, built=False, help="Wait for the service to be up."
+    )
+    attribution_llm_api_key_file: str | None = setting(
+        v.optional(v.PATH), None, ATTRIBUTION, built=False, help="File with the key."
+    )
+    attribution_llm_base_url: str | None = setting(
+        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="URL of the LLM."
+    )
+    attribution_llm_model: str | None = setting(
+        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="Name of the LLM."
+    )
+    attribution_analysis_backend: str | None = setting(
+        v.optional(v.choice("lib", "mcp")), None, ATTRIBUTION, built=False, help="lib or mcp."
+    )
+    attribution_stop_action: str | None = setting(
+        v.optional(v.choice("log", "no-restart")),
+        None,
+        ATTRIBUTION,
+        built=False,
+        help="What its advice to stop leads to.",
+    )
+    attribution_log_level: str | None = setting(
+        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="Log level of the service."
+    )
+    attribution_export_url: str | None = setting(
+        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="Where its results go."
+    )
+
+    @property
+    def is_progress_tracking_enabled(self) -> bool:
+        """Whether cycles without checkpoint progress are counted."""
+        return self.checkpoint_iteration_file is not None and self.max_no_progress_cycles > 0
+
+    @classmethod
+    def from_kwargs(cls, ignore_not_recognized: bool = False, **kwargs: Any) -> FaultToleranceConfig:
+        """Build from keywords; an unknown one raises UsageError with the nearest name, unless it shall be ignored."""
+        known = {f.name for f in fields(cls)}
+        for name in kwargs:
+            if name not in known and not ignore_not_recognized:
+                raise UsageError(
+                    f"{name} is not a field of FaultToleranceConfig{did_you_mean(name, known) or '; remove it'}"
+                )
+        return cls(**{name: value for name, value in kwargs.items() if name in known})
+
+    @classmethod
+    def from_yaml_file(
+        cls, cfg_path: str | os.PathLike[str], ignore_not_recognized: bool = False
+    ) -> FaultToleranceConfig:
+        """Read the `fault_tolerance:` section (at any depth) of a YAML file of at most 256 KiB.
+
+        Raises UsageError: no file, not UTF-8, not YAML, no section or two, unknown key, wrong value.
+        """
+        layer = yaml_layer(os.fspath(cfg_path), strict=not ignore_not_recognized)
+        known = {item.name: item for item in settings_of(cls)}
+        return cls(**{name: parsed(known[name], raw, origin) for name, (raw, origin) in layer.items()})
+
+    def to_yaml_file(self, cfg_path: str | os.PathLike[str]) -> None:
+        """Write all fields so that `from_yaml_file` gives an equal object. Raises OSError."""
+        plain = {item.name: item.kind.show(getattr(self, item.name)) for item in settings_of(type(self))}
+        write_section(os.fspath(cfg_path), plain)
+
+
+def yaml_layer(path: str, strict: bool = True) -> Layer:
+    """Raw values of the file's section by field name. Raises UsageError; for unknown keys only if `strict`."""
+    where, section = read_section(path)
+    known = {item.name for item in settings_of(FaultToleranceConfig)}
+    layer: Layer = {}
+    for name, raw in section.items():
+        if name in known:
+            layer[str(name)] = (raw, Origin("yaml", f"{path}: {where}.{name}"))
+        elif strict:
+            raise UsageError(f"{path}: {where}.{name} {_unknown_key(str(name), known)}")
+    return layer
+
+
+def _unknown_key(name: str, known: set[str]) -> str:
+    for item in settings_of(LaunchConfig):
+        if name == item.name and item.flags:
+            return f"is no YAML key; use the flag {item.flags[0]}"
+    return f"is not a known key{did_you_mean(name, sorted(known)) or '; remove it'}"

@@ -1,0 +1,130 @@
+"""The layers meet: flags > environment > YAML > defaults, with the origin of each value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvrx_slurm.config.files import MissingSection
+from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
+from nvrx_slurm.config.launch import LaunchConfig, contradictions
+from nvrx_slurm.config.settings import Layer, Origin, Setting, parsed, settings_of
+from nvrx_slurm.config.values import RDZV_NO_EFFECT, RendezvousConfig, did_you_mean
+from nvrx_slurm.errors import UsageError
+
+NOT_BUILT = "is not built yet in this version"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything `nvrx-run` was told. Raises UsageError for settings that contradict each other."""
+
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+
+    def __post_init__(self) -> None:
+        for wrong, sentence in contradictions(self.launch):
+            if wrong:
+                raise UsageError(sentence)
+
+
+SETTINGS: dict[str, Setting] = {s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration, where each value came from (by `Setting.key`), and sentences worth logging once."""
+
+    config: Config
+    origins: Mapping[str, Origin]
+    notes: tuple[str, ...] = ()
+
+
+def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Resolved:
+    """Merge the layers: flags > environment > YAML > defaults.
+
+    `flags`: by `Setting.key` (`nnodes`, `ft_rank_heartbeat_timeout`), as text or typed; None = not given.
+    `environ`: default `os.environ`; an empty variable counts as unset. Raises UsageError with one sentence.
+    """
+    for key in flags:
+        if key not in SETTINGS:
+            raise UsageError(f"{key} is not a setting{did_you_mean(key, SETTINGS) or '; remove it'}")
+    layers = [_flag_layer(flags), _environment_layer(os.environ if environ is None else environ)]
+    notes: list[str] = []
+    path, _ = _pick(SETTINGS["ft_cfg_path"], layers)
+    if path is not None:
+        tolerant, _ = _pick(SETTINGS["ft_ignore_missing_cfg"], layers)
+        layers.append(_yaml_for_launch(path, tolerant, notes))
+    values: dict[str, dict[str, Any]] = {"launch": {}, "ft": {}}
+    origins: dict[str, Origin] = {}
+    for item in SETTINGS.values():
+        values[item.section][item.name], origins[item.key] = _pick(item, layers)
+    config = Config(LaunchConfig(**values["launch"]), FaultToleranceConfig(**values["ft"]))
+    notes.extend(_without_effect(config, origins))
+    return Resolved(config, origins, tuple(notes))
+
+
+def _pick(item: Setting, layers: list[Layer]) -> tuple[Any, Origin]:
+    """The parsed value of the first layer that has one; refuses what is not built."""
+    for layer in layers:
+        if item.key not in layer:
+            continue
+        raw, origin = layer[item.key]
+        value = parsed(item, raw, origin)
+        if not item.built and value != item.default:
+            raise UsageError(f"{origin.name} {NOT_BUILT}; {origin.remedy}")
+        return value, origin
+    return item.default, Origin("default")
+
+
+def _flag_layer(flags: Mapping[str, object]) -> Layer:
+    layer = {}
+    for key, raw in flags.items():
+        item = SETTINGS[key]
+        if raw is not None:
+            layer[key] = (raw, Origin("flag", item.flags[0] if item.flags else item.env[0]))
+    return layer
+
+
+def _environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Values of our variables and torchrun's; a misspelt variable of ours is an error, like a misspelt flag."""
+    known = {name for item in SETTINGS.values() for name in item.env}
+    for name in environ:
+        if name.startswith(("NVRX_FT_", "PET_FT_")) and name not in known:
+            ours = sorted(k for k in known if k.startswith("NVRX_"))
+            raise UsageError(f"{name} is not a known variable{did_you_mean(name, ours) or '; unset it'}")
+    layer: Layer = {}
+    for item in SETTINGS.values():
+        for name in item.env:
+            if environ.get(name, "") != "" and item.key not in layer:
+                layer[item.key] = (environ[name], Origin("environment", name))
+    return layer
+
+
+def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[str]:
+    for item in SETTINGS.values():
+        value = getattr(getattr(config, item.section), item.name)
+        if item.no_effect and value != item.default:
+            yield f"{origins[item.key].name} has no effect: {item.no_effect}"
+    for name in RDZV_NO_EFFECT:
+        if getattr(config.launch.rdzv_conf, name) != getattr(RendezvousConfig(), name):
+            yield f"{origins['rdzv_conf'].name}: {name} has no effect here"
+    if config.launch.standalone and config.launch.rdzv_endpoint:
+        yield f"{origins['rdzv_endpoint'].name} has no effect: --standalone meets nobody"
+
+
+def _yaml_for_launch(path: str, tolerant: bool, notes: list[str]) -> Layer:
+    """The file as a layer by `Setting.key`; every value in it is checked, used or not."""
+    try:
+        found = yaml_layer(path)
+    except MissingSection as error:
+        if not tolerant:
+            raise
+        notes.append(f"{error.args[0]} (going on, as --ft-ignore-missing-cfg says)")
+        return {}
+    layer = {f"ft_{name}": value for name, value in found.items()}
+    for key in layer:
+        _pick(SETTINGS[key], [layer])
+    return layer

@@ -1,0 +1,148 @@
+"""How a setting is declared: one `setting(...)` in a dataclass is its flag, its variable, its YAML key and its docs.
+
+`built=False` keeps a known name refused until its feature exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar
+
+from nvrx_slurm.config.values import Kind
+from nvrx_slurm.errors import UsageError
+
+NODES = "Nodes and workers"
+SLURM = "Slurm"
+RENDEZVOUS = "Rendezvous"
+RESTARTS = "Restarts and stopping"
+MONITORING = "Rank monitoring"
+LOGS = "Logs"
+CONFIGURATION = "Configuration and dry runs"
+HEALTH = "Health checks"
+DEVICES = "GPUs and NUMA"
+LOG_SERVER = "Log aggregation"
+ATTRIBUTION = "Attribution"
+TORCHRUN = "Other torchrun flags"
+
+GROUPS = (NODES, SLURM, RENDEZVOUS, RESTARTS, MONITORING, LOGS, CONFIGURATION)
+GROUPS_TO_COME = (HEALTH, DEVICES, LOG_SERVER, ATTRIBUTION, TORCHRUN)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known about one field; see `setting()` for how it is declared."""
+
+    section: str  # "launch" or "ft", as in `Config`
+    name: str  # field name; for "ft" also the YAML key
+    kind: Kind
+    default: Any
+    help: str
+    group: str
+    flags: tuple[str, ...]  # spellings with dashes, the main one first; () = environment only
+    env: tuple[str, ...]  # the first one that is set counts
+    form: str = "value"  # "value", "switch" (takes no value) or "repeat"
+    built: bool = True
+    no_effect: str = ""  # why this accepted value changes nothing
+
+    @property
+    def key(self) -> str:
+        """Name in `resolve(flags=...)` and in tables: torchrun's and ft_launcher's argparse name."""
+        return f"ft_{self.name}" if self.section == "ft" else self.name
+
+    @property
+    def shown_default(self) -> str:
+        """Default as a person would write it."""
+        return shown(self, self.default)
+
+
+def shown(setting: Setting, value: Any) -> str:
+    """A value as one line of text, as it could be given in a flag ("" = an empty value)."""
+    plain = setting.kind.show(value)
+    if plain is None:
+        return "none"
+    if isinstance(plain, bool):
+        return "true" if plain else "false"
+    if isinstance(plain, Mapping):
+        return ",".join(f"{name}:{'none' if limit is None else format(limit, 'g')}" for name, limit in plain.items())
+    return format(plain, ".10g") if isinstance(plain, float) else str(plain)
+
+
+def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
+    """Declare a field.
+
+    `more`: built, form, no_effect (see `Setting`); flag = the main spelling where it does not follow from the name,
+    "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's) or "both".
+    """
+    metadata = {"kind": kind, "group": group, "help": help, **more}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Section:
+    """Base of the two dataclasses: every value passes its parser, also when made in Python. Raises UsageError."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for item in settings_of(type(self)):
+            raw = getattr(self, item.name)
+            try:
+                object.__setattr__(self, item.name, item.kind.parse(raw))
+            except ValueError as error:
+                raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
+
+
+def _setting_of(section: str, f: Any) -> Setting:
+    more = dict(f.metadata)
+    key = f"ft_{f.name}" if section == "ft" else f.name
+    main = more.pop("flag", "--" + key.replace("_", "-"))
+    ours, torchruns = "NVRX_" + key.upper(), "PET_" + key.upper()
+    env = {"nvrx": (ours,), "pet": (torchruns,), "both": (ours, torchruns)}[more.pop("env", "nvrx")]
+    default = f.default if f.default is not MISSING else f.default_factory()
+    flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
+    return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)
+
+
+def settings_of(cls: type[Section]) -> tuple[Setting, ...]:
+    """The settings of one section, in order of declaration."""
+    cached: tuple[Setting, ...] | None = cls.__dict__.get("_settings")
+    if cached is None:
+        cached = tuple(_setting_of(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
+        cls._settings = cached  # type: ignore[attr-defined]
+    return cached
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from."""
+
+    layer: str  # "flag", "environment", "yaml" or "default"
+    name: str = ""  # the flag, the variable, or "FILE: path.of.keys"
+
+    def __str__(self) -> str:
+        return f"{self.layer} {self.name}" if self.layer == "environment" else self.name or self.layer
+
+    def with_value(self, raw: object) -> str:
+        """Begins an error sentence: `--nnodes '3:2'`, `PET_NNODES='3:2'`, `ft.yaml: fault_tolerance.x = 'y'`."""
+        joint = {"flag": " ", "environment": "="}.get(self.layer, " = ")
+        text = repr(raw)
+        return f"{self.name}{joint}{text if len(text) <= 80 else text[:77] + '...'}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a value that cannot be used."""
+        return "unset it" if self.layer == "environment" else "remove it"
+
+
+Layer = dict[str, tuple[Any, Origin]]
+"""Raw values of one source and where each stood."""
+
+
+def parsed(item: Setting, raw: object, origin: Origin) -> Any:
+    """The value of `raw`, or a UsageError that begins with its origin."""
+    try:
+        return item.kind.parse(raw)
+    except ValueError as error:
+        raise UsageError(f"{origin.with_value(raw)}: {error}") from None
