@@ -12,6 +12,7 @@ from nvrx_slurm.config.settings import (
     DEVICES,
     HEALTH,
     LOGS,
+    MONITORING,
     NODES,
     RENDEZVOUS,
     RESTARTS,
@@ -141,7 +142,8 @@ class LaunchConfig(Section):
         RENDEZVOUS,
         env="pet",
         help="join_timeout=300 (wait for MIN nodes), last_call_timeout=1 (then for spares), read_timeout=60, "
-        "is_host=true|false; close_timeout, timeout, store_connect_wait_seconds and use_libuv are accepted and change nothing.",
+        "is_host=true|false; close_timeout, timeout, store_connect_wait_seconds and use_libuv are accepted and "
+        "change nothing.",
     )
     master_addr: str | None = setting(
         v.optional(v.ADDRESS),
@@ -296,6 +298,19 @@ class LaunchConfig(Section):
         flag="",
         built=False,
         help="CYCLE:INFRA_RANK,...: fail the health gate there (for tests).",
+    )
+
+    disable_rank_monitors: bool = setting(
+        v.BOOL, False, MONITORING, flag="", built=False, help="Start no rank monitors."
+    )
+    enable_multi_launchers_per_node: bool = setting(
+        v.BOOL, False, SLURM, flag="", built=False, help="Allow more than one launcher on a node."
+    )
+    infra_rank_from_nodename: bool = setting(
+        v.BOOL, False, SLURM, flag="", built=False, help="Order the nodes by the digits of their Slurm names."
+    )
+    replacement_group_id: str | None = setting(
+        v.optional(v.TEXT), None, SLURM, flag="", built=False, help="Group of nodes that are replaced together."
     )
 
     def node_range(self, slurm_nodes: int | None = None) -> NodeRange:

@@ -50,11 +50,6 @@ class Setting:
         """Name in `resolve(flags=...)` and in tables: torchrun's and ft_launcher's argparse name."""
         return f"ft_{self.name}" if self.section == "ft" else self.name
 
-    @property
-    def shown_default(self) -> str:
-        """Default as a person would write it."""
-        return shown(self, self.default)
-
 
 def shown(setting: Setting, value: Any) -> str:
     """A value as one line of text, as it could be given in a flag ("" = an empty value)."""

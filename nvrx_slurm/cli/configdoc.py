@@ -1,0 +1,72 @@
+"""Writes docs/configuration.md from the settings: `python -m nvrx_slurm.cli.configdoc docs/configuration.md`.
+
+A test compares the file with `render()`, so the document can never be behind the code.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from nvrx_slurm.config import SETTINGS, Setting
+from nvrx_slurm.config.settings import GROUPS, GROUPS_TO_COME, shown
+
+HEAD = """# Configuration
+
+<!-- Generated: python -m nvrx_slurm.cli.configdoc docs/configuration.md -->
+
+Every setting of `nvrx-run`, from the one dataclass tree in `nvrx_slurm/config/`.
+
+- **Order:** flags, then environment, then the YAML file of `--ft-cfg-path`, then defaults.
+  `nvrx-run --print-config` shows each value and where it came from.
+- **Spelling of flags:** `-` and `_` are the same everywhere. `--ft-param-NAME` is `--ft-NAME`.
+- **Environment:** the first variable listed wins; an empty one counts as unset; a misspelt `NVRX_FT_...` is an error.
+- **YAML:** one `fault_tolerance:` section, at any depth of the file (UTF-8, at most 256 KiB). An unknown key, a second
+  section or a key given twice is an error.
+- **Values:** booleans are true/false, 1/0, yes/no, on/off in any case. Times are seconds. `none` means no limit.
+- **Not built:** the name is known, and any value other than the default is refused by name.
+- Wrong input ends with exit code 2 and one sentence, before anything is started.
+"""
+
+COLUMNS = "| flag | also | environment | YAML key | default | meaning |\n|---|---|---|---|---|---|"
+
+
+def render() -> str:
+    """The whole document as Markdown."""
+    built = [item for item in SETTINGS.values() if item.built]
+    later = [item for item in SETTINGS.values() if not item.built]
+    parts = [HEAD]
+    parts += [table for group in GROUPS if (table := _table("##", group, built))]
+    parts.append("## Known, not built yet\n")
+    parts += [table for group in (*GROUPS, *GROUPS_TO_COME) if (table := _table("###", group, later))]
+    return "\n".join(parts)
+
+
+def _table(level: str, group: str, items: list[Setting]) -> str:
+    rows = [_row(item) for item in items if item.group == group]
+    return "\n".join([f"{level} {group}\n", COLUMNS, *rows, ""]) if rows else ""
+
+
+def _row(item: Setting) -> str:
+    flag, *aliases = item.flags or ("",)
+    value = "" if item.form == "switch" or not flag else f" {item.kind.metavar}"
+    yaml_key = item.name if item.section == "ft" else ""
+    meaning = item.help + (f" No effect: {item.no_effect}." if item.no_effect else "")
+    cells = [_code(flag + value), ", ".join(map(_code, aliases)), ", ".join(map(_code, item.env)), _code(yaml_key)]
+    return "| " + " | ".join([*cells, _code(shown(item, item.default)), meaning.replace("|", "\\|")]) + " |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+def main() -> None:
+    """Write to the file named as the only argument, or to stdout."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main()

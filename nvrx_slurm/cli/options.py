@@ -1,0 +1,163 @@
+"""The options of `nvrx-run`, made from the settings of `nvrx_slurm.config`: nothing is declared twice.
+
+`nvrx_run_options` turns a function into the command; values pass as text to `config.resolve`, which alone judges them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from nvrx_slurm import __version__
+from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
+from nvrx_slurm.config.settings import GROUPS, shown
+from nvrx_slurm.config.values import nearest
+from nvrx_slurm.errors import ExitCode, NvrxError
+
+PROGRAM = "nvrx-run"
+
+# (configuration, training script or "" with --print-config, its arguments) -> exit code
+Body = Callable[[Resolved, str, tuple[str, ...]], int]
+
+
+def spelling(name: str) -> str:
+    """The one form of an option's name: dashes for underscores, `ft-` for the older `ft-param-`."""
+    dashed = name.replace("_", "-")
+    return "ft-" + dashed.removeprefix("ft-param-") if dashed.startswith("ft-param-") else dashed
+
+
+class RunCommand(click.Command):
+    """A command whose help has groups and whose errors are one sentence on stderr and exit code 2."""
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
+        """Run and exit the process: the body's code, 2 for wrong input, the error's own code for other NvrxErrors."""
+        words = list(sys.argv[1:] if args is None else args)
+        extra.update(standalone_mode=False, prog_name=PROGRAM)
+        try:
+            code = super().main(words, **extra)
+        except click.ClickException as error:
+            click.echo(f"{PROGRAM}: {_sentence(error, words)}", err=True)
+            code = ExitCode.USAGE
+        except NvrxError as error:
+            click.echo(f"{PROGRAM}: {error}", err=True)
+            code = error.exit_code
+        except click.Abort:
+            code = 130
+        sys.exit(int(code or 0))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Built options by group, then the names of those to come."""
+        by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for item in SETTINGS.values():
+            if item.built and item.flags:
+                by_group[item.group].append(_help_row(item))
+        for group, rows in by_group.items():
+            with formatter.section(group):
+                formatter.write_dl(rows, col_max=34)
+        with formatter.section("Other"):
+            formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
+        later = sum(1 for item in SETTINGS.values() if not item.built)
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"{later} more settings of torchrun and ft_launcher are known but not built yet, and refused by name; "
+            "docs/configuration.md lists all, with environment variables and YAML keys."
+        )
+
+
+def _help_row(item: Setting) -> tuple[str, str]:
+    short = [flag for flag in item.flags if not flag.startswith("--")]
+    value = "" if item.form == "switch" else f" {item.kind.metavar}"
+    default = shown(item, item.default)
+    told = item.form == "switch" or "Default:" in item.help or default in ("", "none")
+    return ", ".join([*short, item.flags[0]]) + value, item.help if told else f"{item.help} [{default}]"
+
+
+def _sentence(error: click.ClickException, words: list[str]) -> str:
+    """What was wrong and what to do, as one sentence in the user's spelling."""
+    if not isinstance(error, click.NoSuchOption):
+        return " ".join(error.format_message().split()).rstrip(".") + f"; see {PROGRAM} --help"
+    wrong = error.option_name
+    if wrong.startswith("--"):
+        typed = next((word for word in words if _option_name(word) == _option_name(wrong)), wrong)
+    else:  # click names one letter of "-nnodes"
+        typed = next((word for word in words if word[:1] == "-" != word[1:2] and wrong[1] in word), wrong)
+    known = {_option_name(flag): flag for item in SETTINGS.values() for flag in item.flags if flag.startswith("--")}
+    guess = nearest(_option_name(typed), known)
+    advice = f"did you mean {known[guess]}?" if guess else f"see {PROGRAM} --help (the script's own flags go after it)"
+    return f"{typed.partition('=')[0]} is not a flag of {PROGRAM}; {advice}"
+
+
+def _option_name(word: str) -> str:
+    return spelling(word.lstrip("-").partition("=")[0])
+
+
+def _option(item: Setting) -> click.Option:
+    extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
+    if item.form == "repeat":
+        extra["multiple"] = True
+    return click.Option([item.key, *item.flags], default=None, help=item.help, hidden=not item.built, **extra)
+
+
+def _flags_given(ctx: click.Context) -> dict[str, object]:
+    """Values from the command line only: click must not mix in defaults of its own."""
+    given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
+    return {key: ctx.params[key] for key in given if key in SETTINGS}
+
+
+def nvrx_run_options(body: Body) -> click.Command:
+    """Make the `nvrx-run` command of `body(resolved, script, script_args) -> exit code`.
+
+    Its docstring is the head of `--help`. Everything after the script belongs to the script. `--print-config` is
+    answered here; a missing script is an error before `body` is called.
+    """
+
+    @click.pass_context
+    def command(ctx: click.Context, script: str | None, script_args: tuple[str, ...], **_: Any) -> int:
+        resolved = resolve(_flags_given(ctx), os.environ)
+        if resolved.config.launch.print_config:
+            click.echo(print_config(resolved))
+            return ExitCode.OK
+        if not script:
+            raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
+        return body(resolved, script, tuple(script_args))
+
+    return RunCommand(
+        PROGRAM,
+        callback=command,
+        params=[
+            *(_option(item) for item in SETTINGS.values() if item.flags),
+            click.Argument(["script"], required=False, metavar="SCRIPT"),
+            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+            click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version),
+        ],
+        help=body.__doc__,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "allow_interspersed_args": False,
+            "token_normalize_func": spelling,
+            "max_content_width": 120,
+        },
+    )
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"nvrx_slurm {__version__}")
+        ctx.exit()
+
+
+def print_config(resolved: Resolved) -> str:
+    """The table of `--print-config`: name, value and origin of every built setting, then the notes."""
+    rows = [("setting", "value", "from")]
+    for item in SETTINGS.values():
+        if item.built:
+            value = shown(item, getattr(getattr(resolved.config, item.section), item.name))
+            rows.append((item.key, value, str(resolved.origins[item.key])))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
+    return "\n".join([*lines, *(f"note: {note}" for note in resolved.notes)])
