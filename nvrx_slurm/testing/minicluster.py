@@ -22,10 +22,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.testing import minicluster_conf as conf
 from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing.minicluster_conf import Settings, check_root, free_ports, render_slurm_conf
 from nvrx_slurm.testing.minicluster_init import Process
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scontrol", "scancel")
@@ -52,6 +53,7 @@ class JobEnd:
     signal: int
 
 
+@final
 class MiniCluster:
     """One private cluster below `root`.
 
@@ -71,12 +73,12 @@ class MiniCluster:
         extra: tuple[str, ...] = (),
     ) -> None:
         self.root = Path(root).absolute()
-        self.settings = Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra))
+        self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra))
         self.die_with_owner = die_with_owner
         self._inits: dict[str, Process] = {}  # "munged", "slurmctld", "n1", ...
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # the inits that are ours to reap
         self._lifeline: tuple[int, int] | None = None
-        check_root(self.root)
+        conf.check_root(self.root)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +212,7 @@ class MiniCluster:
         Daemons carry our mark in their environment, jobs SLURM_CONF and SLURMD_NODENAME (a person's shell and clients
         only the first); slurmstepd and slurmscriptd wipe theirs, and are known by name and working directory.
         """
-        conf, mark = f"SLURM_CONF={self.conf}".encode(), f"{_MARK}={self.root}".encode()
+        client, mark = f"SLURM_CONF={self.conf}".encode(), f"{_MARK}={self.root}".encode()
         found = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -218,7 +220,7 @@ class MiniCluster:
                 here = os.readlink(f"/proc/{entry}/cwd") == str(self.root)
             except OSError:
                 continue  # gone, or another user's
-            ours = mark in words or (conf in words and any(word.startswith(b"SLURMD_NODENAME=") for word in words))
+            ours = mark in words or (client in words and any(word.startswith(b"SLURMD_NODENAME=") for word in words))
             one = init.process(int(entry))
             if one and one.pid != os.getpid() and (ours or (here and one.name.startswith("slurm"))):
                 found.append(one)
@@ -310,8 +312,9 @@ class MiniCluster:
         with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(os.urandom(128))
         host = socket.gethostname().partition(".")[0]
-        ports = free_ports(1 + self.settings.nodes)
-        self.conf.write_text(render_slurm_conf(self.root, self.settings, ports, getpass.getuser(), host))
+        ports = conf.free_ports(1 + self.settings.nodes)
+        text = conf.render_slurm_conf(self.root, self.settings, ports, getpass.getuser(), host)
+        self.conf.write_text(text)
 
     def _munged_command(self) -> list[str]:
         """--force: it would refuse a socket that not everybody can reach, and private is what we want."""

@@ -1,0 +1,155 @@
+"""The only place that asks Slurm itself: its command line tools, with bounded waits and tolerant parsing.
+
+Everything here works on 22.05 and later without `scontrol --json` (absent in 22.05, of changing shape since). Each
+call is one RPC to slurmctld at most: callers ask seldom, never in a loop without back-off.
+
+The seam for pyslurm (an optional extra): all knowledge of *how* Slurm is asked is in `_ask`'s callers below. A pyslurm
+backend would answer the same four functions, in a child process (its import can end the process, and it changes
+dlopen flags) with PYSLURM_DISABLE_AUTO_INIT set. Nothing outside this module may notice the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm import nodelist
+
+TIMEOUT_S = 10.0  # of one tool; Slurm's own MessageTimeout is 10 s by default
+DEFAULT_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
+_MAX_OUTPUT = 16 << 20  # characters that are parsed of a tool's answer
+_DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
+_KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
+# State words after which a node's processes of our job are certainly gone (scontrol(1), "NODE STATES").
+_GONE = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
+
+
+def node_address(name: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Where other nodes reach node `name`: the name itself if it resolves, else Slurm's NodeAddr for it.
+
+    Raises UsageError when neither gives an address. Blocks for the resolver plus at most `timeout_s` seconds.
+    """
+    if _resolves(name):
+        return name
+    answer = _ask(["scontrol", "show", "node", name, "-o"], timeout_s)
+    address = parse_fields(answer or "").get("NodeAddr", "")
+    if address and address != name and _resolves(address):
+        return address
+    raise UsageError(
+        f"node {name}: its name does not resolve and Slurm knows no usable NodeAddr for it; "
+        "add it to DNS or /etc/hosts, or set NodeAddr in slurm.conf."
+    )
+
+
+def time_left_s(
+    job_id: int, env: Mapping[str, str] | None = None, now_s: float | None = None, timeout_s: float = TIMEOUT_S
+) -> float | None:
+    """Seconds until Slurm ends the job (>= 0); None when it has no limit or nobody can tell.
+
+    env: where SLURM_JOB_END_TIME is looked up (23.02 and later set it; the limit may have been changed since);
+    default os.environ. now_s: Unix seconds of now, default the clock. Before 23.02 squeue(1) "%L" is asked.
+    """
+    text = (os.environ if env is None else env).get("SLURM_JOB_END_TIME", "")
+    if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 33:
+        return max(0.0, int(text) - (time.time() if now_s is None else now_s))
+    return parse_time_left(_ask(["squeue", "-h", "-j", str(job_id), "-o", "%L"], timeout_s) or "")
+
+
+def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
+    """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, when nobody can tell."""
+    return parse_kill_wait(_ask(["scontrol", "show", "config"], timeout_s) or "")
+
+
+def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, frozenset[str]] | None:
+    """Slurm's state words per node, upper case without marks: {"n1": {"IDLE", "DRAIN"}}; None when nobody can tell.
+
+    Nodes that Slurm does not know are left out. See `is_gone`.
+    """
+    wanted = list(names)
+    if not wanted:
+        return {}
+    answer = _ask(["scontrol", "show", "node", nodelist.compress(wanted), "-o"], timeout_s)
+    return None if answer is None else {n: s for n, s in parse_node_states(answer).items() if n in set(wanted)}
+
+
+def is_gone(states: frozenset[str]) -> bool:
+    """Whether Slurm holds the node for dead, so that nothing of a job runs there any more (as far as it knows)."""
+    return bool(states & _GONE)
+
+
+# --- parsers: tolerant, for every version's output ------------------------------------------------------------------
+
+
+def parse_fields(line: str) -> dict[str, str]:
+    """KEY=VALUE of one line of `scontrol show ... -o`; values may hold blanks. The first of equal keys counts."""
+    line = line[:_MAX_OUTPUT]
+    keys = list(_KEY.finditer(line))
+    ends = [key.start() for key in keys[1:]] + [len(line)]
+    fields: dict[str, str] = {}
+    for key, end in zip(keys, ends, strict=True):
+        fields.setdefault(key[1], line[key.end() : end].strip())
+    return fields
+
+
+def parse_node_states(text: str) -> dict[str, frozenset[str]]:
+    """State words per node of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
+    found: dict[str, frozenset[str]] = {}
+    for line in text[:_MAX_OUTPUT].splitlines():
+        fields = parse_fields(line)
+        words = re.findall(r"[A-Z_]+", fields.get("State", "").upper())
+        if name := fields.get("NodeName"):
+            # "*" is the short form of NOT_RESPONDING (sinfo(1), "NODE STATE CODES").
+            marked = ["NOT_RESPONDING"] if "*" in fields.get("State", "") else []
+            found[name] = frozenset(words + marked)
+    return found
+
+
+def parse_time_left(text: str) -> float | None:
+    """Seconds in squeue's %L: "D-HH:MM:SS", "HH:MM:SS", "MM:SS"; None for UNLIMITED, NOT_SET, INVALID, "" and others.
+
+    Of several lines (a job array's) the first that tells a time counts.
+    """
+    for line in text[:_MAX_OUTPUT].splitlines():
+        if found := _DURATION.fullmatch(line.strip()):
+            days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
+            return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return None
+
+
+def parse_kill_wait(text: str) -> float:
+    """Seconds in the line "KillWait = 30 sec" of `scontrol show config`; 30 when there is none."""
+    found = re.search(r"^\s*KillWait\s*=\s*(\d{1,9})\b", text[:_MAX_OUTPUT], re.MULTILINE | re.IGNORECASE)
+    return float(found[1]) if found else DEFAULT_KILL_WAIT_S
+
+
+# --- the edge -------------------------------------------------------------------------------------------------------
+
+
+def _resolves(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):  # UnicodeError: a label too long for IDNA
+        return False
+
+
+def _ask(argv: list[str], timeout_s: float) -> str | None:
+    """Standard output of one Slurm tool; None when it is missing, fails, or does not answer within `timeout_s`."""
+    tool = shutil.which(argv[0])
+    if tool is None:
+        return None
+    # The C locale and no user formats: people change squeue's and scontrol's output by SQUEUE_*, SLURM_TIME_FORMAT.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SLURM_TIME_FORMAT"))}
+    try:
+        done = subprocess.run(
+            [tool, *argv[1:]], env={**clean, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, timeout=timeout_s, check=False, text=True, errors="replace",
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,190 @@
+"""What Slurm's environment variables say about where we run (pure: a mapping in, a record out).
+
+Names and meanings are from srun(1), sbatch(1), salloc(1) "OUTPUT ENVIRONMENT VARIABLES", checked on 22.05.
+
+Variables are written once, when a process starts, and go stale when a `--no-kill` job shrinks: a batch script keeps
+the node list it began with, while a step has its own (SLURM_STEP_*), right at the time that step began. So inside a
+step SLURM_STEP_* wins over SLURM_JOB_*; who needs the truth of this moment asks `slurm.control`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm import nodelist
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
+_SPECIAL_STEP_NAMES = ("batch", "extern", "interactive", "pending")
+_PORTS = range(20000, 30000)
+_PORT_COUNT = 8
+
+
+class Where(Enum):
+    """Which kind of place a process is in."""
+
+    STEP = "step"  # a task that srun started: be the agent of this node
+    BATCH = "batch"  # a batch script, an salloc shell, an interactive step: start the step
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmContext:
+    """One process's place in a Slurm job. Node lists are as of the start of the step (or batch script)."""
+
+    where: Where
+    job_id: int  # SLURM_JOB_ID, unique also for array tasks; what squeue and scancel take
+    job_name_id: str  # for log directories: "<array job>_<task>" in arrays, else str(job_id)
+    step_id: int = -1  # -1 outside a step
+    array_task_id: int = -1  # -1 outside an array
+    procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
+    nodeid: int = 0  # SLURM_NODEID: index of this node in `nodes`
+    nnodes: int = 1
+    nodes: tuple[str, ...] = ()
+    nodename: str = ""  # SLURMD_NODENAME; "" in an salloc shell
+    cpus_per_task: int = 0  # 0 = the job did not ask
+    gpus_per_node: int = 0  # SLURM_GPUS_ON_NODE; 0 = none or unknown
+    restart_count: int = 0  # how often Slurm requeued this job
+    cluster_name: str = ""
+    conf: str = ""  # SLURM_CONF
+    order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
+    start_time: int | None = None  # Unix seconds, from 23.02 on
+    end_time: int | None = None  # Unix seconds, from 23.02 on
+    cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
+
+    @property
+    def infra_rank(self) -> int:
+        """The order Slurm gave us: CROSS_SLURM_PROCID where it is set, else SLURM_PROCID (see `array_infra_rank`)."""
+        return self.procid if self.cross_procid is None else self.cross_procid
+
+
+def detect(env: Mapping[str, str]) -> SlurmContext | None:
+    """Our place in a Slurm job, or None when `env` is of no Slurm job.
+
+    Raises UsageError for numbers that are none, malformed lists, and a step with more than one task on a node.
+    """
+    if not _first(env, "SLURM_JOB_ID", "SLURM_JOBID"):
+        return None
+    job_id = _number(env, "SLURM_JOB_ID", "SLURM_JOBID")
+    step_id = _step_id(env)
+    in_step = step_id >= 0
+    if in_step:
+        _check_one_task_per_node(env)
+    array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
+    nodes = _nodes(env, in_step)
+    return SlurmContext(
+        where=Where.STEP if in_step else Where.BATCH,
+        job_id=job_id,
+        job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
+        step_id=step_id,
+        array_task_id=array_task,
+        procid=_number(env, "SLURM_PROCID", default=0),
+        nodeid=_number(env, "SLURM_NODEID", default=0),
+        nnodes=_nnodes(env, in_step, len(nodes)),
+        nodes=nodes,
+        nodename=env.get("SLURMD_NODENAME", ""),
+        cpus_per_task=_number(env, "SLURM_CPUS_PER_TASK", default=0),
+        gpus_per_node=_number(env, "SLURM_GPUS_ON_NODE", default=0),
+        restart_count=_number(env, "SLURM_RESTART_COUNT", default=0),
+        cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
+        conf=env.get("SLURM_CONF", ""),
+        order=_order(env),
+        start_time=_optional(env, "SLURM_JOB_START_TIME"),
+        end_time=_optional(env, "SLURM_JOB_END_TIME"),
+        cross_procid=_optional(env, "CROSS_SLURM_PROCID"),
+    )
+
+
+def array_infra_rank(ctx: SlurmContext) -> int:
+    """Infra rank in a job array whose tasks together form one training job: task id x nodes + procid.
+
+    All tasks of such an array have the same number of nodes and ids from 0. An explicit CROSS_SLURM_PROCID wins;
+    outside an array it is `ctx.infra_rank`.
+    """
+    if ctx.array_task_id < 0 or ctx.cross_procid is not None:
+        return ctx.infra_rank
+    return ctx.array_task_id * ctx.nnodes + ctx.procid
+
+
+def coordinator_ports(ctx: SlurmContext) -> list[int]:
+    """8 distinct ports in 20000..29999 to try in this order, the same for all tasks of one step.
+
+    Nobody has to publish a port then: whoever knows the step knows where to listen and where to look. Derived from
+    (cluster, slurm.conf, job, step, restarts, start time) by SHA-256, so that jobs on shared nodes seldom meet.
+    """
+    start = "" if ctx.start_time is None else ctx.start_time
+    identity = (ctx.cluster_name, ctx.conf, ctx.job_id, ctx.step_id, ctx.restart_count, start)
+    ports: dict[int, None] = {}
+    draw = 0
+    while len(ports) < _PORT_COUNT:
+        digest = hashlib.sha256("\0".join(map(str, (*identity, draw))).encode()).digest()
+        ports[_PORTS.start + int.from_bytes(digest[:8], "big") % len(_PORTS)] = None
+        draw += 1
+    return list(ports)
+
+
+def _first(env: Mapping[str, str], *names: str) -> str:
+    """Value of the first variable that is set and not empty, else ""."""
+    return next((env[name] for name in names if env.get(name)), "")
+
+
+def _number(env: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    """The first set variable as an integer >= 0; `default` when none is set."""
+    for name in names:
+        text = env.get(name, "").strip()
+        if not text:
+            continue
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise UsageError(f"{name}={text!r} is not a whole number; Slurm sets it, so do not change it.")
+        return int(text)
+    if default is None:
+        raise UsageError(f"{names[0]} is not set; run this inside a Slurm job.")
+    return default
+
+
+def _optional(env: Mapping[str, str], name: str) -> int | None:
+    value = _number(env, name, default=-1)
+    return None if value < 0 else value
+
+
+def _step_id(env: Mapping[str, str]) -> int:
+    """Id of the srun step we are a task of, -1 in batch scripts, salloc shells and interactive steps."""
+    text = _first(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    if not text or text.lower() in _SPECIAL_STEP_NAMES or text.startswith("-"):
+        return -1
+    step = _number(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    return step if step < _FIRST_SPECIAL_STEP else -1
+
+
+def _check_one_task_per_node(env: Mapping[str, str]) -> None:
+    name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
+    text = env.get(name, "")
+    if any(count != 1 for count in nodelist.expand_counts(text)):
+        raise UsageError(f"{name}={text}: one nvrx-run per node is what works; use --ntasks-per-node=1 with srun.")
+
+
+def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
+    step = ("SLURM_STEP_NODELIST",) if in_step else ()
+    return tuple(nodelist.expand(_first(env, *step, "SLURM_JOB_NODELIST", "SLURM_NODELIST")))
+
+
+def _nnodes(env: Mapping[str, str], in_step: bool, listed: int) -> int:
+    """Number of nodes; the list itself is trusted first, for it belongs together with `nodes`."""
+    if listed:
+        return listed
+    step = ("SLURM_STEP_NUM_NODES",) if in_step else ()
+    return _number(env, *step, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", default=1)
+
+
+def _order(env: Mapping[str, str]) -> tuple[int, ...]:
+    """Numbers of each component of a `block.node` address: "block03.node17" -> (3, 17); () for any other pattern.
+
+    topology/tree's addresses (switch names) say nothing about order, and "node" is what there is without topology.
+    """
+    if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
+        return ()
+    block, _, node = env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")
+    return tuple(int(number[:18]) for part in (block, node) for number in re.findall(r"[0-9]+", part))
