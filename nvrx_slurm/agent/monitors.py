@@ -83,7 +83,7 @@ class RankMonitor:
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 
     `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is called
-    once per worker that the monitor found hung and is ending, before its exit is seen; `message` is the monitor's `hang`:
+    once per worker that the monitor found hung and is about to end (see hear()); `message` is the monitor's `hang`:
     cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
 
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> ... -> unwatch(); close().
@@ -226,7 +226,7 @@ class RankMonitor:
         self._process, self._control = process, ours
         self._process_fd = os.pidfd_open(process.pid)
         self._loop.add_reader(self._process_fd, self._on_exit)
-        self._loop.add_reader(ours.fileno(), self._on_message)
+        self._loop.add_reader(ours.fileno(), self.hear)
         if self._life is not None and self._life.watch is not None:
             self._send(self._life.watch, self._life.fds())
 
@@ -240,7 +240,7 @@ class RankMonitor:
 
     def _on_exit(self) -> None:
         assert self._loop is not None and self._process is not None and self._control is not None
-        self._on_message()  # its last words
+        self.hear()  # its last words
         self._loop.remove_reader(self._process_fd)
         self._loop.remove_reader(self._control.fileno())
         os.close(self._process_fd)
@@ -265,8 +265,12 @@ class RankMonitor:
         except OSError:
             pass  # it has just died, and _on_exit is about to run
 
-    def _on_message(self) -> None:
-        """Read what the monitor says, until there is no more."""
+    def hear(self) -> None:
+        """Take all that the monitor has said (otherwise done by the loop, in its own time).
+
+        Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the worker,
+        so after this on_hang() has been called if that is why it ended.
+        """
         while self._control is not None:
             try:
                 line = self._control.recv(wire.MAX_LINE_BYTES)

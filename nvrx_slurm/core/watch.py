@@ -76,7 +76,7 @@ class View:
 
 
 class Verdict:
-    """`hung` now, or not before `deadline_s` (None = never, unless the rank does something); and why."""
+    """`hung` since `deadline_s`, or not before it (None = never, unless the monitor is told something); and why."""
 
     __slots__ = ("deadline_s", "hung", "sentence")
 
@@ -93,13 +93,15 @@ def judge(limits: Limits, view: View, now_s: float) -> Verdict:
         deadline_s = max(since_s, view.resumed_s) + limit_s
         if first is None or deadline_s < first[0]:
             first = (deadline_s, since_s, limit_s, missing)
+    # A limit that the rank can start by itself, without a word to the monitor, may start the moment we look away.
+    look_s = min((now_s + limit_s for limit_s in _startable(limits, view)), default=None)
     if first is None:
-        return Verdict(False, None, "no limit is running")
+        return Verdict(False, look_s, "no limit is running")
     deadline_s, since_s, limit_s, missing = first
     sentence = f"{missing} for {now_s - since_s:.2f} s (limit {limit_s:g} s)"
-    if now_s < deadline_s:
-        return Verdict(False, deadline_s, sentence)
-    return Verdict(True, deadline_s, sentence)
+    if now_s >= deadline_s:
+        return Verdict(True, deadline_s, sentence)
+    return Verdict(False, deadline_s if look_s is None else min(deadline_s, look_s), sentence)
 
 
 def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
@@ -118,6 +120,14 @@ def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
         running.append((view.heartbeat_s, limits.rank_heartbeat_timeout, "no heartbeat"))
     # Sections join here: one entry per open section, and one for the time outside all of them.
     return running
+
+
+def _startable(limits: Limits, view: View) -> list[float]:
+    """The limits that do not run but that the rank can start through its page, in seconds."""
+    if view.finished or view.initialized_s is None or view.heartbeat_s is not None:
+        return []
+    # Sections join here: the limit of each closed section.
+    return [] if limits.rank_heartbeat_timeout is None else [limits.rank_heartbeat_timeout]
 
 
 def stop_ladder(signum: int, prints_stacks: bool) -> tuple[tuple[str, float], ...]:

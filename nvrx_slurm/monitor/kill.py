@@ -69,6 +69,23 @@ def _exists(pid: int) -> bool:
     return True
 
 
+def open_member(pid: int, session: int) -> int | None:
+    """A pidfd of process `pid` (any number: it comes from shared memory) if it is a later member of the session, else None."""
+    if not 0 < pid < 2**31 or pid == session:
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        if os.getsid(pid) == session:
+            return pidfd
+    except OSError:
+        pass
+    os.close(pidfd)
+    return None
+
+
 def prints_stacks(pidfd: int, pid: int) -> bool:
     """Whether the process has a handler for SIGABRT (the agent has Python's faulthandler installed in workers)."""
     try:

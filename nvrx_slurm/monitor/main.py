@@ -19,7 +19,7 @@ from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core import watch as core
 from nvrx_slurm.monitor import kill, wire
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, Page
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, RANK_PID, Page
 from nvrx_slurm.monitor.requests import Requests
 
 WATCH_FDS = 3  # pidfd, page, listening socket
@@ -68,7 +68,8 @@ class _Watched:
         self.signum: int = message["signal"]
         self.cfg: dict[str, Any] = message["cfg"]
         self.limits = core.Limits(**message["limits"])
-        self.pidfd = pidfd
+        self.pidfd = self._rank_pidfd = pidfd
+        self._rank_pid = self.pid
         self.page_fd = page_fd
         self.page = Page(page_fd)
         self.ladder: list[tuple[str, float]] | None = None  # not None: it is hung and being ended
@@ -80,9 +81,10 @@ class _Watched:
         self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
         self._heartbeat_ns = 0  # the last plausible one
 
-    def initialize(self) -> None:
-        """The rank called init_workload_monitoring(): what it did before no longer counts."""
+    def initialize(self, pid: int) -> None:
+        """Process `pid` called init_workload_monitoring(): what happened before no longer counts."""
         self._init_ns = self.page.words[INIT] = monotonic_ns()
+        self.page.words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
     def resumed(self) -> None:
@@ -104,10 +106,18 @@ class _Watched:
         )
         return core.judge(self.limits, view, now_ns / 1e9)
 
+    def begin_end(self) -> None:
+        """It is hung: choose the ladder that ends it."""
+        pid = self.page.words[RANK_PID]
+        pidfd = kill.open_member(pid, self.pid)
+        if pidfd is not None:  # the worker is a wrapper, the stacks are in the process that called init
+            self._rank_pid, self._rank_pidfd = pid, pidfd
+        self.ladder = list(core.stop_ladder(self.signum, kill.prints_stacks(self._rank_pidfd, self._rank_pid)))
+
     def take_step(self, step: str) -> None:
-        """One step of the ladder that ends a hung worker."""
+        """One step of the ladder."""
         if step == core.STACKS:
-            kill.ask_for_stacks(self.pidfd, self.pid)
+            kill.ask_for_stacks(self._rank_pidfd, self._rank_pid)
         elif step == core.SIGNAL:
             kill.send(self.pidfd, signal.SIGCONT)
             kill.send(self.pidfd, self.signum)
@@ -117,6 +127,8 @@ class _Watched:
     def close(self) -> None:
         self.page.close()
         os.close(self.page_fd)
+        if self._rank_pidfd != self.pidfd:
+            os.close(self._rank_pidfd)
         os.close(self.pidfd)
 
 
@@ -154,8 +166,7 @@ class Monitor:
             if not verdict.hung:
                 return verdict.deadline_s
             self._report_hang(watched, verdict)
-            prints = kill.prints_stacks(watched.pidfd, watched.pid)
-            watched.ladder = list(core.stop_ladder(watched.signum, prints))
+            watched.begin_end()
         while watched.ladder and monotonic() >= watched.step_until_s:
             step, grace_s = watched.ladder.pop(0)
             watched.take_step(step)
@@ -182,11 +193,11 @@ class Monitor:
             kill.kill_group(watched.pidfd, watched.pid)  # a hung rank's helpers go with it
         self._stop_serving()
 
-    def _answer(self, message: dict[str, object]) -> tuple[bytes, list[int]]:
+    def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:
         watched = self._watched
         if message["type"] != "init" or watched is None:
             raise wire.WireError(f"this monitor does not know the request {str(message['type'])[:40]!r}")
-        watched.initialize()
+        watched.initialize(pid)
         reply = wire.encode(
             "ok", cycle=watched.cycle, rank=watched.rank, local_rank=watched.local_rank, cfg=watched.cfg
         )

@@ -20,6 +20,7 @@ PAGE_BYTES = 4096
 MAGIC = 0  # agent: MAGIC_VALUE
 LAYOUT = 1  # agent: LAYOUT_VALUE
 INIT = 2  # monitor: when the rank last called init_workload_monitoring()
+RANK_PID = 3  # monitor: and which process that was
 HEARTBEAT = 8  # rank (own cache line): its last heartbeat
 FINISHED = 9  # rank: when it last called shutdown_workload_monitoring()
 SECTIONS = 64  # rank: from here on one word per section, open since (0 = closed); issue 3

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is too heavy for this process
     from collections.abc import Callable
 
-    Answer = Callable[[dict[str, object]], tuple[bytes, list[int]]]
+    Answer = Callable[[dict[str, object], int], tuple[bytes, list[int]]]
     AddReader = Callable[[int, Callable[[], None]], None]
 
 
@@ -36,7 +36,8 @@ class _Connection:
 
 
 class Requests:
-    """Serves a listening socket. `answer(message)` gives the reply line and the fds to send with it, or raises WireError.
+    """Serves a listening socket. `answer(message, pid)` gives the reply line and the fds to send with it, or raises
+    WireError; `pid` is the sender's, 0 if it is of another pid namespace.
 
     `add_reader(fd, callback)` and `remove_reader(fd)` belong to the caller's event loop; nothing here ever blocks.
     """
@@ -111,11 +112,11 @@ class Requests:
         self._drop(fd)
 
     def _reply(self, sock: socket.socket, line: bytes) -> None:
-        _, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
         if uid not in (0, os.geteuid()):
             return
         try:
-            reply, fds = self._answer(wire.decode(line))
+            reply, fds = self._answer(wire.decode(line), pid)
         except wire.WireError as error:
             reply, fds = wire.encode("error", error=str(error)), []
         try:

@@ -131,7 +131,13 @@ class Rig:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
         self._workers.append(worker)
         self.monitor.watch(
-            pid=worker.pid, pidfd=worker.pidfd, cycle=cycle, rank=3, limits=limits, signum=signum, cfg={"safety_factor": 5.0}
+            pid=worker.pid,
+            pidfd=worker.pidfd,
+            cycle=cycle,
+            rank=3,
+            limits=limits,
+            signum=signum,
+            cfg={"safety_factor": 5.0},
         )
         return worker
 

@@ -10,6 +10,8 @@ import time
 import pytest
 from monitor_harness import Rig, readable, status, until
 
+from nvrx_slurm.agent import monitors
+
 
 def run(coroutine):
     return asyncio.run(coroutine)
@@ -77,7 +79,7 @@ def test_a_stopped_worker_is_ended_within_milliseconds_of_its_deadline():
         dead_s = time.monotonic()
         message = await rig.hang()
         assert await worker.ended() == -signal.SIGABRT
-        assert "a_function_with_a_name_to_find" in worker.err.read_text()
+        assert "most recent call first" in worker.err.read_text()
         rig.monitor.unwatch()
         return dead_s - message["deadline_s"]
 
@@ -180,6 +182,35 @@ def test_the_users_own_termination_signal_comes_alone():
     run(story())
 
 
+@pytest.mark.parametrize(("handled", "signum"), [("SIGTERM", signal.SIGTERM), ("SIGABRT", signal.SIGKILL)])
+def test_a_worker_that_survives_the_first_step_is_killed_with_its_group(monkeypatch, handled, signum):
+    program = monitors._PROGRAM.replace(
+        "from nvrx", "import nvrx_slurm.core.watch as w; w.SIGNAL_GRACE_S = w.STACKS_GRACE_S = 0.3; from nvrx"
+    )
+    monkeypatch.setattr(monitors, "_PROGRAM", program)
+
+    async def story():
+        async with Rig() as rig:
+            worker = rig.worker(
+                f"""
+                signal.signal(signal.{handled}, lambda *_: say("not me"))
+                client.init_workload_monitoring()
+                say("init")
+                while True:
+                    signal.pause()
+                """,
+                signum=signum,
+                initial_rank_heartbeat_timeout=0.3,
+            )
+            assert await worker.line() == "init"
+            message = await rig.hang()
+            assert await worker.line() == "not me"
+            assert await worker.ended() == -signal.SIGKILL
+            assert time.monotonic() - message["at_s"] >= 0.3
+
+    run(story())
+
+
 def test_a_worker_without_an_abort_handler_is_killed_at_once():
     async def story():
         async with Rig() as rig:
@@ -189,6 +220,31 @@ def test_a_worker_without_an_abort_handler_is_killed_at_once():
             )
             await rig.hang()
             assert await worker.ended() == -signal.SIGKILL
+
+    run(story())
+
+
+def test_the_stacks_of_a_rank_behind_a_wrapper_are_printed_too():
+    async def story():
+        async with Rig() as rig:
+            worker = rig.worker(
+                """
+                import subprocess  # this is the wrapper: it has no handler for SIGABRT
+                import faulthandler; faulthandler.disable()
+                code = (
+                    "import sys, threading; sys.path.insert(0, %r)\\n" % sys.path[0] +
+                    "from nvrx_slurm.fault_tolerance import RankMonitorClient\\n"
+                    "RankMonitorClient().init_workload_monitoring()\\n"
+                    "def behind_the_wrapper(): threading.Event().wait()\\n"
+                    "behind_the_wrapper()"
+                )
+                subprocess.run([sys.executable, "-c", code])
+                """,
+                initial_rank_heartbeat_timeout=0.5,
+            )
+            await rig.hang()
+            await worker.ended()
+            assert "behind_the_wrapper" in worker.err.read_text()
 
     run(story())
 
@@ -212,13 +268,6 @@ def test_a_hung_worker_takes_its_children_along():
             os.close(child)
 
     run(story())
-
-
-def test_a_worker_that_ignores_its_termination_signal_is_killed_after_the_grace(monkeypatch):
-    """The ladder's constants are the core's; here only that the last step follows. Runs the Monitor's class directly."""
-    from nvrx_slurm.core import watch as core
-
-    assert core.stop_ladder(signal.SIGTERM, True) == ((core.SIGNAL, core.SIGNAL_GRACE_S), (core.KILL, 0.0))
 
 
 @pytest.mark.parametrize("signame", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
