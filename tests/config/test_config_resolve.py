@@ -1,0 +1,256 @@
+"""Layers: flags > environment > YAML > defaults; what is not built is refused by name; contradictions are errors."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.config import (
+    SETTINGS,
+    Config,
+    FaultToleranceConfig,
+    LaunchConfig,
+    NodeRange,
+    RendezvousConfig,
+    Streams,
+    resolve,
+)
+from nvrx_slurm.errors import UsageError
+
+# The predecessor's tables (reference/launcher.md 1.1 and 1.3). nnodes, nproc_per_node, node_rank, master_* and log_dir
+# differ on purpose: here they are derived from Slurm, and logs are always written.
+LAUNCH_DEFAULTS: dict[str, Any] = {
+    "rdzv_backend": "c10d", "rdzv_endpoint": "", "rdzv_id": "none", "rdzv_conf": RendezvousConfig(), "local_addr": None,
+    "standalone": False, "max_restarts": 0, "term_timeout": 1800, "workers_stop_timeout": 15, "monitor_interval": 0.3,
+    "start_method": "spawn", "role": "default", "module": False, "no_python": False, "run_path": False,
+    "redirects": Streams(), "tee": Streams(), "local_ranks_filter": None, "logs_specs": None,
+    "nnodes": None, "nproc_per_node": None, "node_rank": None, "master_addr": None, "master_port": None,
+    "log_dir": "./nvrx_logs", "dry_run": False, "print_config": False, "spares": None, "srun_args": (),
+    "ft_cfg_path": None, "ft_ignore_missing_cfg": False,
+}  # fmt: skip
+FT_DEFAULTS: dict[str, Any] = {
+    "workload_check_interval": 5.0, "initial_rank_heartbeat_timeout": None, "rank_heartbeat_timeout": None,
+    "rank_section_timeouts": {}, "rank_out_of_section_timeout": None, "node_health_check_interval": 5.0,
+    "safety_factor": 5.0, "rank_termination_signal": signal.SIGKILL, "log_level": logging.INFO,
+    "restart_check_interval": 60.0, "enable_nic_monitor": False, "enable_nic_healthcheck": True,
+    "enable_dist_storage_healthcheck": False, "storage_healthcheck_path": None, "pci_topo_file": None,
+    "link_down_path_template": None, "link_state_path_template": None, "skip_section_response": True, "segment": None,
+    "numa_bind_strict": True, "gpu_memory_reclaim_timeout": 50.0, "gpu_memory_tolerance_mb": 512.0,
+    "gpu_memory_poll_interval": 2.0, "check_remaining_processes": False, "max_no_progress_cycles": 3,
+    "min_progress_iterations": 1, "checkpoint_iteration_file": None, "install_exception_hook": False,
+    "num_warmup_iterations": 5, "attribution_endpoint": None, "attribution_stop_action": None,
+    "attribution_export_url": None, "cycle_info_dir": None, "restart_policy": "any-failed", "rdzv_impl": "barrier",
+    "no_restart_exit_code": 93, "node_health_check_endpoint": None, "per_cycle_applog_prefix": None,
+    "nvrx_logfile": None,
+    "enable_log_server": None, "log_server_port": 50051, "log_aggregator_count": 0, "log_leaf_max_queue_chunks": -1,
+    "log_server_log_prefix": None, "log_server_graceful_shutdown_timeout": 60.0, "attribution_startup_timeout": 20.0,
+    "attribution_llm_api_key_file": None, "attribution_llm_base_url": None, "attribution_llm_model": None,
+    "attribution_analysis_backend": None, "attribution_log_level": None,
+    "keepalive_interval": 5.0, "keepalive_timeout": 5.0, "rank_init_timeout": None,
+}  # fmt: skip
+
+
+def test_defaults_are_the_references() -> None:
+    config = resolve({}, {}).config
+    assert {name: getattr(config.launch, name) for name in LAUNCH_DEFAULTS} == LAUNCH_DEFAULTS
+    assert {name: getattr(config.ft, name) for name in FT_DEFAULTS} == FT_DEFAULTS
+    assert {item.name for item in SETTINGS.values() if item.section == "ft"} == set(FT_DEFAULTS)
+    assert config == Config()
+
+
+def test_names_flags_and_variables_are_unique_and_described() -> None:
+    for attribute in ("flags", "env"):
+        names = [name for item in SETTINGS.values() for name in getattr(item, attribute)]
+        assert len(names) == len(set(names))
+    for item in SETTINGS.values():
+        assert item.help.endswith((".", ".)")), item.key
+        assert item.kind.parse(item.default) == item.default, item.key
+
+
+LAYERS = {"flag": 8, "environment": 4, "yaml": 2}
+TIMEOUTS = st.integers(1, 10**6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(sorted(LAYERS)), TIMEOUTS),
+    st.sampled_from(["rank_heartbeat_timeout", "keepalive_timeout"]),
+)
+def test_the_highest_layer_wins(tmp_path: Path, given_in: dict[str, int], name: str) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text(f"fault_tolerance:\n  {name}: {given_in['yaml']}\n" if "yaml" in given_in else "fault_tolerance:\n")
+    flags = {"ft_cfg_path": str(path)} | ({f"ft_{name}": str(given_in["flag"])} if "flag" in given_in else {})
+    environ = {f"NVRX_FT_{name.upper()}": str(given_in["environment"])} if "environment" in given_in else {}
+    resolved = resolve(flags, environ)
+    winner = max(given_in, key=LAYERS.__getitem__, default="default")
+    assert resolved.origins[f"ft_{name}"].layer == winner
+    assert getattr(resolved.config.ft, name) == given_in.get(winner, FT_DEFAULTS[name])
+
+
+def test_origins_read_well(tmp_path: Path) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text("a:\n  fault_tolerance: {log_level: DEBUG}\n")
+    origins = resolve({"nnodes": "2", "ft_cfg_path": str(path)}, {"PET_MAX_RESTARTS": "3"}).origins
+    keys = ["nnodes", "max_restarts", "ft_log_level", "ft_segment"]
+    assert [str(origins[key]) for key in keys] == [
+        "--nnodes", "environment PET_MAX_RESTARTS", f"{path}: a.fault_tolerance.log_level", "default",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("PET_NNODES", "2:3", NodeRange(2, 3)), ("PET_NPROC_PER_NODE", "gpu", "gpu"), ("PET_MAX_RESTARTS", "3", 3),
+        ("PET_RDZV_BACKEND", "static", "static"), ("PET_RDZV_ENDPOINT", "h:1", "h:1"), ("PET_RDZV_ID", "x", "x"),
+        ("PET_STANDALONE", "1", True), ("PET_MODULE", "0", False), ("PET_TERM_TIMEOUT", "5", 5.0),
+        ("PET_ROLE", "r", "r"),
+        ("PET_LOG_DIR", "/l", "/l"), ("PET_REDIRECTS", "3", Streams(3)), ("PET_NODE_RANK", "0", 0),
+        ("PET_MASTER_ADDR", "h", "h"), ("PET_MASTER_PORT", "1", 1), ("PET_LOCAL_RANKS_FILTER", "0,1", (0, 1)),
+        ("NVRX_SPARES", "1", 1), ("NVRX_SRUN_ARGS", "--a '--b=c d'", ("--a", "--b=c d")), ("NVRX_DRY_RUN", "on", True),
+    ],
+)  # fmt: skip
+def test_environment_variables(name: str, text: str, value: object) -> None:
+    resolved = resolve({}, {name: text, "PATH": "/bin"})
+    found = [s for s in SETTINGS.values() if name in s.env]
+    assert len(found) == 1
+    assert getattr(resolved.config.launch, found[0].name) == value
+
+
+def test_cfg_path_from_either_variable(tmp_path: Path) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text("fault_tolerance: {log_level: DEBUG}")
+    for name in ("PET_FT_CFG_PATH", "NVRX_FT_CFG_PATH"):
+        assert resolve({}, {name: str(path)}).config.ft.log_level == logging.DEBUG
+
+
+def test_environment_sentences() -> None:
+    with pytest.raises(UsageError, match="^PET_NNODES='3:2': must be MIN or MIN:MAX"):
+        resolve({}, {"PET_NNODES": "3:2"})
+    assert resolve({"nnodes": "2"}, {"PET_NNODES": "3:2"}).config.launch.nnodes == (2, 2)
+    assert resolve({}, {"PET_NNODES": "", "NVRX_FT_SEGMENT": ""}).config == Config()
+    with pytest.raises(UsageError, match="NVRX_FT_LOG_LEVL is not a known variable; did you mean NVRX_FT_LOG_LEVEL"):
+        resolve({}, {"NVRX_FT_LOG_LEVL": "INFO"})
+    with pytest.raises(UsageError, match="PET_FT_SEGMENT is not a known variable; did you mean NVRX_FT_SEGMENT"):
+        resolve({}, {"PET_FT_SEGMENT": "1"})
+
+
+NOT_BUILT = [item for item in SETTINGS.values() if not item.built]
+# a value that is fine but not the default, for each kind of setting
+SAMPLES = ("true", "false", "7", "/x/y", "lib", "log", "text")
+
+
+def another_value(key: str) -> str:
+    item = SETTINGS[key]
+    for text in SAMPLES:
+        try:
+            if item.kind.parse(text) != item.default:
+                return text
+        except ValueError:
+            continue
+    return "step:5"
+
+
+@pytest.mark.parametrize("key", [item.key for item in NOT_BUILT])
+def test_not_built_is_refused_by_name_in_every_layer(tmp_path: Path, key: str) -> None:
+    item = SETTINGS[key]
+    text = another_value(key)
+    if item.flags:
+        with pytest.raises(UsageError, match=f"^{item.flags[0]} is not built yet in this version; remove it$"):
+            resolve({key: text}, {})
+    for name in item.env:
+        with pytest.raises(UsageError, match=f"^{name} is not built yet in this version; unset it$"):
+            resolve({}, {name: text})
+    if item.section == "ft":
+        path = tmp_path / "ft.yaml"
+        path.write_text(f"fault_tolerance: {{{item.name}: '{text}'}}")
+        with pytest.raises(
+            UsageError, match=f"fault_tolerance.{item.name} is not built yet in this version; remove it$"
+        ):
+            resolve({"ft_cfg_path": str(path)}, {})
+    assert resolve({key: item.default}, {}).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"nnodes": "2:3", "spares": "1"}, "--spares and --nnodes"),
+        ({"nnodes": "2:3", "node_rank": "3"}, "--node-rank 3 is not a place among --nnodes 2:3; give 0 to 2"),
+        ({"standalone": True, "nnodes": "1:2"}, "--standalone is one node, --nnodes 1:2 is more"),
+        ({"standalone": True, "spares": "1"}, "--standalone is one node and has no --spares"),
+        ({"standalone": True, "node_rank": "1"}, "--node-rank can only be 0"),
+        ({"no_python": True, "module": True}, "--no-python and --module exclude each other"),
+        ({"no_python": True, "run_path": True}, "--no-python and --run-path exclude each other"),
+        ({"module": True, "run_path": True}, "--module and --run-path exclude each other"),
+        ({"rdzv_backend": "etcd"}, "--rdzv-backend 'etcd': must be c10d or static"),
+        ({"start_method": "fork"}, "must be spawn"),
+        ({"ft_restart_policy": "min-healthy"}, "min-healthy is not built yet in this version; use any-failed"),
+        ({"log_dir": "x" * 5000}, "must be a path"),
+        ({"nnode": "2"}, "nnode is not a setting; did you mean nnodes"),
+    ],
+)
+def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        resolve(flags, {})
+    assert len(str(caught.value)) < 300
+
+
+def test_what_changes_nothing_is_said() -> None:
+    flags = {
+        "monitor_interval": "1",
+        "rdzv_backend": "static",
+        "rdzv_conf": "timeout=5",
+        "standalone": True,
+        "rdzv_endpoint": "h:1",
+    }
+    notes = resolve(flags, {"NVRX_FT_WORKLOAD_CHECK_INTERVAL": "1"}).notes
+    starts = [note.split(":")[0] for note in notes]
+    assert starts == [
+        "--rdzv-backend has no effect", "--monitor-interval has no effect",
+        "NVRX_FT_WORKLOAD_CHECK_INTERVAL has no effect", "--rdzv-conf", "--rdzv-endpoint has no effect",
+    ]  # fmt: skip
+    assert resolve({"monitor_interval": "0.3", "rdzv_backend": "c10d"}, {}).notes == ()
+
+
+def test_node_range() -> None:
+    assert LaunchConfig().node_range() == (1, 1)
+    assert LaunchConfig().node_range(4) == (4, 4)
+    assert LaunchConfig(spares=1).node_range(4) == (3, 4)
+    assert LaunchConfig(nnodes=NodeRange(2, 3)).node_range(8) == (2, 3)
+    with pytest.raises(UsageError, match="--spares 4 leaves no node"):
+        LaunchConfig(spares=4).node_range(4)
+    with pytest.raises(UsageError, match="there is none here"):
+        LaunchConfig(spares=1).node_range()
+
+
+def test_endpoint() -> None:
+    assert LaunchConfig().endpoint is None
+    assert LaunchConfig(rdzv_endpoint="h").endpoint == ("h", 29400)
+    assert LaunchConfig(master_addr="m").endpoint == ("m", 29500)
+    assert LaunchConfig(master_addr="m", master_port=1, rdzv_endpoint="h:2").endpoint == ("h", 2)
+    assert LaunchConfig(master_addr="m", standalone=True).endpoint is None
+
+
+def test_values_are_checked_in_python_too() -> None:
+    with pytest.raises(UsageError, match="LaunchConfig: max_restarts=-1 must be a whole number"):
+        LaunchConfig(max_restarts=-1)
+    assert FaultToleranceConfig(checkpoint_iteration_file="/x").is_progress_tracking_enabled
+    assert not FaultToleranceConfig(
+        checkpoint_iteration_file="/x", max_no_progress_cycles=0
+    ).is_progress_tracking_enabled
+
+
+def test_import_is_cheap() -> None:
+    code = (
+        "import sys, nvrx_slurm.config as c; c.resolve({}, {}); "
+        "assert not {'yaml', 'click', 'torch', 'grpc'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""

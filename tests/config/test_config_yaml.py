@@ -1,0 +1,179 @@
+"""The YAML file: found at any depth, checked whole, and every mistake is one sentence with file and key."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.config import FaultToleranceConfig, resolve
+from nvrx_slurm.errors import UsageError
+
+
+def write(tmp_path: Path, content: str | bytes) -> str:
+    path = tmp_path / "ft.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def ft_of(path: str, **flags: object) -> FaultToleranceConfig:
+    return resolve({"ft_cfg_path": path, **flags}, {}).config.ft
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "fault_tolerance:\n  rank_heartbeat_timeout: 60\n",
+        "\ufefffault_tolerance: {rank_heartbeat_timeout: 60.0}\n",
+        "a:\n  b:\n  - c: 1\n  - fault_tolerance: {rank_heartbeat_timeout: '60'}\n",
+        "base: &x {rank_heartbeat_timeout: 60}\nfault_tolerance:\n  <<: *x\n  log_level: INFO\n",
+        "a: &x\n  fault_tolerance: {rank_heartbeat_timeout: 60}\nb: *x\n",
+        "a: &x [*x, {fault_tolerance: {rank_heartbeat_timeout: 6e1}}]\n",
+    ],
+)
+def test_section_at_any_depth(tmp_path: Path, content: str) -> None:
+    assert ft_of(write(tmp_path, content)).rank_heartbeat_timeout == 60.0
+
+
+def test_types_of_yaml(tmp_path: Path) -> None:
+    content = (
+        "fault_tolerance:\n  rank_termination_signal: 10\n  log_level: dbg\n  initial_rank_heartbeat_timeout: null\n"
+    )
+    ft = ft_of(write(tmp_path, content))
+    assert (ft.rank_termination_signal, ft.log_level, ft.initial_rank_heartbeat_timeout) == (signal.SIGUSR1, 10, None)
+
+
+def test_empty_section_is_all_defaults(tmp_path: Path) -> None:
+    assert ft_of(write(tmp_path, "fault_tolerance:\n")) == FaultToleranceConfig()
+
+
+BAD_FILES = {
+    "unknown key": (
+        "fault_tolerance: {rank_heartbeat_timout: 3}",
+        "rank_heartbeat_timout is not a known key; did you mean rank_heartbeat_timeout",
+    ),
+    "unknown, nothing near": ("fault_tolerance: {zzzzzz: 3}", "fault_tolerance.zzzzzz is not a known key; remove it"),
+    "key that is no text": ("fault_tolerance: {1: 3}", "fault_tolerance.1 is not a known key"),
+    "flag as key": ("fault_tolerance: {max_restarts: 3}", "max_restarts is no YAML key; use the flag --max-restarts"),
+    "bad type": (
+        "a: {fault_tolerance: {rank_heartbeat_timeout: true}}",
+        "a.fault_tolerance.rank_heartbeat_timeout = True: must be a number",
+    ),
+    "bad list": ("fault_tolerance: {log_level: [1]}", r"log_level = \[1\]: must be DEBUG"),
+    "bad level": ("fault_tolerance: {log_level: LOUD}", "log_level = 'LOUD': must be DEBUG"),
+    "bad signal": ("fault_tolerance: {rank_termination_signal: SIGKIL}", "did you mean SIGKILL"),
+    "null where a value must be": ("fault_tolerance: {log_level: null}", "log_level = None: must be DEBUG"),
+    "not built": (
+        "fault_tolerance: {segment: 4}",
+        "fault_tolerance.segment is not built yet in this version; remove it",
+    ),
+    "policy not built": ("fault_tolerance: {restart_policy: min-healthy}", "min-healthy is not built yet"),
+    "no section": ("x: 1", "has no fault_tolerance: section"),
+    "empty": ("", "has no fault_tolerance: section"),
+    "just text": ("hello", "has no fault_tolerance: section"),
+    "two sections": (
+        "a: {fault_tolerance: {}}\nb: {fault_tolerance: {}}",
+        "has 2 fault_tolerance: sections .*; keep one",
+    ),
+    "twice at one place": (
+        "fault_tolerance: {}\nx: 1\nfault_tolerance: {}",
+        "line 3 column 1: not valid YAML: key fault_tolerance is there twice",
+    ),
+    "key twice": (
+        "fault_tolerance:\n  log_level: INFO\n  log_level: DEBUG\n",
+        "line 3 column 3: .* log_level is there twice",
+    ),
+    "section is a list": ("fault_tolerance: [1]", "fault_tolerance must be a mapping of names to values, not list"),
+    "tabs": (
+        "fault_tolerance:\n\tlog_level: INFO\n",
+        "line 2 column 1: not valid YAML: .*; use spaces instead of tabs",
+    ),
+    "unclosed": ("fault_tolerance: {log_level: ", "not valid YAML"),
+    "python tag": (
+        "fault_tolerance: !!python/object/apply:os.getcwd []",
+        "not valid YAML: could not determine a constructor",
+    ),
+    "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),
+    "bad date": ("a: 2024-99-99\n", "not valid YAML"),
+    "control characters": (b"a: \x00\n", "not valid YAML"),
+    "not UTF-8": (b"a: \xff\n", "is not UTF-8 text .byte 3."),
+    "deep": ("[" * 100_000, "nested too deeply"),
+    "huge": (b"#" * 300_000, "is larger than 256 KiB"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_file_is_one_sentence(tmp_path: Path, name: str) -> None:
+    content, sentence = BAD_FILES[name]
+    path = write(tmp_path, content)
+    with pytest.raises(UsageError, match=sentence) as caught:
+        ft_of(path)
+    assert str(caught.value).startswith(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(path)
+
+
+def test_a_billion_laughs_are_looked_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40)]
+    assert ft_of(write(tmp_path, "\n".join([*lines, "fault_tolerance: {log_level: DEBUG}"]))).log_level == 10
+
+
+def test_every_value_of_the_file_is_checked_even_when_a_flag_wins(tmp_path: Path) -> None:
+    path = write(tmp_path, "fault_tolerance: {log_level: LOUD}")
+    with pytest.raises(UsageError, match="LOUD"):
+        ft_of(path, ft_log_level="INFO")
+
+
+def test_missing_file_and_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="gone.yaml does not exist; correct --ft-cfg-path or remove it"):
+        ft_of(str(tmp_path / "gone.yaml"))
+    with pytest.raises(UsageError, match="cannot be read .Is a directory."):
+        ft_of(str(tmp_path))
+    with pytest.raises(UsageError, match="must be a path"):
+        ft_of("a\0b")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path: Path, there: bool) -> None:
+    path = write(tmp_path, "x: 1") if there else str(tmp_path / "gone.yaml")
+    resolved = resolve({"ft_cfg_path": path, "ft_ignore_missing_cfg": True}, {})
+    assert resolved.config.ft == FaultToleranceConfig()
+    assert path in resolved.notes[0]
+    with pytest.raises(UsageError, match="not a known key"):
+        ft_of(write(tmp_path, "fault_tolerance: {x: 1}"), ft_ignore_missing_cfg=True)
+
+
+def test_from_yaml_file_and_back(tmp_path: Path) -> None:
+    config = FaultToleranceConfig(
+        rank_heartbeat_timeout=7,
+        rank_termination_signal="SIGUSR2",  # type: ignore[arg-type]
+        log_level="DEBUG",  # type: ignore[arg-type]
+        rank_section_timeouts={"step": 5, "setup": None},
+        storage_healthcheck_path=["/a", "/b"],  # type: ignore[arg-type]
+    )
+    path = tmp_path / "out.yaml"
+    config.to_yaml_file(path)
+    assert FaultToleranceConfig.from_yaml_file(path) == config
+    FaultToleranceConfig().to_yaml_file(path)
+    assert FaultToleranceConfig.from_yaml_file(path) == ft_of(str(path)) == FaultToleranceConfig()
+
+
+def test_from_yaml_file_names_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "fault_tolerance: {segment: x, zzz: 1}")
+    with pytest.raises(UsageError, match="zzz is not a known key"):
+        FaultToleranceConfig.from_yaml_file(path)
+    with pytest.raises(UsageError, match=r"ft.yaml: fault_tolerance.segment = 'x': must be a whole number"):
+        FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=True)
+
+
+def test_from_kwargs() -> None:
+    assert FaultToleranceConfig.from_kwargs(safety_factor="3").safety_factor == 3.0
+    assert FaultToleranceConfig.from_kwargs(ignore_not_recognized=True, nope=1) == FaultToleranceConfig()
+    with pytest.raises(UsageError, match="safety_facto is not a field .* did you mean safety_factor"):
+        FaultToleranceConfig.from_kwargs(safety_facto=3)
+    with pytest.raises(UsageError, match="FaultToleranceConfig: segment=0 must be a whole number >= 1|from 1"):
+        FaultToleranceConfig(segment=0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FaultToleranceConfig().segment = 1  # type: ignore[misc]

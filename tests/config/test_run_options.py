@@ -1,0 +1,236 @@
+"""The command line: every spelling reaches its field, the script's arguments stay its own, errors are one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nvrx_slurm.cli import configdoc
+from nvrx_slurm.cli.options import RunCommand, nvrx_run_options, print_config
+from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
+from nvrx_slurm.config.settings import GROUPS
+from nvrx_slurm.errors import ExitCode, NvrxError
+
+Call = tuple[Resolved, str, tuple[str, ...]]
+ROOT = Path(__file__).parents[2]
+
+
+def run(*words: str, env: dict[str, str] | None = None, code: int = 0) -> tuple[Result, list[Call]]:
+    calls: list[Call] = []
+
+    def body(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
+        """Start training."""
+        calls.append((resolved, script, args))
+        return code
+
+    return CliRunner().invoke(nvrx_run_options(body), list(words), env=env), calls
+
+
+def called(*words: str, env: dict[str, str] | None = None) -> Call:
+    result, calls = run(*words, env=env)
+    assert result.exit_code == 0, result.output
+    return calls[0]
+
+
+def refused(*words: str, env: dict[str, str] | None = None) -> str:
+    result, calls = run(*words, env=env)
+    assert result.exit_code == 2
+    assert not calls
+    assert result.output.startswith("nvrx-run: ")
+    assert result.output.count("\n") == 1
+    return result.output[len("nvrx-run: ") : -1]
+
+
+def spellings(item: Setting) -> list[str]:
+    found = []
+    for flag in item.flags:
+        found += [flag, "--" + flag.lstrip("-").replace("-", "_")] if flag.startswith("--") else [flag]
+    if item.section == "ft":
+        words = item.name.split("_")
+        found += [
+            f"--ft-{item.name}",
+            f"--ft-param-{item.name}",
+            f"--ft-param-{'-'.join(words)}",
+            f"--ft_param_{item.name}",
+        ]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("key", [item.key for item in SETTINGS.values() if item.flags and item.key != "print_config"])
+def test_every_spelling_reaches_its_field(key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cfg").write_text("fault_tolerance:")
+    item = SETTINGS[key]
+    value = [] if item.form == "switch" else ["cfg" if key == "ft_cfg_path" else key_value(item)]
+    for flag in spellings(item):
+        result, calls = run(flag, *value, "train.py")
+        if item.built:
+            assert calls, result.output
+            assert calls[0][0].origins[key].name == item.flags[0]
+        else:
+            assert f"{item.flags[0]} is not built yet" in result.output or calls[0][0].origins[key].layer == "flag"
+
+
+def key_value(item: Setting) -> str:
+    for text in (
+        "7",
+        "any-failed",
+        "barrier",
+        "c10d",
+        "spawn",
+        "0:1",
+        "host:1",
+        "join_timeout=5",
+        "true",
+        "/x",
+        "lib",
+        "log",
+        "a:1",
+    ):
+        try:
+            item.kind.parse(text)
+        except ValueError:
+            continue
+        return text
+    raise AssertionError(item.key)
+
+
+def test_seed_spellings() -> None:
+    for flag in ("--ft-storage-health-check-path", "--ft_storage_health_check_path"):
+        assert (
+            refused(flag, "/data", "t") == "--ft-storage-health-check-path is not built yet in this version; remove it"
+        )
+    for flag in ("--ft-node-health-check-endpoint", "--ft-node_health_check_endpoint"):
+        assert "not built yet" in refused(flag, "unix:///x", "t")
+    assert "not built yet" in refused("--ft_enable_dist_storage_healthcheck", "true", "t")
+    assert "does not exist" in refused("--fault-tol-cfg-path", "/none.yaml", "t")
+    called("--fault-tol-cfg-path=/none.yaml", "--ignore-missing-fault-tol-cfg", "t")
+    assert "min-healthy is not built yet" in refused("--restart-policy=min-healthy", "t")
+
+
+def test_the_scripts_arguments_are_its_own() -> None:
+    assert called("-m", "pkg", "--lr", "1")[1:] == ("pkg", ("--lr", "1"))
+    resolved, script, args = called("train.py", "--nnodes", "7", "--", "-x", "--help")
+    assert (script, args) == ("train.py", ("--nnodes", "7", "--", "-x", "--help"))
+    assert resolved.config.launch.nnodes is None
+    assert called("--nnodes=2", "--", "train.py", "--", "x")[1:] == ("train.py", ("--", "x"))
+    assert called("--nnodes=2", "--", "--odd-name.py")[1:] == ("--odd-name.py", ())
+
+
+def test_short_flags_and_repeats() -> None:
+    launch = called(
+        "-t3", "-r", "0:1,1:2", "--srun-arg", "--exclusive", "--srun-arg=-x a", "--nnodes=1", "--nnodes=2", "t"
+    )[0].config.launch
+    assert (str(launch.tee), str(launch.redirects), launch.srun_args) == ("3", "0:1,1:2", ("--exclusive", "-x a"))
+    assert launch.nnodes == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nnode", "2", "t"], "--nnode is not a flag of nvrx-run; did you mean --nnodes?"),
+        (["--nproc_per_nod=2", "t"], "--nproc_per_nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),
+        (
+            ["--ft_param_rank_heartbeat_timout", "2"],
+            "--ft_param_rank_heartbeat_timout is not a flag of nvrx-run; did you mean --ft-rank-heartbeat-timeout?",
+        ),
+        (["-nnodes=2", "t"], "-nnodes is not a flag of nvrx-run; did you mean --nnodes?"),
+        (
+            ["--zzzzzzzz", "t"],
+            "--zzzzzzzz is not a flag of nvrx-run; see nvrx-run --help (the script's own flags go after it)",
+        ),
+        (["--nnodes"], "Option '--nnodes' requires an argument; see nvrx-run --help"),
+        (["--standalone=1", "t"], "Option '--standalone' does not take a value; see nvrx-run --help"),
+        ([], "no training script was given; write it after the flags, as in nvrx-run train.py; see nvrx-run --help"),
+        (
+            ["--nnodes", "3:2", "t"],
+            "--nnodes '3:2': must be MIN or MIN:MAX with 1 <= MIN <= MAX <= 1000000, for example 4 or 4:6",
+        ),
+        (
+            ["--nproc-per-node", "lots", "t"],
+            "--nproc-per-node 'lots': must be a whole number from 1 to 1024, or gpu, cpu or auto",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], sentence: str) -> None:
+    assert refused(*words) == sentence
+
+
+def test_environment_reaches_the_command() -> None:
+    assert called("t", env={"PET_NNODES": "2:3"})[0].config.launch.nnodes == (2, 3)
+    assert refused("t", env={"PET_NNODES": "x"}).startswith("PET_NNODES='x': ")
+
+
+def test_exit_codes() -> None:
+    assert run("t", code=94)[0].exit_code == 94
+
+    def body(*_: object) -> int:
+        error = NvrxError("no way")
+        error.exit_code = ExitCode.NO_RESTART
+        raise error
+
+    result = CliRunner().invoke(nvrx_run_options(body), ["t"])
+    assert (result.exit_code, result.output) == (93, "nvrx-run: no way\n")
+
+
+def test_help_has_groups_and_every_built_flag() -> None:
+    text = run("--help")[0].output
+    assert text == run("-h")[0].output
+    assert "Start training." in text
+    for group in GROUPS:
+        assert f"\n{group}:\n" in text
+    listed = {word for line in text.splitlines() if line.startswith("  -") for word in line.replace(",", " ").split()}
+    for item in SETTINGS.values():
+        if item.flags:
+            assert (item.flags[0] in listed) == item.built, item.key
+    assert "not built yet" in text.split("Other:")[1]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_print_config_and_version() -> None:
+    result, calls = run(
+        "--print-config", "--nnodes", "2", "--monitor-interval", "9", env={"NVRX_FT_LOG_LEVEL": "debug"}
+    )
+    assert (result.exit_code, calls) == (0, [])
+    rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()}
+    assert rows["nnodes"] == ["2:2", "--nnodes"]
+    assert rows["ft_log_level"] == ["DEBUG", "environment", "NVRX_FT_LOG_LEVEL"]
+    assert rows["max_restarts"] == ["0", "default"]
+    assert "note: --monitor-interval has no effect" in result.output
+    assert len(print_config(resolve({}, {})).splitlines()) == 1 + sum(item.built for item in SETTINGS.values())
+    assert run("--version")[0].output.startswith("nvrx_slurm ")
+
+
+def test_document_is_up_to_date() -> None:
+    document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert document == configdoc.render(), "run python -m nvrx_slurm.cli.configdoc docs/configuration.md"
+    for item in SETTINGS.values():
+        assert all(name in document for name in (*item.flags, *item.env))
+
+
+def test_shell_completion_knows_the_flags() -> None:
+    env = {"_NVRX_RUN_COMPLETE": "bash_complete", "COMP_WORDS": "nvrx-run --nno", "COMP_CWORD": "1"}
+    assert "plain,--nnodes" in run(env=env)[0].output
+
+
+def test_help_is_fast_and_imports_little() -> None:
+    code = (
+        "import sys; from nvrx_slurm.cli.options import nvrx_run_options\n"
+        "try: nvrx_run_options(lambda *a: 0).main(['--help'])\n"
+        "finally: assert not {'yaml','torch','grpc','numpy'} & set(sys.modules)"
+    )
+    took = []
+    for _ in range(3):
+        begin = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+        took.append(time.monotonic() - begin)
+    assert min(took) < 0.5  # 0.1 s alone; the bound is loose for a machine that runs other tests beside
+
+
+def test_the_command_is_a_click_command() -> None:
+    assert isinstance(nvrx_run_options(lambda *_: 0), RunCommand)
