@@ -355,9 +355,8 @@ class Agent(Machine):
 
     def _fail(self, fault: RankFault, now: float) -> None:
         assert self.plan is not None
-        self.emit(Say(headline(fault)))
         self.emit(Send(Failed(self.plan.term, self.plan.cycle, (fault,))))
-        self._stop("a worker failed", now)
+        self._stop(f"local rank {fault.local_rank} failed", now)
 
     # --- stopping -----------------------------------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ class GotEndJob:
     message: EndJob
 
 
+FROM_AGENT: dict[type, type] = {Failed: GotFailed, Succeeded: GotSucceeded, Stopped: GotStopped, EndJob: GotEndJob}
+
+
 # --- commands ------------------------------------------------------------------------------------------
 
 

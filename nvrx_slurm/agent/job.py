@@ -1,0 +1,38 @@
+"""All that one agent needs to know about its job: derived once from flags, environment and Slurm (cli/place.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.core.coordinator import CoordinatorSettings
+from nvrx_slurm.types import Node
+
+if TYPE_CHECKING:
+    from nvrx_slurm.agent.workers import WorkerSpec
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the agents of a job with several nodes find each other."""
+
+    key: str  # names the job to its agents: one with another key is refused
+    endpoints: tuple[tuple[str, int], ...]  # where the coordinator may listen, in the order of trying
+    token: str = field(repr=False)  # "" = have MUNGE hand it over
+    keepalive: tuple[float, float] = (5.0, 5.0)  # interval and timeout, seconds
+    munge_socket: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One agent's view of the job."""
+
+    node: Node
+    run_dir: RunDir
+    spec: WorkerSpec
+    agent: AgentSettings
+    coordinator: CoordinatorSettings | None  # None: another node is the coordinator
+    meeting: Meeting | None  # None: one node, nothing to meet
+    may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -1,0 +1,301 @@
+"""The program of one node: an agent, and on one node also the coordinator, on one asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+from nvrx_slurm import types as t
+from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.job import Job
+from nvrx_slurm.agent.shell import EventLog, Shell
+from nvrx_slurm.agent.workers import Workers
+from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.machine import Say
+from nvrx_slurm.core.restarts import report
+from nvrx_slurm.errors import ExitCode, NvrxError, signal_exit_code
+from nvrx_slurm.system.ports import PortReservation
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_LAST_WORDS_S = 2.0  # for queued messages and console lines at the end
+
+
+class Link(Protocol):
+    """The agent's way to the coordinator."""
+
+    def start(self) -> None:
+        """Begin to connect; events go to the agent's shell."""
+
+    def send(self, message: t.AgentMessage) -> None:
+        """Send one message."""
+
+    async def close(self, grace_s: float) -> None:
+        """Deliver what is queued, then part."""
+
+
+class AgentShell(Shell):
+    """Carries out what the agent's core asks for."""
+
+    core: ag.Agent
+    link: Link
+
+    def __init__(self, core: ag.Agent, log: EventLog, workers: Workers, console: Console) -> None:
+        super().__init__(core, log)
+        self._workers = workers
+        self._console = console
+        self._port = PortReservation()
+
+    def do(self, command: Any) -> None:
+        """Carry out one command of the core."""
+        if isinstance(command, ag.Send):
+            self.link.send(self._with_port(command.message))
+        elif isinstance(command, ag.StartWorkers):
+            self._workers.start(command.plan)
+        elif isinstance(command, ag.SignalWorkers):
+            self._workers.signal(command.signum, wake=True)
+        elif isinstance(command, ag.PassOn):
+            self._workers.signal(command.signum)
+        elif isinstance(command, Say):
+            self._console.say(command.text)
+        elif isinstance(command, ag.Exit):
+            self.finish(command)
+        else:
+            raise TypeError(f"no way to carry out {command!r}")
+
+    def _with_port(self, message: t.AgentMessage) -> t.AgentMessage:
+        """Offer a fresh port with the messages that carry one."""
+        if not isinstance(message, (t.Register, t.Stopped)):
+            return message
+        self._port.release()
+        self._port = PortReservation()
+        return replace(message, port=self._port.port)
+
+
+class CoordinatorShell(Shell):
+    """Carries out what the coordinator's core asks for."""
+
+    core: Coordinator
+
+    def __init__(self, core: Coordinator, log: EventLog, console: Console) -> None:
+        super().__init__(core, log)
+        self._console = console
+        self.local: LocalLink | None = None
+        self.server: Any = None  # ControlServer, where there are other nodes
+
+    def do(self, command: Any) -> None:
+        """Carry out one command of the core."""
+        if isinstance(command, ev.SendTo):
+            if self.local is not None and self.local.deliver(command):
+                return
+            if self.server is not None:
+                self.server.send(command.node_id, command.message)
+        elif isinstance(command, ev.Drop):
+            if self.server is not None:
+                self.server.drop(command.node_id)
+        elif isinstance(command, Say):
+            self._console.say(command.text)
+        elif isinstance(command, ev.Done):
+            self.finish(command)
+        else:
+            raise TypeError(f"no way to carry out {command!r}")
+
+
+class LocalLink:
+    """The coordinator's own agent needs no network."""
+
+    def __init__(self, coordinator: CoordinatorShell, agent: AgentShell) -> None:
+        self._coordinator = coordinator
+        self._agent = agent
+        self._node_id = agent.core.node.node_id
+        coordinator.local = self
+
+    def start(self) -> None:
+        """The coordinator is right here."""
+        self._agent.post(ag.Connected())
+
+    def send(self, message: t.AgentMessage) -> None:
+        """Hand a message to the coordinator."""
+        if isinstance(message, t.Register):
+            self._coordinator.post(ev.Joined(message))
+        else:
+            self._coordinator.post(ev.FROM_AGENT[type(message)](self._node_id, message))
+
+    def deliver(self, command: ev.SendTo) -> bool:
+        """Hand a message to the agent; False if it is for another node."""
+        if command.node_id != self._node_id:
+            return False
+        self._agent.post(command.message)
+        return True
+
+    async def close(self, grace_s: float) -> None:
+        """Leave."""
+        self._coordinator.post(ev.Lost(self._node_id, "its agent left"))
+
+
+class Program:
+    """Everything of one node put together, run, and taken down again."""
+
+    def __init__(self, job: Job, notes: Sequence[str] = ()) -> None:
+        self._job = job
+        self._notes = notes
+        self._console = Console(f"nvrx-run[{job.node.host}]")
+        self._coordinator: CoordinatorShell | None = None
+        self._agent: AgentShell
+        self._workers: Workers
+
+    async def run(self) -> int:
+        """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
+        job = self._job
+        self._console.start()
+        for note in self._notes:
+            self._console.say(note)
+        self._workers = Workers(job.node, job.spec, job.run_dir, self._console, self._on_exit, self._on_hang)
+        try:
+            self._agent = self._make_agent()
+            self._workers.start_monitors()
+            return await self._run()
+        except NvrxError as error:
+            self._console.say(str(error))
+            return error.exit_code
+        except Exception:
+            self._console.say("internal error, please report it:\n" + traceback.format_exc())
+            return ExitCode.INTERNAL
+        finally:
+            await self._workers.close()
+            self._console.finish(_LAST_WORDS_S)
+
+    async def _run(self) -> int:
+        job = self._job
+        if job.coordinator is not None:
+            await self._become_coordinator(job.coordinator)
+        self._agent.link = await self._make_link()
+        self._handle_signals()
+        self._agent.link.start()
+        end: ag.Exit = await self._agent.result
+        await self._agent.link.close(_LAST_WORDS_S)
+        await self._workers.close()
+        if self._coordinator is None:
+            self._console.say(f"node {job.node.host} ends with code {end.code}: {self._why(end)}")
+            return end.code
+        done: ev.Done = await self._coordinator.result
+        if self._coordinator.server is not None:
+            await self._coordinator.server.close(_LAST_WORDS_S)
+        self._write_result(done)
+        return done.code
+
+    def _make_agent(self) -> AgentShell:
+        job = self._job
+        core = ag.Agent(job.node, job.agent, asyncio.get_running_loop().time())
+        log = EventLog(job.run_dir.events(f"agent_{job.node.infra_rank}"), core, self._console.say)
+        return AgentShell(core, log, self._workers, self._console)
+
+    async def _make_link(self) -> Link:
+        if self._coordinator is not None:
+            return LocalLink(self._coordinator, self._agent)
+        from nvrx_slurm.control.client import ControlClient  # grpc: only where there are several nodes
+
+        meeting = self._job.meeting
+        assert meeting is not None
+        self._client = ControlClient(
+            meeting.endpoints, meeting.key, meeting.token, self._agent.post, meeting.keepalive, self._credentials()
+        )
+        return self._client
+
+    async def _become_coordinator(self, settings: CoordinatorSettings) -> None:
+        core = Coordinator(settings, asyncio.get_running_loop().time())
+        log = EventLog(self._job.run_dir.events("coordinator"), core, self._console.say)
+        self._coordinator = CoordinatorShell(core, log, self._console)
+        if self._job.meeting is not None and not await self._serve():
+            self._coordinator.finish(None)
+            self._coordinator = None
+            return
+        self._job.run_dir.link_latest()
+
+    async def _serve(self) -> bool:
+        """Listen for the other nodes; False where another agent does so already and this one may yield."""
+        from nvrx_slurm.control.auth import new_token
+        from nvrx_slurm.control.server import ControlServer, resolve
+
+        meeting, coordinator = self._job.meeting, self._coordinator
+        assert meeting is not None and coordinator is not None
+        host = meeting.endpoints[0][0]
+        coordinator.server = ControlServer(
+            meeting.key,
+            meeting.token or new_token(),
+            coordinator.post,
+            self._console.say,
+            meeting.keepalive,
+            self._credentials(),
+        )
+        try:
+            where = await coordinator.server.start(await resolve(host), [port for _, port in meeting.endpoints])
+        except NvrxError:
+            if not self._job.may_yield:
+                raise
+            return False
+        self._console.say(f"coordinator listens on {where}")
+        return True
+
+    def _credentials(self) -> Any:
+        from nvrx_slurm.slurm.munge import Munge
+
+        assert self._job.meeting is not None
+        return None if self._job.meeting.token else Munge.find(self._job.meeting.munge_socket)
+
+    # --- events from this node ------------------------------------------------------------------------------
+
+    def _on_exit(self, local_rank: int, fault: t.RankFault | None) -> None:
+        self._agent.post(ag.WorkerExited(local_rank, fault))
+
+    def _on_hang(self, fault: t.RankFault) -> None:
+        self._agent.post(ag.HangSeen(fault))
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in _ENDING:
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        for signum in _PASSED_ON:
+            loop.add_signal_handler(signum, self._agent.post, ag.Warned(signum))
+
+    def _on_signal(self, signum: int) -> None:
+        """The agent may have left while the coordinator on this node serves on: then the signal is for that one."""
+        if not self._agent.result.done():
+            self._agent.post(ag.Signalled(signum))
+        elif self._coordinator is not None:
+            end = t.EndJob(signal_exit_code(signum), f"the coordinator's node got signal {signum}")
+            self._coordinator.post(ev.GotEndJob(self._job.node.node_id, end))
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _why(self, end: ag.Exit) -> str:
+        if end.code == ExitCode.COORDINATOR_LOST:
+            return f"{end.reason}; last try: {self._client.last_problem}"
+        return end.reason
+
+    def _write_result(self, done: ev.Done) -> None:
+        """Say how it ended, first cause last; leave the same as JSON for scripts (and for the front, see cli)."""
+        why = done.reason if done.cause is None else report(done.cause)
+        self._console.say(f"job ends with code {done.code}: {why}")
+        cause = asdict(done.cause) if done.cause is not None else None
+        content = {"code": done.code, "reason": done.reason, "first_cause": cause}
+        temporary = self._job.run_dir.result.with_suffix(".tmp")
+        try:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
+            os.replace(temporary, self._job.run_dir.result)
+        except OSError as error:
+            self._console.say(f"cannot write {self._job.run_dir.result}: {error.strerror}")
+
+
+def run(job: Job, notes: Sequence[str] = ()) -> int:
+    """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
+    job.run_dir.create()
+    return asyncio.run(Program(job, notes).run())

@@ -1,0 +1,62 @@
+"""The log tree (design: one guessable place per rank and cycle)
+
+    <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
+                                       /events/{coordinator,agent_<infra rank>}.jsonl
+                                       /result.json
+    <log-dir>/latest -> <job id>/r<Slurm restart>
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run, i.e. one Slurm restart of one job."""
+
+    log_dir: Path
+    job_id: str
+    restart: int
+
+    @property
+    def path(self) -> Path:
+        """Directory of this run."""
+        return self.log_dir / self.job_id / f"r{self.restart}"
+
+    @property
+    def result(self) -> Path:
+        """JSON written last by the coordinator: exit code, reason, first cause."""
+        return self.path / "result.json"
+
+    def events(self, who: str) -> Path:
+        """Event log of `who` ("coordinator", "agent_3")."""
+        return self.path / "events" / f"{who}.jsonl"
+
+    def node_dir(self, cycle: int, infra_rank: int, host: str) -> Path:
+        """Where the ranks of one node log in one cycle."""
+        return self.path / f"cycle_{cycle}" / f"node_{infra_rank}_{host}"
+
+    def create(self) -> None:
+        """Make the directories. Raises UsageError where that is impossible."""
+        try:
+            (self.path / "events").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the log directory {self.path} cannot be made: {error.strerror}; give another with --log-dir"
+            ) from None
+
+    def link_latest(self) -> None:
+        """Point `<log-dir>/latest` here, atomically; a directory of that name is left alone."""
+        link = self.log_dir / "latest"
+        temporary = self.log_dir / f".latest.{secrets.token_hex(4)}"
+        try:
+            temporary.symlink_to(self.path.relative_to(self.log_dir))
+            os.replace(temporary, link)
+        except OSError:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""The environment of a worker: torchrun's contract, plus ours. Pure: `--dry-run` prints the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nvrx_slurm.control.auth import TOKEN_ENV
+from nvrx_slurm.types import Node, Plan
+
+_SCRUBBED = (TOKEN_ENV,)  # users print their environment into logs
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContract:
+    """What does not change from cycle to cycle."""
+
+    run_id: str
+    role: str
+    run_dir: str
+
+
+def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
+    """The variables that tell one worker its place (torchrun's names; TORCHELASTIC_* as `torch.distributed.run` sets)."""
+    rank = plan.rank_offset + local_rank
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_WORLD_SIZE": str(node.nproc),
+        "GROUP_RANK": str(plan.group_rank),
+        "GROUP_WORLD_SIZE": str(plan.active_nodes),
+        "ROLE_NAME": contract.role,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "MASTER_ADDR": plan.master_addr,
+        "MASTER_PORT": str(plan.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(plan.cycle),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_RUN_ID": contract.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "NVRX_TERM": str(plan.term),
+        "NVRX_CYCLE": str(plan.cycle),
+        "NVRX_INFRA_RANK": str(node.infra_rank),
+        "NVRX_RUN_DIR": contract.run_dir,
+    }
+
+
+def worker_env(inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int) -> dict[str, str]:
+    """Environment of one worker: what we inherited, torchrun's defaults where unset, then `rank_vars`."""
+    env = {name: value for name, value in inherited.items() if name not in _SCRUBBED}
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if nproc > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    env.update(rank_vars)
+    return env

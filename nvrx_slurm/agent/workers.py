@@ -1,0 +1,190 @@
+"""The workers of this node: started per plan, seen by pidfd, signalled by group, reaped, explained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.agent import faults
+from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.monitors import RankMonitor
+from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
+from nvrx_slurm.system import processes
+from nvrx_slurm.types import FaultKind, Node, Plan, RankFault
+
+_DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What to start and how to watch it."""
+
+    argv: Sequence[str]
+    contract: WorkerContract
+    limits: Mapping[str, float | None]  # seconds, by the names of `core.watch.Limits`
+    termination_signal: int
+    shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
+    monitored: bool = True
+    settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
+
+
+@dataclass
+class _Worker:
+    child: processes.Child
+    plan: Plan
+    where: RankFault  # template of its fault
+    stderr: Path
+    error_file: Path
+    hang: RankFault | None = None
+
+
+class Workers:
+    """All workers of one node. `on_exit(local_rank, fault)` and `on_hang(fault)` are called on the running loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        spec: WorkerSpec,
+        run_dir: RunDir,
+        console: Console,
+        on_exit: Callable[[int, RankFault | None], None],
+        on_hang: Callable[[RankFault], None],
+    ) -> None:
+        self._node = node
+        self._spec = spec
+        self._run_dir = run_dir
+        self._console = console
+        self._on_exit = on_exit
+        self._on_hang = on_hang
+        self._loop = asyncio.get_running_loop()
+        self._alive: dict[int, _Worker] = {}
+        self._stopping = False
+        self._nobody = asyncio.Event()  # no worker is alive
+        self._nobody.set()
+        self._private = Path(tempfile.mkdtemp(prefix="nvrx-"))  # 0700: sockets of the monitors
+        self._monitors: list[RankMonitor] = []
+        self._reader = ThreadPoolExecutor(1, "faults")  # one thread: faults are reported in the order of exits
+
+    def start_monitors(self) -> None:
+        """Start one rank monitor per worker; they live as long as the agent."""
+        if not self._spec.monitored:
+            return
+        for local_rank in range(self._node.nproc):
+            monitor = RankMonitor(local_rank, self._private, self._hung)
+            monitor.start()
+            self._monitors.append(monitor)
+
+    def start(self, plan: Plan) -> None:
+        """Start all workers for `plan`; one that cannot be started counts as exited."""
+        self._stopping = False
+        directory = self._run_dir.node_dir(plan.cycle, self._node.infra_rank, self._node.host)
+        for local_rank in range(self._node.nproc):
+            rank = plan.rank_offset + local_rank
+            where = RankFault(FaultKind.SPAWN, self._node.host, self._node.infra_rank, rank, local_rank)
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                self._start_one(plan, directory, local_rank, where)
+            except OSError as error:
+                fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
+                self._loop.call_soon(self._on_exit, local_rank, fault)
+
+    def signal(self, signum: int, wake: bool = False) -> None:
+        """Send `signum` to the group of every living worker; `wake` sends SIGCONT too (a stopped one acts on nothing)."""
+        self._stopping = self._stopping or signum in (signal.SIGTERM, signal.SIGKILL) or wake
+        for worker in self._alive.values():
+            worker.child.signal_group(signum)
+            if wake:
+                worker.child.signal_group(signal.SIGCONT)
+
+    async def close(self) -> None:
+        """Kill what is left, end the monitors, remove our directory. Bounded."""
+        self.signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self._nobody.wait(), _CLOSE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
+        monitors, self._monitors = self._monitors, []
+        await asyncio.gather(*(monitor.close() for monitor in monitors))
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    # --- one worker ---------------------------------------------------------------------------------------------
+
+    def _start_one(self, plan: Plan, directory: Path, local_rank: int, where: RankFault) -> None:
+        stem = directory / f"rank_{where.rank}"
+        error_file = stem.with_suffix(".error.json")
+        error_file.unlink(missing_ok=True)
+        rank_vars = rank_env(self._spec.contract, plan, self._node, local_rank, str(error_file))
+        monitor = self._monitors[local_rank] if self._monitors else None
+        if monitor is not None:
+            rank_vars.update(monitor.worker_env())
+        env = worker_env(os.environ, rank_vars, self._node.nproc)
+        out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
+        with out_path.open("ab") as out, err_path.open("ab") as err:
+            self._show(local_rank, where.rank, out_path, err_path)
+            child = processes.start(self._spec.argv, env, out, err)
+        where = replace(where, pid=child.pid, log=str(err_path))
+        self._alive[local_rank] = worker = _Worker(child, plan, where, err_path, error_file)
+        self._nobody.clear()
+        self._loop.add_reader(child.pidfd, self._exited, local_rank)
+        if monitor is not None:
+            monitor.watch(
+                pid=child.pid,
+                pidfd=child.pidfd,
+                cycle=plan.cycle,
+                rank=worker.where.rank,
+                limits=self._spec.limits,
+                signum=self._spec.termination_signal,
+                cfg=self._spec.settings,
+            )
+
+    def _show(self, local_rank: int, rank: int, out: Path, err: Path) -> None:
+        streams = self._spec.shown(local_rank)
+        for bit, path in ((1, out), (2, err)):
+            if streams & bit:
+                self._console.follow(path, f"[rank {rank}] ", bit)
+
+    def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
+        worker = self._alive.get(local_rank)
+        if worker is None or worker.hang is not None or message.get("pid") != worker.child.pid:
+            return
+        worker.hang = replace(worker.where, kind=FaultKind.HANG, message=str(message.get("sentence", "")))
+        self._on_hang(worker.hang)
+
+    def _exited(self, local_rank: int) -> None:
+        if self._monitors:
+            self._monitors[local_rank].drain()  # it says why it killed before it kills
+        worker = self._alive.pop(local_rank)
+        if not self._alive:
+            self._nobody.set()
+        self._loop.remove_reader(worker.child.pidfd)
+        code = worker.child.reap()
+        if self._monitors:
+            self._monitors[local_rank].unwatch()
+        fault = faults.from_exit_code(code, worker.where)
+        if worker.hang is not None:
+            fault = replace(worker.hang, exit_code=code)
+        if fault is None or self._stopping:
+            self._on_exit(local_rank, fault)
+            return
+        details = self._loop.run_in_executor(
+            self._reader, faults.with_details, fault, worker.error_file, worker.stderr
+        )
+        asyncio.ensure_future(self._explain(local_rank, fault, details))
+
+    async def _explain(self, local_rank: int, fault: RankFault, details: asyncio.Future[RankFault]) -> None:
+        try:
+            fault = await asyncio.wait_for(details, _DETAILS_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            fault = replace(fault, message=fault.message or "its log could not be read within a second")
+        self._on_exit(local_rank, fault)

@@ -1,0 +1,50 @@
+"""`--dry-run`: what would be started, where, with which environment. Needs neither Slurm nor a GPU."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
+from nvrx_slurm.cli import place
+from nvrx_slurm.cli.front import step_argv
+from nvrx_slurm.config import Config, Resolved
+from nvrx_slurm.types import Node, Plan
+
+_NODES_SHOWN = 8
+
+
+def dry_run(resolved: Resolved, here: place.Here, script: str, args: tuple[str, ...]) -> str:
+    """The srun line, the plan per rank of cycle 0, and the first worker's environment, as text."""
+    config = resolved.config
+    nodes = place.node_range(config, here.slurm)
+    nproc = place.workers_per_node(config, here.slurm, os.environ)
+    directory = place.run_dir(config, here, os.environ)
+    lines = [f"place: {here.place.value}"]
+    if here.place is not place.Place.TASK and not config.launch.standalone:
+        words = [word for word in sys.argv[1:] if word != "--dry-run"]
+        lines += ["", "srun line (in a batch script or salloc shell):", "  " + shlex.join(step_argv(config, here, directory, words))]
+    lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
+    lines += _node_rows(here, nodes.min, nodes.max, nproc)
+    lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(place.worker_argv(config, script, args))]
+    lines += ["", "environment of rank 0, besides what is inherited:"]
+    lines += [f"  {name}={value}" for name, value in _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc).items()]
+    return "\n".join(lines)
+
+
+def _node_rows(here: place.Here, active: int, total: int, nproc: int) -> list[str]:
+    names = here.slurm.nodes if here.slurm is not None else ()
+    rows = []
+    for index in range(min(total, _NODES_SHOWN)):
+        name = names[index] if index < len(names) else f"node {index}"
+        ranks = f"ranks {index * nproc}..{(index + 1) * nproc - 1}" if index < active else "hot spare"
+        rows.append(f"  {name:16} infra rank {index:<6} {ranks}")
+    return rows + (["  ..."] if total > _NODES_SHOWN else [])
+
+
+def _first_env(config: Config, run_id: str, run_dir: str, active: int, nproc: int) -> dict[str, str]:
+    node = Node("0", 0, "node 0", "", nproc)
+    plan = Plan(1, 0, 0, config.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
+    env = rank_env(WorkerContract(run_id, config.launch.role, run_dir), plan, node, 0, "<its error file>")
+    return {**env, "MASTER_PORT": "<free port of that node, fresh per cycle>"}

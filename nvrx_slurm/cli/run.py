@@ -1,0 +1,51 @@
+"""`nvrx-run`: finds out where it is and does the right thing there."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nvrx_slurm.cli.options import nvrx_run_options
+from nvrx_slurm.config import Resolved
+from nvrx_slurm.errors import UsageError
+
+LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
+  in a batch script (see sbatch_templates/):  nvrx-run ... train.py      then: sbatch script
+  interactively:                              salloc -N 2 nvrx-run ... train.py
+  directly:                                   srun -N 2 --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 nvrx-run ... train.py
+  on this machine all the same:               nvrx-run --standalone ... train.py"""
+
+
+def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
+    """Run SCRIPT on all nodes of a job and keep it running: ranks that crash or hang are restarted, lost nodes are
+    replaced by hot spares.
+
+    In a batch script or salloc shell it starts the srun step itself; inside an srun task it is that node's agent; without
+    Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is SCRIPT's.
+    """
+    from nvrx_slurm.cli import place
+
+    config = resolved.config
+    here = place.find_place(config, os.environ)
+    if config.launch.dry_run:
+        from nvrx_slurm.cli.dry_run import dry_run
+
+        print(dry_run(resolved, here, script, args))
+        return 0
+    if here.place is place.Place.LOGIN:
+        raise UsageError(LOGIN_HELP)
+    if here.place is place.Place.BATCH:
+        from nvrx_slurm.cli.front import run_step
+
+        return run_step(resolved, here, sys.argv[1:])
+    job = place.make_job(config, here, os.environ, script, args)
+    notes = [*resolved.notes, place.token_note(config, job.meeting, os.environ)]
+    from nvrx_slurm.agent.program import run
+
+    return run(job, [note for note in notes if note and job.coordinator is not None])
+
+
+main = nvrx_run_options(nvrx_run)
+
+if __name__ == "__main__":
+    main()

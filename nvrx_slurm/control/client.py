@@ -1,0 +1,194 @@
+"""The agent's end: finds the coordinator, proves itself, keeps one stream open, re-makes it when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from nvrx_slurm import types as t
+from nvrx_slurm.control import auth, codec
+from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control.options import (
+    GET_TOKEN,
+    HANDSHAKE_TIMEOUT_S,
+    QUEUE_LENGTH,
+    SESSION,
+    channel_options,
+)
+from nvrx_slurm.core import agent as ev
+from nvrx_slurm.errors import AuthError, ProtocolError
+
+_FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6
+_CONNECT_TIMEOUT_S = 3.0
+
+
+class _NotThere(Exception):
+    """This endpoint is not (yet) our coordinator; try the next one."""
+
+
+class ControlClient:
+    """One agent's stream. `post` gets the agent's events: Connected, messages, Disconnected.
+
+    `endpoints`: candidates as (host, port), tried in order. `token` "" = ask for it with `credentials`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        job: str,
+        token: str,
+        post: Callable[[Any], None],
+        keepalive: tuple[float, float],
+        credentials: auth.Credentials | None = None,
+    ) -> None:
+        self._endpoints = list(endpoints)
+        self._job = job
+        self._token = token
+        self._post = post
+        self._options = channel_options(*keepalive)
+        self._credentials = credentials
+        self._queue: asyncio.Queue[pb.FromAgent] = asyncio.Queue(QUEUE_LENGTH)
+        self._open = False
+        self._task: asyncio.Task[None] | None = None
+        self.last_problem = "not tried yet"
+
+    def start(self) -> None:
+        """Begin to look for the coordinator (on the running loop)."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def send(self, message: t.AgentMessage) -> None:
+        """Queue a message; without a stream it is dropped: the next Register tells what matters."""
+        if self._open and not self._queue.full():
+            self._queue.put_nowait(codec.from_agent(message))
+
+    async def close(self, grace_s: float) -> None:
+        """Deliver what is queued (at most `grace_s` seconds), then close the stream."""
+        if self._task is None:
+            return
+        if self._open:
+            try:
+                await asyncio.wait_for(self._queue.join(), grace_s)
+            except asyncio.TimeoutError:
+                self.last_problem = "the last messages could not be delivered"
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- finding the coordinator ----------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        delay = _FIRST_RETRY_S
+        while True:
+            for host, port in self._endpoints:
+                try:
+                    await self._try(host, port)
+                    delay = _FIRST_RETRY_S
+                except _NotThere as why:
+                    self.last_problem = f"{host}:{port}: {why}"
+            await asyncio.sleep(delay * random.uniform(0.7, 1.3))
+            delay = min(delay * _RETRY_GROWTH, _LAST_RETRY_S)
+
+    async def _try(self, host: str, port: int) -> None:
+        """One endpoint: returns when a stream to our coordinator has ended; raises _NotThere if it never began."""
+        address = await _probe(host, port)
+        channel = grpc.aio.insecure_channel(address, options=self._options)
+        try:
+            if not self._token:
+                self._token = await self._ask_for_token(channel)
+            stream = channel.stream_stream(
+                SESSION,
+                request_serializer=pb.FromAgent.SerializeToString,
+                response_deserializer=pb.FromCoordinator.FromString,
+            )()
+            await asyncio.wait_for(self._handshake(stream), HANDSHAKE_TIMEOUT_S)
+            await self._talk(stream)
+        except (grpc.aio.BaseError, asyncio.TimeoutError, AuthError, ProtocolError) as error:
+            raise _NotThere(_sentence(error)) from None
+        finally:
+            await channel.close()
+
+    async def _ask_for_token(self, channel: grpc.aio.Channel) -> str:
+        if self._credentials is None:
+            raise AuthError(f"{auth.TOKEN_ENV} is not set and there is no MUNGE to get the job's token with")
+        call = channel.unary_unary(
+            GET_TOKEN,
+            request_serializer=pb.TokenRequest.SerializeToString,
+            response_deserializer=pb.TokenReply.FromString,
+        )
+        request = pb.TokenRequest(job=self._job, credential=auth.seal_request(self._credentials, self._job))
+        reply = await call(request, timeout=HANDSHAKE_TIMEOUT_S)
+        return auth.read_answer(self._credentials, self._job, reply.credential)
+
+    async def _handshake(self, stream: Any) -> None:
+        nonce = auth.new_nonce()
+        await stream.write(pb.FromAgent(hello=pb.Hello(version=auth.VERSION, nonce=nonce, job=self._job)))
+        envelope = await stream.read()
+        if envelope is grpc.aio.EOF:
+            raise ProtocolError("the stream ended in the handshake")
+        what = envelope.WhichOneof("what")
+        if what == "refused":
+            raise AuthError(envelope.refused.reason[:400])
+        if what != "challenge":
+            raise ProtocolError("the coordinator did not send its challenge")
+        challenge = envelope.challenge
+        auth.check(self._token, "coordinator", self._job, challenge.nonce, nonce, challenge.proof)
+        mine = auth.proof(self._token, "agent", self._job, nonce, challenge.nonce)
+        await stream.write(pb.FromAgent(proof=pb.Proof(proof=mine)))
+
+    # --- the open stream ---------------------------------------------------------------------------------
+
+    async def _talk(self, stream: Any) -> None:
+        while not self._queue.empty():  # left over from the last stream
+            self._queue.get_nowait()
+            self._queue.task_done()
+        self._open = True
+        self._post(ev.Connected())
+        writer = asyncio.ensure_future(self._write(stream))
+        why = "the coordinator closed the stream"
+        try:
+            while True:
+                envelope = await stream.read()
+                if envelope is grpc.aio.EOF:
+                    break
+                self._post(codec.decode(envelope))
+        except (grpc.aio.BaseError, ProtocolError) as error:
+            why = _sentence(error)
+        finally:
+            self._open = False
+            writer.cancel()
+        self.last_problem = why
+        self._post(ev.Disconnected(why))
+
+    async def _write(self, stream: Any) -> None:
+        while True:
+            message = await self._queue.get()
+            try:
+                await stream.write(message)
+            except (grpc.aio.BaseError, asyncio.InvalidStateError):
+                return  # the reader sees the same break and reports it
+            finally:
+                self._queue.task_done()
+
+
+async def _probe(host: str, port: int) -> str:
+    """Connect and disconnect: cheap while nobody listens, and it fixes the address for gRPC ("ipv4:1.2.3.4:5")."""
+    try:
+        connecting = asyncio.open_connection(host, port)
+        _, writer = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
+    except (OSError, asyncio.TimeoutError) as error:
+        raise _NotThere(str(error) or f"no answer within {_CONNECT_TIMEOUT_S:g} s") from None
+    address = writer.get_extra_info("peername")
+    writer.close()
+    return f"ipv6:[{address[0]}]:{port}" if ":" in address[0] else f"ipv4:{address[0]}:{port}"
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
+    return str(error) or "no answer in time"
+
+

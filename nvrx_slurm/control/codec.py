@@ -1,0 +1,131 @@
+"""Records of `nvrx_slurm.types` <-> protobuf, with bounds: what a peer of this version never sends is a ProtocolError."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from functools import lru_cache
+from typing import Any, get_type_hints
+
+from nvrx_slurm import types as t
+from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.errors import ProtocolError
+
+MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse larger gRPC messages
+_MAX_FAULTS = 64
+_MAX_ORDER = 8
+_MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
+_LONG_TEXT = {"message": 2000, "reason": 4000, "traceback": 16_000, "log": 4096}  # cut by the sender
+_ID_CHARS = 256  # every other string
+_BOUNDS = {"port": (0, 65535), "master_port": (0, 65535), "nproc": (1, 4096), "code": (0, 255), "exit_code": (-255, 255)}
+_AGENT_FIELDS = {
+    t.Register: "register",
+    t.Failed: "failed",
+    t.Succeeded: "succeeded",
+    t.Stopped: "stopped",
+    t.EndJob: "end_job",
+}
+_COORDINATOR_FIELDS = {t.Plan: "plan", t.Stop: "stop", t.Finish: "finish", t.Refused: "refused"}
+_RECORDS: dict[str, type] = {
+    cls.__name__: cls for cls in (*_AGENT_FIELDS, *_COORDINATOR_FIELDS, t.Node, t.Running, t.RankFault)
+}
+
+
+def from_agent(message: t.AgentMessage) -> pb.FromAgent:
+    """Wrap an agent's message for the wire."""
+    return pb.FromAgent(**{_AGENT_FIELDS[type(message)]: _to_pb(message)})
+
+
+def from_coordinator(message: t.CoordinatorMessage) -> pb.FromCoordinator:
+    """Wrap a coordinator's message for the wire."""
+    return pb.FromCoordinator(**{_COORDINATOR_FIELDS[type(message)]: _to_pb(message)})
+
+
+def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:
+    """The record inside an envelope. Raises ProtocolError for an empty, unknown or out-of-bounds one."""
+    what = envelope.WhichOneof("what")
+    known = _AGENT_FIELDS if isinstance(envelope, pb.FromAgent) else _COORDINATOR_FIELDS
+    if what not in known.values():
+        raise ProtocolError(f"the peer sent a {what or 'message without content'} where none is expected")
+    return _from_pb(getattr(envelope, str(what)))
+
+
+def _to_pb(record: Any) -> Any:
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Enum):
+            value = value.value
+        elif isinstance(value, str):
+            value = value[: _LONG_TEXT.get(field.name, _ID_CHARS)]
+        elif isinstance(value, tuple):
+            value = [_to_pb(item) if dataclasses.is_dataclass(item) else item for item in value[:_MAX_FAULTS]]
+        elif dataclasses.is_dataclass(value):
+            value = _to_pb(value)
+        if value is not None:
+            fields[field.name] = value
+    return getattr(pb, type(record).__name__)(**fields)
+
+
+@lru_cache(maxsize=None)
+def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
+    return tuple(get_type_hints(cls).items())
+
+
+def _from_pb(message: Any) -> Any:
+    name = type(message).__name__
+    cls = _RECORDS[name]
+    values = {field: _value(name, field, hint, message) for field, hint in _hints(cls)}
+    return cls(**values)
+
+
+def _value(owner: str, field: str, hint: Any, message: Any) -> Any:
+    raw = getattr(message, field)
+    where = f"{owner}.{field}"
+    if hint is str:
+        return _text(where, field, raw)
+    if hint is bool:
+        return raw
+    if hint is int:
+        return _number(where, field, raw)
+    if hint is t.FaultKind:
+        return _kind(where, raw)
+    if field == "order":
+        return _order(where, raw)
+    if field == "faults":
+        if not 1 <= len(raw) <= _MAX_FAULTS:
+            raise ProtocolError(f"{where} has {len(raw)} entries; 1 to {_MAX_FAULTS} are allowed")
+        return tuple(_from_pb(item) for item in raw)
+    return _from_pb(raw) if message.HasField(field) else _absent(where, hint)
+
+
+def _text(where: str, field: str, raw: str) -> str:
+    limit = _LONG_TEXT.get(field, _ID_CHARS)
+    if len(raw) > limit:
+        raise ProtocolError(f"{where} has {len(raw)} characters; at most {limit} are allowed")
+    return raw
+
+
+def _number(where: str, field: str, raw: int) -> int:
+    low, high = _BOUNDS.get(field, (-1, _MAX_COUNT))
+    if not low <= raw <= high:
+        raise ProtocolError(f"{where} is {raw}; allowed is {low} to {high}")
+    return raw
+
+
+def _kind(where: str, raw: str) -> t.FaultKind:
+    try:
+        return t.FaultKind(raw)
+    except ValueError:
+        raise ProtocolError(f"{where} is {raw[:40]!r}, which is no kind of fault") from None
+
+
+def _order(where: str, raw: Any) -> tuple[int, ...]:
+    if len(raw) > _MAX_ORDER:
+        raise ProtocolError(f"{where} has {len(raw)} entries; at most {_MAX_ORDER} are allowed")
+    return tuple(raw)
+
+
+def _absent(where: str, hint: Any) -> None:
+    if type(None) not in getattr(hint, "__args__", ()):
+        raise ProtocolError(f"{where} is missing")

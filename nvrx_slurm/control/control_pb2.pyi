@@ -1,0 +1,232 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FromAgent(_message.Message):
+    __slots__ = ("hello", "proof", "register", "failed", "succeeded", "stopped", "end_job")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    END_JOB_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    proof: Proof
+    register: Register
+    failed: Failed
+    succeeded: Succeeded
+    stopped: Stopped
+    end_job: EndJob
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ...) -> None: ...
+
+class FromCoordinator(_message.Message):
+    __slots__ = ("challenge", "plan", "stop", "finish", "refused")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    challenge: Challenge
+    plan: Plan
+    stop: Stop
+    finish: Finish
+    refused: Refused
+    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "nonce", "job")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    nonce: bytes
+    job: str
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., job: _Optional[str] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("version", "nonce", "proof")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    nonce: bytes
+    proof: bytes
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class Proof(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("node_id", "infra_rank", "host", "addr", "nproc", "order")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDR_FIELD_NUMBER: _ClassVar[int]
+    NPROC_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    infra_rank: int
+    host: str
+    addr: str
+    nproc: int
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Running(_message.Message):
+    __slots__ = ("term", "cycle", "group_rank", "active_nodes", "succeeded")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_NODES_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    group_rank: int
+    active_nodes: int
+    succeeded: bool
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., group_rank: _Optional[int] = ..., active_nodes: _Optional[int] = ..., succeeded: bool = ...) -> None: ...
+
+class Register(_message.Message):
+    __slots__ = ("node", "port", "running", "last_cycle", "restarts_used")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    LAST_CYCLE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    port: int
+    running: Running
+    last_cycle: int
+    restarts_used: int
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., last_cycle: _Optional[int] = ..., restarts_used: _Optional[int] = ...) -> None: ...
+
+class RankFault(_message.Message):
+    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    host: str
+    infra_rank: int
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    message: str
+    traceback: str
+    log: str
+    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("term", "cycle", "faults")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    faults: _containers.RepeatedCompositeFieldContainer[RankFault]
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ...) -> None: ...
+
+class Succeeded(_message.Message):
+    __slots__ = ("term", "cycle")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
+
+class Stopped(_message.Message):
+    __slots__ = ("term", "cycle", "port")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    port: int
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., port: _Optional[int] = ...) -> None: ...
+
+class EndJob(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("term", "cycle", "restarts_used", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_NODES_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    restarts_used: int
+    max_restarts: int
+    active_nodes: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    group_rank: int
+    rank_offset: int
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., restarts_used: _Optional[int] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("term", "cycle", "reason")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    reason: str
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TokenRequest(_message.Message):
+    __slots__ = ("job", "credential")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    credential: str
+    def __init__(self, job: _Optional[str] = ..., credential: _Optional[str] = ...) -> None: ...
+
+class TokenReply(_message.Message):
+    __slots__ = ("credential",)
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    credential: str
+    def __init__(self, credential: _Optional[str] = ...) -> None: ...

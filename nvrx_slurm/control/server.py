@@ -1,0 +1,233 @@
+"""The coordinator's end: accepts agents, checks that they belong to the job, turns streams into events.
+
+Everything runs on the agent's one asyncio loop. A stream that breaks, goes silent (gRPC keepalive) or does not take
+what is pushed to it posts `Lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from nvrx_slurm import types as t
+from nvrx_slurm.control import auth, codec
+from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control.options import HANDSHAKE_TIMEOUT_S, QUEUE_LENGTH, SERVICE, server_options
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, ProtocolError
+
+
+class _Session:
+    """One agent's stream: a bounded queue of what is to be pushed."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.queue: asyncio.Queue[pb.FromCoordinator | None] = asyncio.Queue(QUEUE_LENGTH)
+        self.why_lost = "its stream broke"
+        self.overrun = False
+
+    def push(self, message: pb.FromCoordinator | None) -> None:
+        """Queue a message (None = close). A peer that lets the queue fill up is as good as lost."""
+        try:
+            self.queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.overrun = True
+
+
+class ControlServer:
+    """gRPC server of the coordinator. `post` gets the coordinator's events; `say` gets sentences for the log."""
+
+    def __init__(
+        self,
+        job: str,
+        token: str,
+        post: Callable[[Any], None],
+        say: Callable[[str], None],
+        keepalive: tuple[float, float],
+        credentials: auth.Credentials | None = None,
+    ) -> None:
+        self._job = job
+        self._token = token
+        self._post = post
+        self._say = say
+        self._credentials = credentials
+        self._sessions: dict[str, _Session] = {}
+        self._refused = 0
+        self._server = grpc.aio.server(options=server_options(*keepalive))
+        handlers = {
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self._session, pb.FromAgent.FromString, pb.FromCoordinator.SerializeToString
+            ),
+            "GetToken": grpc.unary_unary_rpc_method_handler(
+                self._get_token, pb.TokenRequest.FromString, pb.TokenReply.SerializeToString
+            ),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def start(self, address: str, ports: list[int]) -> str:
+        """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
+
+        Raises NvrxError when none is free.
+        """
+        host = f"[{address}]" if ":" in address else address
+        for port in ports:
+            try:
+                bound = self._server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError:
+                continue
+            if bound:
+                await self._server.start()
+                return f"{host}:{bound}"
+        raise NvrxError(
+            f"the coordinator cannot listen on {address}: ports {', '.join(map(str, ports))} are taken or the address"
+            f" is not this host's; give another with --rdzv-endpoint HOST:PORT"
+        )
+
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
+        """Push to one agent; False when it is not connected here."""
+        session = self._sessions.get(node_id)
+        if session is not None:
+            session.push(codec.from_coordinator(message))
+        return session is not None
+
+    def drop(self, node_id: str) -> None:
+        """Close one agent's stream after what was pushed before."""
+        session = self._sessions.pop(node_id, None)
+        if session is not None:
+            session.push(None)
+
+    async def close(self, grace_s: float) -> None:
+        """Stop serving; streams still open get `grace_s` to take what was pushed."""
+        for node_id in list(self._sessions):
+            self.drop(node_id)
+        await self._server.stop(grace_s)
+
+    # --- one stream ----------------------------------------------------------------------------------
+
+    async def _session(self, _requests: Any, context: Any) -> None:
+        try:
+            register = await asyncio.wait_for(self._handshake(context), HANDSHAKE_TIMEOUT_S)
+        except (AuthError, ProtocolError, asyncio.TimeoutError) as error:
+            await self._refuse(context, error)
+            return
+        if register is None:
+            return
+        session = _Session(register.node.node_id)
+        self._sessions[session.node_id] = session
+        self._post(ev.Joined(register))
+        writer = asyncio.ensure_future(self._write(session, context))
+        try:
+            await self._read(session, context)
+        finally:
+            writer.cancel()
+            if self._sessions.get(session.node_id) is session:
+                del self._sessions[session.node_id]
+                self._post(ev.Lost(session.node_id, session.why_lost))
+
+    async def _handshake(self, context: Any) -> t.Register | None:
+        hello = await self._expect(context, "hello")
+        if hello is None:
+            return None
+        if hello.version != auth.VERSION:
+            raise ProtocolError(f"the agent speaks protocol {hello.version}, this coordinator {auth.VERSION}")
+        if hello.job != self._job:
+            raise AuthError("the agent belongs to another job")
+        nonce = auth.new_nonce()
+        mine = auth.proof(self._token, "coordinator", self._job, nonce, hello.nonce)
+        await context.write(pb.FromCoordinator(challenge=pb.Challenge(version=auth.VERSION, nonce=nonce, proof=mine)))
+        answer = await self._expect(context, "proof")
+        if answer is None:
+            return None
+        auth.check(self._token, "agent", self._job, hello.nonce, nonce, answer.proof)
+        envelope = await context.read()
+        if envelope is grpc.aio.EOF:
+            return None
+        register = codec.decode(envelope)
+        if not isinstance(register, t.Register):
+            raise ProtocolError("the agent did not register first")
+        return _with_address(register, context.peer())
+
+    async def _expect(self, context: Any, what: str) -> Any:
+        envelope = await context.read()
+        if envelope is grpc.aio.EOF:
+            return None
+        if envelope.WhichOneof("what") != what:
+            raise ProtocolError(f"the agent did not send its {what}")
+        return getattr(envelope, what)
+
+    async def _refuse(self, context: Any, error: Exception) -> None:
+        """Close a stream that is not one of ours; the first few are worth a line in the log."""
+        why = str(error) or "it did not finish the handshake in time"
+        self._refused += 1
+        if self._refused <= 5:
+            self._say(f"refused a connection from {context.peer()}: {why}")
+        refusal = pb.Refused(code=ExitCode.NODE_REFUSED, reason=why)
+        await context.write(pb.FromCoordinator(refused=refusal))
+
+    async def _read(self, session: _Session, context: Any) -> None:
+        while True:
+            envelope = await context.read()
+            if envelope is grpc.aio.EOF:
+                session.why_lost = "its agent left"
+                return
+            try:
+                message = codec.decode(envelope)
+                event = ev.FROM_AGENT[type(message)]
+            except (ProtocolError, KeyError) as error:
+                session.why_lost = f"its agent broke the protocol: {error}"
+                return
+            if session is self._sessions.get(session.node_id):
+                self._post(event(session.node_id, message))
+
+    async def _write(self, session: _Session, context: Any) -> None:
+        try:
+            while not session.overrun:
+                message = await session.queue.get()
+                if message is None:
+                    break
+                await context.write(message)
+            if session.overrun:
+                session.why_lost = f"its agent did not take {QUEUE_LENGTH} messages"
+            await context.abort(grpc.StatusCode.OK if not session.overrun else grpc.StatusCode.RESOURCE_EXHAUSTED)
+        except (grpc.aio.BaseError, grpc.aio.AbortError, asyncio.InvalidStateError):
+            return  # the reader sees the same break and reports it
+
+    # --- the token, for agents that Slurm started without one ------------------------------------------
+
+    async def _get_token(self, request: pb.TokenRequest, context: Any) -> pb.TokenReply:
+        if self._credentials is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator hands out no token")
+        assert self._credentials is not None
+        try:
+            sealed = auth.answer_request(self._credentials, self._job, self._token, request.credential)
+        except AuthError as error:
+            self._refused += 1
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        return pb.TokenReply(credential=sealed)
+
+
+def _with_address(register: t.Register, peer: str) -> t.Register:
+    """Fill in the address that the agent could not name: the one its stream comes from ("ipv4:10.0.0.7:4711")."""
+    if register.node.addr:
+        return register
+    scheme, _, rest = urllib.parse.unquote(peer).partition(":")
+    if scheme not in ("ipv4", "ipv6"):
+        raise ProtocolError(f"the agent named no address and its stream comes from {peer!r}")
+    address = rest.rpartition(":")[0].strip("[]")
+    return replace(register, node=replace(register.node, addr=address))
+
+
+async def resolve(host: str) -> str:
+    """The IP address behind `host`, to listen on exactly that. Raises NvrxError."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise NvrxError(f"the coordinator's host name {host} does not resolve: {error.strerror}") from None
+    return str(found[0][4][0])

@@ -1,0 +1,32 @@
+"""Ports for MASTER_PORT that stay ours until the worker takes them."""
+
+from __future__ import annotations
+
+import socket
+
+
+class PortReservation:
+    """A TCP port bound, but not listened on, by this process.
+
+    While it is held the kernel gives the port to nobody who asks for any port. torch's TCPStore, which like this
+    socket sets SO_REUSEADDR, can bind and listen on it all the same (socket(7): only a *listening* socket excludes
+    others), so there is no moment in which somebody else could take it.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._bind("::")
+        except OSError:  # no IPv6 here
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._bind("0.0.0.0")
+        self.port: int = self._socket.getsockname()[1]
+
+    def _bind(self, address: str) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((address, 0))
+
+    def release(self) -> None:
+        """Give the port back."""
+        self._socket.close()

@@ -1,0 +1,30 @@
+"""Run by path in a bare interpreter: die with the parent, then become the real command.
+
+    python -I -S trampoline.py PARENT_PID COMMAND [ARG ...]
+
+The parent-death signal has to be set between fork and exec; doing that in a program of its own keeps Python code out
+of a forked copy of the agent, which has gRPC's threads. See prctl(2), PR_SET_PDEATHSIG.
+"""
+
+import ctypes
+import os
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+
+
+def main() -> None:
+    """Set the signal, make sure that the parent was not gone before, exec. Exit 127: no such command, 126: no permission."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"nvrx-run: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+main()
