@@ -1,7 +1,7 @@
 """The monitor's hands: signals that hit exactly the worker it was given, or that worker's process group.
 
-`pidfd` names the process, also after its death and after its number was given away; `pid` is its number, and, the worker
-being a session leader, the number of its process group.
+`pidfd` names the process, also after its death and after its number was given away; `pid` is its number, and, the
+worker being a session leader, the number of its process group.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _exists(pid: int) -> bool:
 
 
 def open_member(pid: int, session: int) -> int | None:
-    """A pidfd of process `pid` (any number: it comes from shared memory) if it is a later member of the session, else None."""
+    """A pidfd of process `pid` if it is a member of the session and not its leader; `pid` may be any number at all."""
     if not 0 < pid < 2**31 or pid == session:
         return None
     try:

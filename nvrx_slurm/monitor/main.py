@@ -1,15 +1,16 @@
 """The rank monitor: one tiny process per rank that ends it when it hangs, or when the agent is gone.
 
-Started by the agent as `python -I -S -c ... FD` with one end of a SOCK_SEQPACKET pair. Everything that belongs to one life
-of the worker comes with the agent's `watch` message, as file descriptors: the worker's pidfd, the shared page, and the
-socket its rank talks to. A monitor that is killed therefore loses nothing: the next one gets the same `watch` and goes on.
+Started by the agent as `python -I -S -c ... FD` with one end of a SOCK_SEQPACKET pair. Everything that belongs to one
+life of the worker comes with the agent's `watch` message, as file descriptors: the worker's pidfd, the shared page, and
+the socket its rank talks to. A monitor that is killed therefore loses nothing: its successor gets the same `watch`.
 
-It sleeps in poll(2) exactly until the rank's next deadline, and for ever when there is none. It ends on `quit`, or on the
-end of the control socket, which means that the agent is dead: then it kills the worker's process group first.
+It sleeps in poll(2) exactly until the rank's next deadline, and for ever when there is none. It ends on `quit`, or on
+the end of the control socket, which means that the agent is dead: then it kills the worker's process group first.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -48,13 +49,19 @@ class _Loop:
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def wait(self, deadline_s: float | None) -> None:
-        """Run what is ready, or return at `deadline_s` (monotonic; None = wait for ever)."""
+    def wait(self, deadline_s: float | None) -> float:
+        """Run what is ready, or return at `deadline_s` (monotonic; None = wait for ever).
+
+        Returns when this wait was due to end: any later than that is time in which this process did not run.
+        """
         timeout_ms = None if deadline_s is None else max(0.0, (deadline_s - monotonic()) * 1000)
-        for fd, _ in self._poll.poll(timeout_ms):
+        ready = self._poll.poll(timeout_ms)
+        woken_s = monotonic()
+        for fd, _ in ready:
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler()
+        return woken_s if deadline_s is None else min(woken_s, deadline_s)
 
 
 class _Watched:
@@ -87,13 +94,13 @@ class _Watched:
         self.page.words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
-    def resumed(self) -> None:
-        self._resumed_s = monotonic()
-
-    def judge(self) -> core.Verdict:
+    def judge(self, due_s: float) -> core.Verdict:
+        """The verdict now, which should have been asked for at `due_s` (monotonic)."""
         heartbeat_ns = self.page.words[HEARTBEAT]
         finished_ns = self.page.words[FINISHED]
         now_ns = monotonic_ns()  # after the words: a heartbeat of this very moment is not "in the future"
+        if now_ns / 1e9 > due_s + core.LATE_S:
+            self._resumed_s = now_ns / 1e9  # we were stopped, and so was the rank: `scontrol suspend`, a frozen machine
         init_ns = self._init_ns
         if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:
             self._heartbeat_ns = heartbeat_ns
@@ -145,24 +152,23 @@ class Monitor:
     def run(self) -> int:
         self._loop.add(self._control.fileno(), self._on_control)
         self._tell("ready", pid=os.getpid())
+        due_s = monotonic()
         while self._running:
             slow_s = self._requests.expire() if self._requests else None
-            hang_s = self._look()
+            hang_s = self._look(due_s)
             deadlines = [deadline_s for deadline_s in (slow_s, hang_s) if deadline_s is not None]
-            self._loop.wait(min(deadlines, default=None))
-            if hang_s is not None and monotonic() > hang_s + core.LATE_S and self._watched:
-                self._watched.resumed()  # we were stopped ourselves: `scontrol suspend`, a debugger
+            due_s = self._loop.wait(min(deadlines, default=None))
         return 0
 
     # --- the rank ---------------------------------------------------------------------------------
 
-    def _look(self) -> float | None:
+    def _look(self, due_s: float) -> float | None:
         """Judge the rank and do what follows from it; returns when to look again."""
         watched = self._watched
         if watched is None or self._requests is None:
             return None
         if watched.ladder is None:
-            verdict = watched.judge()
+            verdict = watched.judge(due_s)
             if not verdict.hung:
                 return verdict.deadline_s
             self._report_hang(watched, verdict)
@@ -266,6 +272,10 @@ def main(argv: list[str]) -> int:
         comm.write(argv[1][:15])
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
+    # Whatever happens to the control socket, its end above all, continues a stopped monitor: no stopped orphan stays.
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
     return Monitor(control).run()
 
 

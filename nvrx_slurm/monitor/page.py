@@ -34,7 +34,7 @@ class PageError(ValueError):
 
 
 def create_page() -> int:
-    """A new zeroed page as a file descriptor (close-on-exec; the caller's to close). Raises OSError (out of memory or fds)."""
+    """A new page as a file descriptor (close-on-exec; the caller's to close). Raises OSError (no memory, no fds)."""
     import fcntl  # only the agent creates pages
 
     fd = os.memfd_create("nvrx-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

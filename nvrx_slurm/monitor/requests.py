@@ -65,7 +65,7 @@ class Requests:
             self._drop(fd)
 
     def expire(self) -> float | None:
-        """Drop those that were too slow; returns when the next one will be (monotonic s; None = no one is waited for)."""
+        """Drop those that were too slow; returns when the next one will be (monotonic s; None = there is none)."""
         now_s = monotonic()
         for fd, connection in list(self._connections.items()):
             if now_s < connection.deadline_s:

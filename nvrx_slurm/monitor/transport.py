@@ -18,7 +18,7 @@ class RankMonitorClientError(NvrxError, RuntimeError):
 
 
 def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], int | None]:
-    """Send one request to the rank monitor at `path` and return its `ok` answer and the fd that came with it (the caller's).
+    """Send one request to the rank monitor at `path`; returns its `ok` answer and the fd that came with it, if any.
 
     Takes at most REPLY_TIMEOUT_S, also while the monitor is being restarted. Raises RankMonitorClientError: nobody
     listens, no answer in time, or the monitor refuses (its own sentence).
