@@ -91,11 +91,12 @@ class _Config:
 class RankMonitorClient:
     """Connects this rank to its rank monitor. One per rank; not for processes that the rank forks (see below).
 
-    Attributes: `is_initialized`; `rank_info` (RankInfo) and `cfg` (the launcher's settings, read-only), None before init.
+    Attributes: `is_initialized`; `rank_info` (RankInfo) and `cfg` (the launcher's settings, read-only; both None before
+    init).
 
-    A heartbeat is one store into memory that is shared with the monitor: no syscall, no lock, no waiting, whatever state
-    the monitor is in. In a child made by os.fork() (a data loader's worker) the client is uninitialised, so that a child
-    that still lives can never be taken for its rank; sending a heartbeat there raises.
+    A heartbeat is one store into memory that is shared with the monitor: no syscall, no lock, no waiting, whatever
+    state the monitor is in. In a child made by os.fork() (a data loader's worker) the client is uninitialised, so that
+    a child that still lives can never be taken for its rank; sending a heartbeat there raises.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"
 CLOSE_TIMEOUT_S = 1.0  # for a monitor to end on `quit`; then it is killed
 
-# A monitor that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
+# One that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
 _YOUNG_S = 10.0
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 30.0
@@ -39,7 +39,10 @@ _MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its 0
 _BACKLOG = 128
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from nvrx_slurm.monitor.main import main; sys.exit(main(sys.argv[2:]))"
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from nvrx_slurm.monitor.main import main; sys.exit(main(sys.argv[2:]))"
+)
 
 OnHang = Callable[[int, dict[str, Any]], None]
 
@@ -82,11 +85,12 @@ class _Life:
 class RankMonitor:
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 
-    `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is called
-    once per worker that the monitor found hung and is about to end (see hear()); `message` is the monitor's `hang`:
-    cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
+    `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is
+    called once per worker that the monitor found hung and is about to end (see hear()); `message` is the monitor's
+    `hang`: cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
 
-    start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> ... -> unwatch(); close().
+    start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
+    hear() -> unwatch(); in the end close().
     """
 
     def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang) -> None:
@@ -141,9 +145,9 @@ class RankMonitor:
     ) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: seconds by the names of `core.watch.Limits`, None or
-        absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg` (JSON).
-        Raises ValueError for a bad limit and WireError for settings that are not short JSON; nothing has changed then.
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: seconds by the names of `core.watch.Limits`, None
+        or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
+        (JSON). Raises ValueError for a bad limit and for settings over 64 KiB; nothing has changed then.
         """
         life = self._life
         assert life is not None, "start() first"
@@ -268,8 +272,8 @@ class RankMonitor:
     def hear(self) -> None:
         """Take all that the monitor has said (otherwise done by the loop, in its own time).
 
-        Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the worker,
-        so after this on_hang() has been called if that is why it ended.
+        Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the
+        worker, so after this on_hang() has been called if that is why it ended.
         """
         while self._control is not None:
             try:

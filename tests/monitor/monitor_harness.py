@@ -106,7 +106,7 @@ class Rig:
     """`async with Rig() as rig`: a started RankMonitor; workers by rig.worker(code, ...)."""
 
     def __init__(self) -> None:
-        self.dir = Path(tempfile.mkdtemp(prefix="nvrx-t"))
+        self.dir = Path(tempfile.mkdtemp(prefix="nvrx-rmtest-"))
         self.hangs: list[dict[str, Any]] = []
         self._hang = asyncio.Event()
         self.monitor = RankMonitor(0, self.dir, self._on_hang)

@@ -55,7 +55,9 @@ def test_what_a_rank_learns_and_how_it_ends():
                 info = client.rank_info
                 say(info.global_rank, info.local_rank, info.pid == os.getpid(), len(info.host) > 0)
                 say(client.cfg.rank_heartbeat_timeout, client.cfg.safety_factor, client.cfg.rank_termination_signal)
-                for code in ("client.cfg.rank_heartbeat_timeout = 1", "client.cfg.nonsense", "client.init_workload_monitoring()"):
+                for code in (
+                    "client.cfg.rank_heartbeat_timeout = 1", "client.cfg.nonsense", "client.init_workload_monitoring()"
+                ):
                     try:
                         exec(code)
                         say("no error")

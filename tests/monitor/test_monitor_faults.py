@@ -175,7 +175,7 @@ def test_when_the_agent_is_killed_its_workers_and_monitors_are_gone_within_a_sec
         for pidfd in pidfds:
             os.close(pidfd)
 
-    directory = tempfile.mkdtemp(prefix="nvrx-t")
+    directory = tempfile.mkdtemp(prefix="nvrx-rmtest-")
     asyncio.run(story(directory))
     shutil.rmtree(directory)
 

@@ -215,7 +215,12 @@ def test_a_worker_without_an_abort_handler_is_killed_at_once():
     async def story():
         async with Rig() as rig:
             worker = rig.worker(
-                "import faulthandler; faulthandler.disable(); client.init_workload_monitoring(); threading.Event().wait()",
+                """
+                import faulthandler
+                faulthandler.disable()
+                client.init_workload_monitoring()
+                threading.Event().wait()
+                """,
                 initial_rank_heartbeat_timeout=0.3,
             )
             await rig.hang()

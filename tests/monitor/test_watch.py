@@ -71,7 +71,7 @@ def test_the_deadline_is_exact(limits, view, after):
 
 @given(st.builds(Limits, limit, limit, limit), views(), moment, st.floats(0, 1))
 def test_sleeping_to_the_deadline_misses_no_heartbeat_limit(limits, view, after, when):
-    """Whenever between a look and the deadline it set the first heartbeat comes, its limit has not run out before that look."""
+    """Whenever the first heartbeat comes before the next look, its limit has not run out before that look."""
     now = max(view.started_s, view.initialized_s or 0, view.heartbeat_s or 0) + after
     verdict = judge(limits, view, now)
     if verdict.hung or view.finished or view.initialized_s is None or view.heartbeat_s is not None:
