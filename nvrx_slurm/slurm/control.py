@@ -90,7 +90,7 @@ def parse_fields(line: str) -> dict[str, str]:
     """KEY=VALUE of one line of `scontrol show ... -o`; values may hold blanks. The first of equal keys counts."""
     line = line[:_MAX_OUTPUT]
     keys = list(_KEY.finditer(line))
-    ends = [key.start() for key in keys[1:]] + [len(line)]
+    ends = [*(key.start() for key in keys), len(line)][1:]
     fields: dict[str, str] = {}
     for key, end in zip(keys, ends, strict=True):
         fields.setdefault(key[1], line[key.end() : end].strip())

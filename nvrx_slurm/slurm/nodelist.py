@@ -18,7 +18,7 @@ _MAX_TEXT = 1 << 20  # characters
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _NAME = re.compile(r"[^\s,\[\]]*")
 _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
-_LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII | re.DOTALL)
+_LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})", re.ASCII | re.DOTALL)
 
 
 def expand(hostlist: str) -> list[str]:
@@ -40,20 +40,20 @@ def expand(hostlist: str) -> list[str]:
 def compress(hosts: Iterable[str]) -> str:
     """The shortest list this simple scheme finds for `hosts`: `expand(compress(hosts)) == list(hosts)`.
 
-    Neighbours that differ only in their last number share a bracket. Order and duplicates are kept.
+    Neighbours that differ only in the number at their end share a bracket (Slurm 22.05 refuses text after the last
+    bracket, though `expand` takes it). Order and duplicates are kept.
     Raises UsageError for names that no host list can hold (empty, or with blanks, commas, brackets).
     """
-    groups: list[tuple[str, str, list[str]]] = []  # prefix, suffix, numbers as written
+    groups: list[tuple[str, list[str]]] = []  # prefix, numbers as written
     for host in hosts:
         if not host or not _NAME.fullmatch(host) or host == "(null)":
             raise UsageError(f"{host!r} cannot be in a host list: no blanks, commas or brackets in names.")
         found = _LAST_NUMBER.fullmatch(host)
-        prefix, number, suffix = found.groups() if found else (host, "", "")
-        last = groups[-1] if groups else None
-        if number and last and last[2] and (last[0], last[1]) == (prefix, suffix):
-            last[2].append(number)
+        prefix, number = found.groups() if found else (host, "")
+        if number and groups and groups[-1][1] and groups[-1][0] == prefix:
+            groups[-1][1].append(number)
         else:
-            groups.append((prefix, suffix, [number] if number else []))
+            groups.append((prefix, [number] if number else []))
     return ",".join(_group_text(*group) for group in groups)
 
 
@@ -137,9 +137,9 @@ def _bracket(text: str, start: int, inside: str, room: int) -> list[str]:
     return numbers
 
 
-def _group_text(prefix: str, suffix: str, numbers: list[str]) -> str:
+def _group_text(prefix: str, numbers: list[str]) -> str:
     if len(numbers) < 2:
-        return f"{prefix}{''.join(numbers)}{suffix}"
+        return f"{prefix}{''.join(numbers)}"
     runs: list[tuple[str, str]] = []
     for number in numbers:
         # Exactly what `expand` would write next: it pads to the width of the run's first number.
@@ -147,4 +147,4 @@ def _group_text(prefix: str, suffix: str, numbers: list[str]) -> str:
             runs[-1] = (runs[-1][0], number)
         else:
             runs.append((number, number))
-    return f"{prefix}[{','.join(a if a == b else f'{a}-{b}' for a, b in runs)}]{suffix}"
+    return f"{prefix}[{','.join(a if a == b else f'{a}-{b}' for a, b in runs)}]"

@@ -57,7 +57,7 @@ class JobEnd:
 class MiniCluster:
     """One private cluster below `root`.
 
-    root: a directory for this cluster only, made 0700 by `up`; at most 66 bytes. nodes: 1..64 (n1..nN).
+    root: a directory for this cluster only, made 0700 by `up`; at most 71 bytes. nodes: 1..64 (n1..nN).
     cpus_per_node: as Slurm sees them. kill_wait_s: KillWait. die_with_owner: also end when this Python process
     ends, however it ends (for tests); otherwise the cluster lives until `down`, by whatever process.
     extra: more lines for slurm.conf. Raises UsageError for bad arguments. Also a context manager (up ... down).
@@ -196,6 +196,25 @@ class MiniCluster:
         self._start(name, "slurmd", "-D", "-N", name)
         self._wait(name, time.monotonic() + timeout_s, lambda: self._registered(name, since))
 
+    def reset(self, timeout_s: float = 30.0) -> None:
+        """Back to a fresh cluster: no job, every node alive and idle. For tests that share one.
+
+        Raises MiniClusterError after `timeout_s` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        jobs = self.run("squeue", "-h", "-o", "%A").split()
+        if jobs:
+            self.run("scancel", "--signal=KILL", "--full", *jobs)
+            self.run("scancel", *jobs)
+        for name in self.settings.node_names:
+            # A lost node keeps its job "completing": only its return, or DOWN, ends that.
+            if not _alive(self._inits.get(name)):
+                self.restart_node(name)
+        down = [name for name, state in self._states().items() if state.startswith(("down", "drain", "fail"))]
+        if down:
+            self.run("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
+        self._wait("slurmctld", deadline, lambda: set(self._states().values()) == {"idle"})
+
     def status(self) -> dict[str, str]:
         """State of each part: "up" or "dead" for the daemons, Slurm's word for nodes, "dead, Slurm says X" if lost."""
         slurm = self._states() if _alive(self._inits.get("slurmctld")) else {}
@@ -295,6 +314,19 @@ class MiniCluster:
         """What the job's batch script printed so far (where `submit` put it)."""
         path = self.root / "jobs" / f"{job_id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_output(self, job_id: int, text: str, timeout_s: float) -> str:
+        """Wait until the job's batch script has printed `text`; returns all output so far.
+
+        Raises MiniClusterError when the job ends without it, or after `timeout_s` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        while text not in (out := self.output(job_id)):
+            ended = self.job(job_id)["JobState"] not in _NOT_ENDED and text not in self.output(job_id)
+            if ended or time.monotonic() > deadline:
+                raise MiniClusterError(f"minicluster: job {job_id} did not print {text!r} but {out[-500:]!r}.")
+            time.sleep(_POLL_S)
+        return out
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def _listed(processes: list[Process]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--dir", type=Path, default=default_root(), help="the cluster's directory (default: %(default)s)")
+    common.add_argument("--dir", type=Path, default=default_root(), help="where it lives (default: %(default)s)")
     parser = argparse.ArgumentParser(prog="minicluster", description="A private Slurm cluster on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", parents=[common], help="bring a cluster up and print the exports")

@@ -1,4 +1,4 @@
-"""What the minicluster's Slurm is told: settings, private ports, and the text of slurm.conf (pure but for the ports)."""
+"""What the minicluster's Slurm is told: settings, private ports, and the text of slurm.conf."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Settings:
 
 
 def check_root(root: Path) -> None:
-    """UsageError when paths below `root` would be too long for Unix sockets (107 bytes, unix(7)) or break slurm.conf."""
+    """UsageError when paths below `root` are too long for Unix sockets (107 bytes, unix(7)) or break slurm.conf."""
     longest = len(str(root / _LONGEST_SOCKET).encode())
     if longest > _MAX_SOCKET_PATH:
         room = _MAX_SOCKET_PATH - len(_LONGEST_SOCKET) - 1

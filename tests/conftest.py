@@ -1,0 +1,51 @@
+"""Fixtures for the whole suite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.testing.minicluster import MiniCluster
+
+
+@pytest.fixture(scope="session")
+def needs_slurm() -> None:
+    """Skip, with the reason, where Slurm is not installed; fail instead if NVRX_REQUIRE_SLURM=1."""
+    if reason := MiniCluster.available():
+        if os.environ.get("NVRX_REQUIRE_SLURM") == "1":
+            pytest.fail(f"NVRX_REQUIRE_SLURM=1, but {reason}")
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def cluster_root() -> Iterator[Path]:
+    """A short, private directory for one more cluster (pytest's own are too long for Unix sockets)."""
+    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
+    """The cluster of this session; tests use `minicluster`, which mends it first."""
+    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
+    cluster = MiniCluster(root, nodes=4, kill_wait_s=5, die_with_owner=True).up()
+    try:
+        yield cluster
+    finally:
+        stray = cluster.down()
+    assert stray == [], f"processes that were not below any node of the minicluster: {stray}"
+    assert cluster.scan() == [], "the minicluster left processes"
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def minicluster(shared_cluster: MiniCluster) -> MiniCluster:
+    """A real Slurm cluster of 4 idle nodes, n1..n4, with no job."""
+    shared_cluster.reset()
+    return shared_cluster

@@ -1,0 +1,124 @@
+"""Host lists: examples from scontrol(1), properties, and bad input that must name its place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.nodelist import MAX_HOSTS, compress, expand, expand_counts
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("  ", []),
+        ("(null)", []),
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[01-03,7]-ib[0-1]", ["n01-ib0", "n01-ib1", "n02-ib0", "n02-ib1", "n03-ib0", "n03-ib1", "n7-ib0", "n7-ib1"]),
+        ("a[08-11],b,c[9-10]x", ["a08", "a09", "a10", "a11", "b", "c9x", "c10x"]),
+        ("[1-2]", ["1", "2"]),
+        ("n[1,1]", ["n1", "n1"]),
+        ("gpu-a.b_c[0001]", ["gpu-a.b_c0001"]),
+    ],
+)
+def test_expand(text: str, hosts: list[str]) -> None:
+    assert expand(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n[1-3", "never closed at character 2"),
+        ("n1]", "never opened at character 3"),
+        ("n[1-[2]]", "within a bracket at character 5"),
+        ("n1,,n2", "empty name at character 4"),
+        ("n1,", "empty name at character 4"),
+        ("n[3-1]", "runs backwards (3-1) at character 3"),
+        ("n[1,x]", "'x', which is neither a number nor a range, at character 5"),
+        ("n[]", "'', which is neither"),
+        ("n[1-2-3]", "'1-2-3'"),
+        ("n[٣]", "neither a number"),
+        ("n1 n2", "a blank"),
+        ("n[0-65536]", "more than 65536 names"),
+        ("n[0-255]x[0-256]", "more than 65536 names"),
+        ("n[0-65535],m", "more than 65536 names"),
+        ("n[0-999999999999999999]", "more than 65536 names"),
+    ],
+)
+def test_expand_refuses(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="host list") as caught:
+        expand(text)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bound_itself_is_allowed() -> None:
+    assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([], ""),
+        (["n1"], "n1"),
+        (["login"], "login"),
+        (["n1", "n2", "n3", "n7"], "n[1-3,7]"),
+        (["n8", "n9", "n10"], "n[8-10]"),
+        (["n08", "n09", "n10", "n011"], "n[08-10,011]"),
+        (["a1", "b1", "b2"], "a1,b[1-2]"),
+        (["n1", "n1"], "n[1,1]"),
+        (["n1x", "n2x"], "n1x,n2x"),
+        (["n1-ib0", "n1-ib1", "n2-ib0"], "n1-ib[0-1],n2-ib0"),
+    ],
+)
+def test_compress(hosts: list[str], text: str) -> None:
+    assert compress(hosts) == text
+    assert expand(text) == hosts
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "a,b", "a[1]", "(null)"])
+def test_compress_refuses_what_no_list_can_hold(bad: str) -> None:
+    with pytest.raises(UsageError):
+        compress(["ok", bad])
+
+
+_NAMES = st.from_regex(r"\A[a-z0-9.\-]{0,6}[a-z0-9]{1,22}\Z")
+
+
+@given(st.lists(_NAMES, max_size=30))
+def test_round_trip(hosts: list[str]) -> None:
+    assert expand(compress(hosts)) == hosts
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integers(1, 4)), max_size=60))
+def test_round_trip_of_dense_numbers(parts: list[tuple[str, int, int]]) -> None:
+    hosts = [f"{prefix}{number:0{width}}" for prefix, number, width in parts]
+    assert expand(compress(hosts)) == hosts
+
+
+@given(st.text(alphabet="n[]-,0123 ", max_size=12))
+def test_any_text_expands_or_is_refused_in_one_sentence(text: str) -> None:
+    try:
+        hosts = expand(text)
+    except UsageError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(host and not set(host) & set("[], ") for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("", []), ("1", [1]), ("2(x3),1", [2, 2, 2, 1]), ("1(x4)", [1] * 4), ("3,2(x1)", [3, 2])]
+)
+def test_expand_counts(text: str, counts: list[int]) -> None:
+    assert expand_counts(text) == counts
+
+
+@pytest.mark.parametrize("bad", ["x", "1(x)", "1,,2", "1(2)", "-1", "1(x999999)"])
+def test_expand_counts_refuses(bad: str) -> None:
+    with pytest.raises(UsageError, match="count list"):
+        expand_counts(bad)
