@@ -47,6 +47,10 @@ _PROGRAM = (
 OnHang = Callable[[int, dict[str, Any]], None]
 
 
+def _socket_prefix(local_rank: int) -> str:
+    return f"rank{local_rank}."
+
+
 class _Life:
     """What one life of a worker shares with its monitor: the page and the socket, at a path of its own.
 
@@ -54,7 +58,7 @@ class _Life:
     """
 
     def __init__(self, private_dir: Path, local_rank: int, number: int) -> None:
-        self.path = private_dir / f"rank{local_rank}.{number}.sock"
+        self.path = private_dir / f"{_socket_prefix(local_rank)}{number}"
         if len(os.fsencode(self.path)) > _MAX_SOCKET_PATH_BYTES:
             raise UsageError(
                 f"{self.path} is too long for a Unix socket ({_MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
@@ -212,7 +216,8 @@ class RankMonitor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         name = f"nvrx-monitor-{self._local_rank}"
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name]
+        place = [os.fspath(self._dir), _socket_prefix(self._local_rank)]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name, *place]
         try:
             process = subprocess.Popen(
                 command,

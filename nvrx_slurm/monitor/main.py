@@ -142,8 +142,9 @@ class _Watched:
 class Monitor:
     """The program. `run()` returns the exit status when the agent said `quit` or is gone."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, directory: str, prefix: str) -> None:
         self._control = control
+        self._directory, self._prefix = directory, prefix
         self._loop = _Loop()
         self._running = True
         self._watched: _Watched | None = None
@@ -241,6 +242,7 @@ class Monitor:
     def _on_agent_gone(self) -> None:
         if self._watched is not None:
             kill.kill_group(self._watched.pidfd, self._watched.pid)
+        _remove_sockets(self._directory, self._prefix)
         self._running = False
 
     def _watch(self, message: dict[str, object], pidfd: int, page_fd: int, listener_fd: int) -> None:
@@ -264,8 +266,19 @@ class Monitor:
             self._loop.remove(self._watched.pidfd)
 
 
+def _remove_sockets(directory: str, prefix: str) -> None:
+    """What the dead agent cannot remove itself; the last of its monitors removes the directory."""
+    try:
+        for name in os.listdir(directory):
+            if name.startswith(prefix):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+    except OSError:
+        pass  # not empty yet, or another monitor was faster
+
+
 def main(argv: list[str]) -> int:
-    """`argv`: [file descriptor of the control socket, name for ps]."""
+    """`argv`: [fd of the control socket, name for ps, directory of the sockets, prefix of this monitor's there]."""
     for name in _IGNORED:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
     with open("/proc/self/comm", "w") as comm:
@@ -276,7 +289,7 @@ def main(argv: list[str]) -> int:
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    return Monitor(control).run()
+    return Monitor(control, argv[2], argv[3]).run()
 
 
 if __name__ == "__main__":

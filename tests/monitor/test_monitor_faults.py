@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -177,7 +176,7 @@ def test_when_the_agent_is_killed_its_workers_and_monitors_are_gone_within_a_sec
 
     directory = tempfile.mkdtemp(prefix="nvrx-rmtest-")
     asyncio.run(story(directory))
-    shutil.rmtree(directory)
+    assert not os.path.exists(directory)  # the monitors cleaned up after their agent
 
 
 @pytest.mark.parametrize("flag", [kill._PIDFD_SIGNAL_PROCESS_GROUP, 1 << 30])  # the latter: as before Linux 6.9
@@ -223,7 +222,7 @@ def test_close_leaves_no_process_no_zombie_no_socket_no_fd():
                 signal.pidfd_send_signal(pidfd, 0)
             assert worker.process.poll() is None  # left alone
             os.close(pidfd)
-            assert list(rig.dir.glob("*.sock")) == []
+            assert list(rig.dir.glob("rank*")) == []
         assert set(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(story())
