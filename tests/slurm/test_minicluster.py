@@ -46,7 +46,7 @@ def gone(one: init.Process) -> bool:
 @pytest.mark.parametrize("settings", [{"nodes": 0}, {"nodes": 65}, {"cpus_per_node": 0}, {"kill_wait_s": 0}])
 def test_settings_are_bounded(settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(settings))}=.* out of range"):
-        Settings(**settings)
+        Settings(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("root", ["/" + "x" * 71, "/tmp/with blank", "/tmp/100%"])
