@@ -51,8 +51,10 @@ class AgentSettings:
     stop_timeout_s: float = 15.0  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
     term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
     kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
+    same_signal_s: float = 3.0  # signals this close together are one wish to end, not an impatient second one
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
-    join_timeout_s: float = 300.0  # how long to look for a coordinator
+    join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
+    reconnect_timeout_s: float = 30.0  # the same after having lost one
 
 
 # --- events besides the coordinator's messages (Plan, Stop, Finish, Refused) --------------------------
@@ -204,7 +206,7 @@ class Agent(Machine):
     }
 
     def __init__(self, node: Node, settings: AgentSettings, now: float) -> None:
-        super().__init__(State.IDLE)
+        super().__init__(State.IDLE, now)
         self.node = node
         self.settings = settings
         self.plan: Plan | None = None  # the last one that was taken
@@ -218,7 +220,8 @@ class Agent(Machine):
         self._give_up_at: float | None = None
         self._hang_by: float | None = None
         self._hang: RankFault | None = None
-        self._signalled = False
+        self._signalled_at: float | None = None
+        self._met = False  # has ever had a coordinator
 
     def deadline(self) -> float | None:
         """When the next Tick is due (monotonic seconds), or None."""
@@ -232,6 +235,7 @@ class Agent(Machine):
 
     def on_connected(self, event: Connected, now: float) -> None:
         """Tell the coordinator who we are and what we run."""
+        self._met = True
         self._connect_by = self._orphan_by = None
         plan = self.plan
         running = None
@@ -244,12 +248,14 @@ class Agent(Machine):
     def on_disconnected(self, event: Disconnected, now: float) -> None:
         """The shell keeps looking for a coordinator; we bound how long that is any use."""
         self.emit(Say(f"no coordinator: {event.why}"))
-        self._connect_by = now + self.settings.join_timeout_s
+        self._connect_by = now + self.settings.reconnect_timeout_s
         self._orphan_by = now + self.settings.orphan_grace_s
 
     def on_tick_alone(self, event: Tick, now: float) -> None:
         """Without workers and without a coordinator there is nothing left to do."""
-        why = f"no coordinator could be reached within {self.settings.join_timeout_s:g} s (join timeout)"
+        s = self.settings
+        within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
+        why = f"no coordinator could be reached within {within}"
         self._leave(Exit(ExitCode.COORDINATOR_LOST, why), _SIGTERM, 0.0, now)
 
     # --- plans ----------------------------------------------------------------------------------------------
@@ -408,7 +414,7 @@ class Agent(Machine):
         self.state = State.IDLE
         self._kill_at = self._give_up_at = self._hang_by = None
         if self._connect_by is not None:
-            self._connect_by = now + self.settings.join_timeout_s
+            self._connect_by = now + self.settings.reconnect_timeout_s
         self.emit(Send(Stopped(self.plan.term, self.plan.cycle, 0)))
         if self._next_plan is not None:
             self._take(self._next_plan, now)
@@ -424,18 +430,19 @@ class Agent(Machine):
 
     def on_signalled(self, event: Signalled, now: float) -> None:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
-        self._signalled = True
+        self._signalled_at = now
         code = signal_exit_code(event.signum)
         why = f"node {self.node.infra_rank} ({self.node.host}) got signal {event.signum}"
         self.emit(Send(EndJob(code, why)))
         self._leave(Exit(code, why), event.signum, self.settings.term_timeout_s, now)
 
     def on_signalled_again(self, event: Signalled, now: float) -> None:
-        """Slurm signals all nodes, so the first may come after the coordinator's Finish: the workers have had theirs.
-        Whoever sends a second one does not want to wait."""
-        if self._signalled and self._kill_at is not None:
+        """Slurm tells an end several times over (job, step, front) and may do so after the coordinator has: that is one
+        wish. Whoever signals again later does not want to wait."""
+        if self._signalled_at is None:
+            self._signalled_at = now
+        elif self._kill_at is not None and now >= self._signalled_at + self.settings.same_signal_s:
             self._kill_at = now
-        self._signalled = True
 
     def _leave(self, end: Exit, signum: int, grace_s: float, now: float) -> None:
         stopping = self.state is State.STOPPING

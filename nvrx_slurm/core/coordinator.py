@@ -95,7 +95,7 @@ class Coordinator(Machine):
     }
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
-        super().__init__(Phase.GATHERING)
+        super().__init__(Phase.GATHERING, now)
         self.settings = settings
         self.cycle = 0  # the running one, or the next one while GATHERING
         self.restarts_used = 0

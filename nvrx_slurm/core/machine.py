@@ -43,8 +43,9 @@ class Machine:
 
     table: ClassVar[Mapping[tuple[Enum, type], Row]]
 
-    def __init__(self, state: Enum) -> None:
+    def __init__(self, state: Enum, now: float) -> None:
         self.state: Enum = state
+        self.started = now  # monotonic seconds; the event log needs it to build the same machine again
         self._out: list[Any] = []
 
     def step(self, event: object, now: float) -> list[Any]:
