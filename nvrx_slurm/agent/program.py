@@ -155,6 +155,7 @@ class Program:
     async def run(self) -> int:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
         job = self._job
+        asyncio.get_running_loop().set_exception_handler(self._on_defect)
         self._console.start()
         for note in self._notes:
             self._console.say(note)
@@ -273,6 +274,14 @@ class Program:
         elif self._coordinator is not None:
             end = t.EndJob(signal_exit_code(signum), f"the coordinator's node got signal {signum}")
             self._coordinator.post(ev.GotEndJob(self._job.node.node_id, end))
+
+    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception that nobody caught, in a callback or task: end with it rather than go on half-done."""
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._agent.finish_with(error)
+        else:
+            self._console.say(f"asyncio: {context.get('message')}")
 
     # --- the end ----------------------------------------------------------------------------------------------
 

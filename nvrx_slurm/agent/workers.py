@@ -163,7 +163,7 @@ class Workers:
 
     def _exited(self, local_rank: int) -> None:
         if self._monitors:
-            self._monitors[local_rank].drain()  # it says why it killed before it kills
+            self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
         if not self._alive:
             self._nobody.set()

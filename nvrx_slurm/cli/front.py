@@ -25,9 +25,10 @@ from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.launch import NODE_LOG, srun_argv
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 _REFRESH_S = 1.0
-_LINGER_S = 10.0  # how long srun may take to end once the job's result is known
+_LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
 _LAST_WORDS_S = 2.0
 
 
@@ -42,9 +43,14 @@ def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str
         nodes,
         0 if slurm is None else slurm.cpus_per_task,
         str(directory.path / NODE_LOG),
-        config.launch.srun_args,
+        [f"--job-name={step_name()}", *config.launch.srun_args],
         [*command, *words],
     )
+
+
+def step_name() -> str:
+    """By which Slurm finds this front's step among others of the job."""
+    return f"nvrx-run.{os.getpid()}"
 
 
 def run_step(resolved: Resolved, here: Here, words: Sequence[str]) -> int:
@@ -63,7 +69,8 @@ def run_step(resolved: Resolved, here: Here, words: Sequence[str]) -> int:
     console.follow(log, "", 1)
     console.say(shlex.join(argv))
     try:
-        return _Step(argv, _step_env(), directory.result).wait(console)
+        assert here.slurm is not None
+        return _Step(argv, _step_env(), directory.result, here.slurm.job_id, step_name()).wait(console)
     finally:
         console.finish(_LAST_WORDS_S)
 
@@ -78,11 +85,13 @@ def _step_env() -> dict[str, str]:
 class _Step:
     """The running srun."""
 
-    def __init__(self, argv: Sequence[str], env: dict[str, str], result: Path) -> None:
+    def __init__(self, argv: Sequence[str], env: dict[str, str], result: Path, job_id: int, name: str) -> None:
         self._result = result
+        self._job_id = job_id
+        self._name = name
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write_fd)
-        self._handled = {signum: signal.signal(signum, _noted) for signum in _FORWARDED}
+        self._handled = {signum: signal.signal(signum, _noted) for signum in (*_ENDING, *_WARNING)}
         try:
             # a session of its own: Ctrl-C reaches srun once, through us
             self._srun = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -103,13 +112,19 @@ class _Step:
             if self._read_fd in ready:
                 for signum in os.read(self._read_fd, 64):
                     console.say(f"passing {signal.Signals(signum).name} on to the step")
-                    self._srun.send_signal(signum)
-                    ended_by = signum if signum not in (signal.SIGUSR1, signal.SIGUSR2) else ended_by
+                    self._pass_on(signum)
+                    ended_by = signum if signum in _ENDING else ended_by
             elif self._result.exists() and self._outlived(poll):
                 console.say(f"the job has ended; srun has not within {_LINGER_S:g} s and is ended now")
                 self._srun.kill()
         code = self._srun.wait()
         return self._code(code, ended_by)
+
+    def _pass_on(self, signum: int) -> None:
+        """srun hands most signals on, but takes the ending ones as an order to kill the step at once; Slurm does not."""
+        if signum in _ENDING and control.signal_step(self._job_id, self._name, signum):
+            return
+        self._srun.send_signal(signum)
 
     def _outlived(self, poll: select.poll) -> bool:
         poll.unregister(self._read_fd)

@@ -30,7 +30,7 @@ class _Session:
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.queue: asyncio.Queue[pb.FromCoordinator | None] = asyncio.Queue(QUEUE_LENGTH)
-        self.why_lost = "its stream broke"
+        self.why_lost = "its connection broke or went silent"
         self.overrun = False
 
     def push(self, message: pb.FromCoordinator | None) -> None:
@@ -175,7 +175,6 @@ class ControlServer:
         while True:
             envelope = await context.read()
             if envelope is grpc.aio.EOF:
-                session.why_lost = "its agent left"
                 return
             try:
                 message = codec.decode(envelope)

@@ -83,6 +83,20 @@ def is_gone(states: frozenset[str]) -> bool:
     return bool(states & _GONE)
 
 
+def signal_step(job_id: int, step_name: str, signum: int, timeout_s: float = TIMEOUT_S) -> bool:
+    """Have Slurm send `signum` to the tasks of the step of `job_id` that was named `step_name` (srun --job-name).
+
+    False when there is no such step (any more) or Slurm does not answer. See scancel(1): unlike a signal to srun, which
+    kills the step at once for SIGTERM, this delivers just the signal.
+    """
+    answer = _ask(["squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"], timeout_s) or ""
+    for line in answer.splitlines():
+        step, _, name = line.strip().partition("|")
+        if name == step_name:
+            return _ask(["scancel", f"--signal={signum}", step], timeout_s) is not None
+    return False
+
+
 # --- parsers: tolerant, for every version's output ------------------------------------------------------------------
 
 
