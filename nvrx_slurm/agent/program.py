@@ -23,6 +23,7 @@ from nvrx_slurm.core.machine import Say
 from nvrx_slurm.core.restarts import report
 from nvrx_slurm.errors import ExitCode, NvrxError, signal_exit_code
 from nvrx_slurm.system.ports import PortReservation
+from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -148,6 +149,7 @@ class Program:
         self._job = job
         self._notes = notes
         self._console = Console(f"nvrx-run[{job.node.host}]")
+        self._signals = SignalReader((*_ENDING, *_PASSED_ON))
         self._coordinator: CoordinatorShell | None = None
         self._agent: AgentShell
         self._workers: Workers
@@ -179,7 +181,7 @@ class Program:
         if job.coordinator is not None:
             await self._become_coordinator(job.coordinator)
         self._agent.link = await self._make_link()
-        self._handle_signals()
+        asyncio.get_running_loop().add_reader(self._signals.fd, self._on_signals)
         self._agent.link.start()
         end: ag.Exit = await self._agent.result
         await self._agent.link.close(_LAST_WORDS_S)
@@ -260,17 +262,18 @@ class Program:
     def _on_hang(self, fault: t.RankFault) -> None:
         self._agent.post(ag.HangSeen(fault))
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for signum in _ENDING:
-            loop.add_signal_handler(signum, self._on_signal, signum)
-        for signum in _PASSED_ON:
-            loop.add_signal_handler(signum, self._agent.post, ag.Warned(signum))
+    def _on_signals(self) -> None:
+        for received in self._signals.read():
+            everybody = self._job.agent.in_step and sent_by_slurm(received)
+            if received.signum in _ENDING:
+                self._on_ending(received.signum, everybody)
+            elif not everybody:  # otherwise the workers have it already
+                self._agent.post(ag.Warned(received.signum))
 
-    def _on_signal(self, signum: int) -> None:
+    def _on_ending(self, signum: int, everybody: bool) -> None:
         """The agent may have left while the coordinator on this node serves on: then the signal is for that one."""
         if not self._agent.result.done():
-            self._agent.post(ag.Signalled(signum))
+            self._agent.post(ag.Signalled(signum, everybody))
         elif self._coordinator is not None:
             end = t.EndJob(signal_exit_code(signum), f"the coordinator's node got signal {signum}")
             self._coordinator.post(ev.GotEndJob(self._job.node.node_id, end))

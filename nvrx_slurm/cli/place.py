@@ -152,6 +152,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         term_timeout_s=kill_after_s,
         kill_timeout_s=_KILL_TIMEOUT_S,
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
+        in_step=slurm is not None,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent) if hosts else None

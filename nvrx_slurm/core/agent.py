@@ -52,6 +52,7 @@ class AgentSettings:
     term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
     kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
     same_signal_s: float = 3.0  # signals this close together are one wish to end, not an impatient second one
+    in_step: bool = False  # Slurm signals the workers itself, at about the time the coordinator tells us
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
@@ -92,6 +93,7 @@ class Signalled:
     """This agent got a signal that ends the job (TERM, INT, HUP, QUIT)."""
 
     signum: int
+    everybody: bool = False  # Slurm sends it to every process of the step, so the workers have had it, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Exit:
     reason: str
 
 
-_SIGTERM, _SIGKILL = 15, 9
+_SIGTERM, _SIGKILL, _SIGCONT = 15, 9, 18
 _SIGNAL_BASE = signal_exit_code(0)
 _STOP = (State.STOPPING, State.IDLE)
 _END = (State.LEAVING, State.GONE)
@@ -216,6 +218,8 @@ class Agent(Machine):
         self._exit: Exit | None = None
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
+        self._term_at: float | None = None
+        self._term_signum = _SIGTERM
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._hang_by: float | None = None
@@ -228,7 +232,7 @@ class Agent(Machine):
         if self.state is State.RUNNING:
             return earliest(self._orphan_by, self._hang_by)
         if self.state in (State.STOPPING, State.LEAVING):
-            return earliest(self._kill_at, self._give_up_at)
+            return earliest(self._term_at, self._kill_at, self._give_up_at)
         return self._connect_by
 
     # --- the stream ---------------------------------------------------------------------------------------
@@ -384,7 +388,10 @@ class Agent(Machine):
 
     def on_tick_ladder(self, event: Tick, now: float) -> None:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
-        if self._kill_at is not None and now >= self._kill_at:
+        if self._term_at is not None and now >= self._term_at:
+            self._term_at = None
+            self.emit(SignalWorkers(self._term_signum))
+        elif self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._give_up_at = now + self.settings.kill_timeout_s
             self.emit(SignalWorkers(_SIGKILL))
@@ -426,7 +433,8 @@ class Agent(Machine):
         by_signal = event.code > _SIGNAL_BASE
         signum = event.code - _SIGNAL_BASE if by_signal else _SIGTERM
         grace_s = self.settings.term_timeout_s if by_signal else self.settings.stop_timeout_s
-        self._leave(Exit(event.code, event.reason), signum, grace_s, now)
+        wait_s = self.settings.same_signal_s if by_signal and self.settings.in_step else 0.0
+        self._leave(Exit(event.code, event.reason), signum, grace_s, now, wait_s)
 
     def on_signalled(self, event: Signalled, now: float) -> None:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
@@ -434,17 +442,21 @@ class Agent(Machine):
         code = signal_exit_code(event.signum)
         why = f"node {self.node.infra_rank} ({self.node.host}) got signal {event.signum}"
         self.emit(Send(EndJob(code, why)))
-        self._leave(Exit(code, why), event.signum, self.settings.term_timeout_s, now)
+        wait_s = None if event.everybody else 0.0
+        self._leave(Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
 
     def on_signalled_again(self, event: Signalled, now: float) -> None:
         """Slurm tells an end several times over (job, step, front) and may do so after the coordinator has: that is one
         wish. Whoever signals again later does not want to wait."""
+        if event.everybody:
+            self._term_at = None
         if self._signalled_at is None:
             self._signalled_at = now
         elif self._kill_at is not None and now >= self._signalled_at + self.settings.same_signal_s:
             self._kill_at = now
 
-    def _leave(self, end: Exit, signum: int, grace_s: float, now: float) -> None:
+    def _leave(self, end: Exit, signum: int, grace_s: float, now: float, wait_s: float | None = 0.0) -> None:
+        """Stop for good. The workers get `signum` once: after `wait_s`, or (None) from somebody else."""
         stopping = self.state is State.STOPPING
         self._exit = end
         self.state = State.LEAVING
@@ -452,11 +464,16 @@ class Agent(Machine):
             self._gone()
         elif stopping:  # they have had their signal: never a second one, only a shorter wait
             self._kill_at = earliest(self._kill_at, now + grace_s) if self._kill_at is not None else None
-        else:
+        elif wait_s == 0.0:
             self._start_ladder(signum, grace_s, now)
+        else:
+            self._term_at = now + wait_s if wait_s is not None else None
+            self._term_signum = signum
+            self._kill_at = now + grace_s
+            self.emit(PassOn(_SIGCONT))  # a stopped worker acts on nothing
 
     def _gone(self) -> None:
         assert self._exit is not None
         self.state = State.GONE
-        self._kill_at = self._give_up_at = None
+        self._term_at = self._kill_at = self._give_up_at = None
         self.emit(self._exit)

@@ -6,6 +6,7 @@ The parent-death signal has to be set between fork and exec; doing that in a pro
 of a forked copy of the agent, which has gRPC's threads. See prctl(2), PR_SET_PDEATHSIG.
 """
 
+import _signal
 import ctypes
 import os
 import sys
@@ -15,11 +16,15 @@ _SIGKILL = 9
 
 
 def main() -> None:
-    """Set the signal, make sure that the parent was not gone before, exec. Exit 127: no such command, 126: no permission."""
+    """Set it, make sure that the parent was not gone before, unblock what the agent blocks, exec.
+
+    Exit code 127: no such command, 126: no permission.
+    """
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # `signal` would load `enum`, twice the start-up time
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,0 +1,65 @@
+"""Signals as data, with their sender: signalfd(2) through libc, because Python's handlers do not tell who sent one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_SFD_CLOEXEC, _SFD_NONBLOCK = 0x80000, 0x800
+_INFO_BYTES = 128  # struct signalfd_siginfo
+_INFO = struct.Struct("IiiII")  # signo, errno, code, pid, uid
+_SIGSET_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One signal; `pid` is the sender's, 0 = outside our PID namespace."""
+
+    signum: int
+    pid: int
+
+
+class SignalReader:
+    """Blocks `signums` in this thread (and those it starts later) and makes them readable on `fd`.
+
+    Children inherit the blocked mask; `system.trampoline` clears it. Make it before threads and children exist.
+    """
+
+    def __init__(self, signums: Iterable[int]) -> None:
+        wanted = set(signums)
+        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        mask = sum(1 << (signum - 1) for signum in wanted).to_bytes(_SIGSET_BYTES, "little")
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = libc.signalfd(-1, mask, _SFD_CLOEXEC | _SFD_NONBLOCK)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def read(self) -> list[Received]:
+        """The signals that have come; empty when there are none."""
+        try:
+            data = os.read(self.fd, _INFO_BYTES * 16)
+        except BlockingIOError:
+            return []
+        found = []
+        for start in range(0, len(data), _INFO_BYTES):
+            signum, _, _, pid, _ = _INFO.unpack_from(data, start)
+            found.append(Received(signum, pid))
+        return found
+
+
+def sent_by_slurm(received: Received) -> bool:
+    """Whether slurmstepd sent it, which signals every process of the step and not only this one.
+
+    In a container slurmstepd is outside our PID namespace, where the kernel tells 0.
+    """
+    if received.pid == 0:
+        return True
+    try:
+        return Path(f"/proc/{received.pid}/comm").read_text().strip() == "slurmstepd"
+    except OSError:
+        return False
