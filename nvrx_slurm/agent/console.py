@@ -32,7 +32,7 @@ class Console:
     """Start with `start()`, end with `finish()`. All methods may be called from the agent's loop; none blocks."""
 
     def __init__(self, name: str, refresh_s: float | None = None) -> None:
-        """`refresh_s`: also look at the files this often, for files that other hosts write (inotify does not see that)."""
+        """`refresh_s`: also look at the files this often, as inotify does not see what other hosts write."""
         self._head = f"{name}: ".encode()
         self._refresh_ms = None if refresh_s is None else refresh_s * 1000
         self._said: deque[bytes] = deque(maxlen=_QUEUED_SENTENCES)
@@ -144,4 +144,3 @@ def _write(fd: int, data: bytes) -> None:
             select.select([], [fd], [], 1.0)
         except OSError:
             return
-

@@ -1,9 +1,9 @@
 """The log tree (design: one guessable place per rank and cycle)
 
-    <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
-                                       /events/{coordinator,agent_<infra rank>}.jsonl
-                                       /result.json
-    <log-dir>/latest -> <job id>/r<Slurm restart>
+<log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
+                                   /events/{coordinator,agent_<infra rank>}.jsonl
+                                   /result.json
+<log-dir>/latest -> <job id>/r<Slurm restart>
 """
 
 from __future__ import annotations

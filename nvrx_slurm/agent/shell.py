@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from nvrx_slurm.core import record
 from nvrx_slurm.core.machine import Machine, Tick
+from nvrx_slurm.errors import ProtocolError
 
 
 class EventLog:
@@ -32,9 +33,9 @@ class EventLog:
                 self._file = self._path.open("a", encoding="utf-8", buffering=1)
                 self._file.write(self._header + "\n")
             self._file.write(record.step_line(event, now, time.time(), core, commands) + "\n")
-        except OSError as error:
+        except (OSError, ProtocolError) as error:
             self._broken = True
-            self._say(f"the event log ends here: {self._path}: {error.strerror}")
+            self._say(f"the event log {self._path} ends here: {error}")
 
     def close(self) -> None:
         """Close the file."""

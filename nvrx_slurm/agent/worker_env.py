@@ -21,7 +21,7 @@ class WorkerContract:
 
 
 def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
-    """The variables that tell one worker its place (torchrun's names; TORCHELASTIC_* as `torch.distributed.run` sets)."""
+    """The variables that tell one worker its place (torchrun's names and meanings)."""
     rank = plan.rank_offset + local_rank
     return {
         "RANK": str(rank),

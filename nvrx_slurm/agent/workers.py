@@ -99,7 +99,7 @@ class Workers:
                 self._loop.call_soon(self._on_exit, local_rank, fault)
 
     def signal(self, signum: int, wake: bool = False) -> None:
-        """Send `signum` to the group of every living worker; `wake` sends SIGCONT too (a stopped one acts on nothing)."""
+        """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
         self._stopping = self._stopping or signum in (signal.SIGTERM, signal.SIGKILL) or wake
         for worker in self._alive.values():
             worker.child.signal_group(signum)
@@ -177,9 +177,7 @@ class Workers:
         if fault is None or self._stopping:
             self._on_exit(local_rank, fault)
             return
-        details = self._loop.run_in_executor(
-            self._reader, faults.with_details, fault, worker.error_file, worker.stderr
-        )
+        details = self._loop.run_in_executor(self._reader, faults.with_details, fault, worker.error_file, worker.stderr)
         asyncio.ensure_future(self._explain(local_rank, fault, details))
 
     async def _explain(self, local_rank: int, fault: RankFault, details: asyncio.Future[RankFault]) -> None:

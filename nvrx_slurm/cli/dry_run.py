@@ -24,12 +24,14 @@ def dry_run(resolved: Resolved, here: place.Here, script: str, args: tuple[str, 
     lines = [f"place: {here.place.value}"]
     if here.place is not place.Place.TASK and not config.launch.standalone:
         words = [word for word in sys.argv[1:] if word != "--dry-run"]
-        lines += ["", "srun line (in a batch script or salloc shell):", "  " + shlex.join(step_argv(config, here, directory, words))]
+        line = shlex.join(step_argv(config, here, directory, words))
+        lines += ["", "srun line (in a batch script or salloc shell):", f"  {line}"]
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
     lines += _node_rows(here, nodes.min, nodes.max, nproc)
     lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(place.worker_argv(config, script, args))]
     lines += ["", "environment of rank 0, besides what is inherited:"]
-    lines += [f"  {name}={value}" for name, value in _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc).items()]
+    env = _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc)
+    lines += [f"  {name}={value}" for name, value in env.items()]
     return "\n".join(lines)
 
 

@@ -121,7 +121,7 @@ class _Step:
         return self._code(code, ended_by)
 
     def _pass_on(self, signum: int) -> None:
-        """srun hands most signals on, but takes the ending ones as an order to kill the step at once; Slurm does not."""
+        """srun hands most signals on, but takes an ending one as an order to kill the step at once."""
         if signum in _ENDING and control.signal_step(self._job_id, self._name, signum):
             return
         self._srun.send_signal(signum)
@@ -144,5 +144,3 @@ class _Step:
 
 def _noted(signum: int, frame: object) -> None:
     """The wakeup fd carries the signal to the loop."""
-
-

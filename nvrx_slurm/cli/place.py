@@ -93,7 +93,9 @@ def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
     if slurm is None or config.launch.endpoint is not None:
         return nodes
     if nodes.min > slurm.nnodes:
-        raise UsageError(f"--nnodes wants at least {nodes.min} nodes but the allocation has {slurm.nnodes}; ask Slurm for more")
+        raise UsageError(
+            f"--nnodes wants at least {nodes.min} nodes but the allocation has {slurm.nnodes}; ask Slurm for more"
+        )
     return NodeRange(nodes.min, slurm.nnodes)
 
 
@@ -145,7 +147,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         },
         termination_signal=config.ft.rank_termination_signal,
         shown=_shown(config),
-        monitored="NVRX_DISABLE_RANK_MONITORS" not in env,
+        monitored=not config.launch.disable_rank_monitors,
     )
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
@@ -228,9 +230,11 @@ def _node(config: Config, slurm: SlurmContext | None, meeting: Meeting | None, n
         rank = array_infra_rank(slurm) if launch.endpoint is not None else slurm.infra_rank
         host = slurm.nodename or socket.gethostname()
         address = launch.local_addr or (host if _resolves(host) else "")
-        if not address and rank == 0 and meeting is not None:
+        if not address and meeting is None:
+            address = "127.0.0.1"
+        elif not address and rank == 0 and meeting is not None:
             address = meeting.endpoints[0][0]
-        return Node(f"{rank}-{life}", rank, host, address or "127.0.0.1" if meeting is None else address, nproc, slurm.order)
+        return Node(f"{rank}-{life}", rank, host, address, nproc, slurm.order)
     if meeting is None:
         rank = launch.node_rank or 0
         return Node(f"{rank}-{life}", rank, socket.gethostname(), launch.local_addr or "127.0.0.1", nproc)

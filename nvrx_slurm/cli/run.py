@@ -12,7 +12,7 @@ from nvrx_slurm.errors import UsageError
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
   in a batch script (see sbatch_templates/):  nvrx-run ... train.py      then: sbatch script
   interactively:                              salloc -N 2 nvrx-run ... train.py
-  directly:                                   srun -N 2 --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 nvrx-run ... train.py
+  directly:                                   srun -N 2 --ntasks-per-node=1 --no-kill nvrx-run ... train.py
   on this machine all the same:               nvrx-run --standalone ... train.py"""
 
 
@@ -20,8 +20,9 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     """Run SCRIPT on all nodes of a job and keep it running: ranks that crash or hang are restarted, lost nodes are
     replaced by hot spares.
 
-    In a batch script or salloc shell it starts the srun step itself; inside an srun task it is that node's agent; without
-    Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is SCRIPT's.
+    In a batch script or salloc shell it starts the srun step itself; inside an srun task it is that node's agent;
+    without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
+    SCRIPT's.
     """
     from nvrx_slurm.cli import place
 

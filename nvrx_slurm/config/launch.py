@@ -141,9 +141,9 @@ class LaunchConfig(Section):
         RendezvousConfig(),
         RENDEZVOUS,
         env="pet",
-        help="join_timeout=300 (wait for MIN nodes), last_call_timeout=1 (then for spares), read_timeout=60, "
-        "is_host=true|false; close_timeout, timeout, store_connect_wait_seconds and use_libuv are accepted and "
-        "change nothing.",
+        help="join_timeout=300 (wait for MIN nodes), last_call_timeout=1 (then for spares), "
+        "is_host=true|false; read_timeout, close_timeout, timeout, store_connect_wait_seconds and use_libuv are "
+        "accepted and change nothing.",
     )
     master_addr: str | None = setting(
         v.optional(v.ADDRESS),
@@ -301,7 +301,7 @@ class LaunchConfig(Section):
     )
 
     disable_rank_monitors: bool = setting(
-        v.BOOL, False, MONITORING, flag="", built=False, help="Start no rank monitors."
+        v.BOOL, False, MONITORING, flag="", help="Start no rank monitors: hangs are not noticed."
     )
     enable_multi_launchers_per_node: bool = setting(
         v.BOOL, False, SLURM, flag="", built=False, help="Allow more than one launcher on a node."

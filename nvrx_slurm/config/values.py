@@ -364,7 +364,7 @@ class RendezvousConfig:
     is_host: bool | None = None  # this node starts the coordinator; None = decided by infra rank or endpoint
     join_timeout: float = 300.0  # > 0: how long too few nodes are waited for
     last_call_timeout: float = 1.0  # >= 0: how long a complete job waits for spares before its first plan
-    read_timeout: float = 60.0  # > 0: how long to wait for an answer of the coordinator
+    read_timeout: float = 60.0
     close_timeout: float = 30.0
     timeout: float = 900.0
     store_connect_wait_seconds: float = 120.0
@@ -384,7 +384,7 @@ _RDZV_KINDS: dict[str, Kind] = {
     "store_connect_wait_seconds": SECONDS,
     "use_libuv": BOOL,
 }
-RDZV_NO_EFFECT = ("close_timeout", "timeout", "store_connect_wait_seconds", "use_libuv")
+RDZV_NO_EFFECT = ("read_timeout", "close_timeout", "timeout", "store_connect_wait_seconds", "use_libuv")
 _RDZV_LATER = ("replacement_group_size", "segment", "segment_check_interval")
 
 

@@ -20,7 +20,7 @@ TOKEN_ENV = "NVRX_TOKEN"
 
 
 class Credentials(Protocol):
-    """What a site's user authentication (MUNGE) can do for us: seal bytes so that only `our uid` made and reads them."""
+    """What a site's user authentication (MUNGE) can do: seal bytes so that only our own uid made and reads them."""
 
     def seal(self, payload: bytes) -> str:
         """Seal `payload`. Raises AuthError."""

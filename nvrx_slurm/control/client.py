@@ -190,5 +190,3 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
     return str(error) or "no answer in time"
-
-

@@ -1,10 +1,10 @@
-"""Records of `nvrx_slurm.types` <-> protobuf, with bounds: what a peer of this version never sends is a ProtocolError."""
+"""Records of `nvrx_slurm.types` <-> protobuf, with bounds: what no peer of this version sends is a ProtocolError."""
 
 from __future__ import annotations
 
 import dataclasses
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any, get_type_hints
 
 from nvrx_slurm import types as t
@@ -17,7 +17,13 @@ _MAX_ORDER = 8
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _LONG_TEXT = {"message": 2000, "reason": 4000, "traceback": 16_000, "log": 4096}  # cut by the sender
 _ID_CHARS = 256  # every other string
-_BOUNDS = {"port": (0, 65535), "master_port": (0, 65535), "nproc": (1, 4096), "code": (0, 255), "exit_code": (-255, 255)}
+_BOUNDS = {
+    "port": (0, 65535),
+    "master_port": (0, 65535),
+    "nproc": (1, 4096),
+    "code": (0, 255),
+    "exit_code": (-255, 255),
+}
 _AGENT_FIELDS = {
     t.Register: "register",
     t.Failed: "failed",
@@ -67,7 +73,7 @@ def _to_pb(record: Any) -> Any:
     return getattr(pb, type(record).__name__)(**fields)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple(get_type_hints(cls).items())
 

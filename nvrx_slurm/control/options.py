@@ -44,5 +44,3 @@ def channel_options(interval_s: float, timeout_s: float) -> list[Option]:
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
-
-

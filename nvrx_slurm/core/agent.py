@@ -1,9 +1,9 @@
 """The agent of one node: runs what plans say, reports, stops, leaves. Pure; see `core.machine`.
 
-    IDLE -> RUNNING -> SUCCEEDED -> GONE
-              |  ^
-              v  |
-            STOPPING     (from anywhere, on signals and at the end: LEAVING -> GONE)
+IDLE -> RUNNING -> SUCCEEDED -> GONE
+          |  ^
+          v  |
+        STOPPING     (from anywhere, on signals and at the end: LEAVING -> GONE)
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ _END = (State.LEAVING, State.GONE)
 class Agent(Machine):
     """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    # fmt: off
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
         (State.IDLE, Connected): Row("on_connected", (State.IDLE,), "register"),
         (State.IDLE, Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
@@ -173,7 +174,7 @@ class Agent(Machine):
         (State.RUNNING, HangSeen): Row("on_hang", (State.RUNNING,), "it should be dead in a moment"),
         (State.RUNNING, Signalled): Row("on_signalled", _END, "end the job"),
         (State.RUNNING, Warned): Row("on_warned", (State.RUNNING,), "pass it on"),
-        (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphaned, or a hung rank lives"),
+        (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphan, or a hung rank lives"),
         (State.SUCCEEDED, Connected): Row("on_connected", (State.SUCCEEDED,), "register with the success"),
         (State.SUCCEEDED, Disconnected): Row("on_disconnected", (State.SUCCEEDED,), "look for the coordinator"),
         (State.SUCCEEDED, Plan): Row("on_plan_succeeded", (State.SUCCEEDED, State.RUNNING, State.IDLE), "once more"),
@@ -206,6 +207,7 @@ class Agent(Machine):
         (State.LEAVING, Warned): Row("ignore", (State.LEAVING,), "they are being stopped"),
         (State.LEAVING, Tick): Row("on_tick_ladder", _END, "next rung of the stop ladder"),
     }
+    # fmt: on
 
     def __init__(self, node: Node, settings: AgentSettings, now: float) -> None:
         super().__init__(State.IDLE, now)

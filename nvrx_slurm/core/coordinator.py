@@ -64,6 +64,7 @@ _ON = (Phase.RUNNING, Phase.STOPPING, Phase.GATHERING, Phase.FINISHED)
 class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    # fmt: off
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
         (Phase.GATHERING, Joined): Row("on_joined", _ALL, "count it; plan when there are enough"),
         (Phase.GATHERING, Lost): Row("on_lost", (Phase.GATHERING,), "one fewer"),
@@ -93,6 +94,7 @@ class Coordinator(Machine):
         (Phase.FINISHED, GotEndJob): Row("ignore", (Phase.FINISHED,), "the end is decided"),
         (Phase.FINISHED, Tick): Row("on_tick_finished", (Phase.CLOSED,), "nobody waits for ever"),
     }
+    # fmt: on
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
         super().__init__(Phase.GATHERING, now)

@@ -28,7 +28,7 @@ class Munge:
 
     @classmethod
     def find(cls, socket_path: str | None = None) -> Munge | None:
-        """An instance, or None where libmunge is not installed. `socket_path`: of a munged that is not the default one."""
+        """An instance, or None where there is no libmunge. `socket_path`: of a munged that is not the usual one."""
         for name in ("libmunge.so.2", ctypes.util.find_library("munge")):
             try:
                 return cls(ctypes.CDLL(name), socket_path) if name else None
