@@ -216,9 +216,12 @@ def main() -> None:
     train(trainer, args, monitor)
     say(trainer.summary())
 
-    if monitor:
-        monitor.shutdown_workload_monitoring()
+    # DDP first: were it the last to hold the group, its destructor would keep the GIL while it waits for a gloo thread
+    # that needs the GIL to release our loss tensor, and the finished process would hang (seen with torch 2.13).
+    del trainer.ddp
     dist.destroy_process_group()
+    if monitor:
+        monitor.shutdown_workload_monitoring()  # last, so that a hang until here is still noticed
 
 
 if __name__ == "__main__":
