@@ -1,0 +1,57 @@
+# Sourced by scripts/demo, scripts/test and scripts/check: makes what a fresh machine lacks, says so, and is quick
+# when there is nothing to do.
+# shellcheck shell=bash
+set -euo pipefail
+
+repo=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+venv=$repo/.venv
+cd "$repo"
+
+say() { printf '== %s\n' "$*"; }
+
+can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# apt_install PACKAGE...: without starting the services that come along; nothing of ours needs them.
+apt_install() {
+    local policy=/usr/sbin/policy-rc.d made=
+    say "apt-get install $*"
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=$policy
+    fi
+    local rc=0
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@"; } \
+        >/tmp/nvrx-apt.$$ 2>&1 || { rc=$?; tail -5 /tmp/nvrx-apt.$$ >&2; }
+    rm -f /tmp/nvrx-apt.$$ ${made:+"$made"}
+    return "$rc"
+}
+
+# need_slurm: Debian's Slurm, where it can be had; returns 1 (and says why) where it cannot.
+need_slurm() {
+    local missing=() pair
+    for pair in slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge numactl:numactl; do
+        PATH=$PATH:/usr/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+    done
+    [ ${#missing[@]} = 0 ] && return 0
+    can_apt && apt_install "${missing[@]}" && return 0
+    say "Slurm is not complete here (${missing[*]} missing) and cannot be installed: no root, no apt-get, or it failed"
+    return 1
+}
+
+# need_venv [EXTRAS]: .venv with this package in place and its EXTRAS ("test,dev").
+need_venv() {
+    local extras=${1:-} stamp wanted
+    stamp=$venv/.nvrx-installed${extras:+-${extras//,/-}}
+    wanted=$(cat setup.cfg scripts/constraints.txt | cksum)
+    [ -x "$venv/bin/python" ] && [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return 0
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { say "Python >= 3.10 is needed"; return 1; }
+    if [ ! -x "$venv/bin/pip" ]; then
+        python3 -c 'import ensurepip' 2>/dev/null || { can_apt && apt_install python3-venv; }
+        say "making $venv"
+        python3 -m venv "$venv"
+    fi
+    say "pip install torch (about 200 MB; once)"
+    "$venv/bin/pip" install -q --disable-pip-version-check -c scripts/constraints.txt torch
+    say "pip install -e .${extras:+[$extras]}"
+    "$venv/bin/pip" install -q --disable-pip-version-check -c scripts/constraints.txt -e ".${extras:+[$extras]}"
+    printf '%s\n' "$wanted" >"$stamp"
+}
