@@ -21,12 +21,17 @@ from nvrx_slurm.core import coordinator_events as ev
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.core.restarts import report
-from nvrx_slurm.errors import ExitCode, NvrxError, signal_exit_code
+from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
+from nvrx_slurm.system import limits
 from nvrx_slurm.system.ports import PortReservation
 from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_NO_TOKEN = (
+    "NVRX_TOKEN is not set and there is no MUNGE to share one with; let nvrx-run start the step (in the batch script),"
+    " or export the same random NVRX_TOKEN for all nodes"
+)
 _LAST_WORDS_S = 2.0  # for queued messages and console lines at the end
 
 
@@ -149,7 +154,9 @@ class Program:
         self._job = job
         self._notes = notes
         self._console = Console(f"nvrx-run[{job.node.host}]")
-        self._signals = SignalReader((*_ENDING, *_PASSED_ON))
+        # what is ignored (nohup, a shell's background job) stays ignored
+        wanted = [s for s in (*_ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN]
+        self._signals = SignalReader(wanted)
         self._coordinator: CoordinatorShell | None = None
         self._agent: AgentShell
         self._workers: Workers
@@ -231,6 +238,7 @@ class Program:
         meeting, coordinator = self._job.meeting, self._coordinator
         assert meeting is not None and coordinator is not None
         host = meeting.endpoints[0][0]
+        self._say_if(limits.files_for(coordinator.core.settings.max_nodes))
         coordinator.server = ControlServer(
             meeting.key,
             meeting.token or new_token(),
@@ -248,11 +256,20 @@ class Program:
         self._console.say(f"coordinator listens on {where}")
         return True
 
+    def _say_if(self, sentence: str) -> None:
+        if sentence:
+            self._console.say(sentence)
+
     def _credentials(self) -> Any:
         from nvrx_slurm.slurm.munge import Munge
 
         assert self._job.meeting is not None
-        return None if self._job.meeting.token else Munge.find(self._job.meeting.munge_socket)
+        if self._job.meeting.token:
+            return None
+        munge = Munge.find(self._job.meeting.munge_socket)
+        if munge is None:
+            raise UsageError(_NO_TOKEN)
+        return munge
 
     # --- events from this node ------------------------------------------------------------------------------
 
