@@ -216,7 +216,13 @@ class Program:
         meeting = self._job.meeting
         assert meeting is not None
         self._client = ControlClient(
-            meeting.endpoints, meeting.key, meeting.token, self._agent.post, meeting.keepalive, self._credentials()
+            meeting.endpoints,
+            meeting.key,
+            meeting.token,
+            self._agent.post,
+            meeting.keepalive,
+            self._credentials(),
+            self._console.say,
         )
         return self._client
 

@@ -166,7 +166,9 @@ def _coordinator(
     config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings
 ) -> CoordinatorSettings:
     conf = config.launch.rdzv_conf
-    whole_array = slurm is not None and config.launch.endpoint is not None
+    expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
+    if slurm is not None:
+        expected = slurm.nodes if config.launch.endpoint is None else ()  # a job array's nodes are not all in our list
     return CoordinatorSettings(
         min_nodes=nodes.min,
         max_nodes=nodes.max,
@@ -175,7 +177,7 @@ def _coordinator(
         last_call_s=conf.last_call_timeout,
         stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s,
         drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
-        expected=() if slurm is None or whole_array else slurm.nodes,
+        expected=expected,
     )
 
 

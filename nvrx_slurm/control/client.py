@@ -25,6 +25,7 @@ from nvrx_slurm.errors import AuthError, ProtocolError
 
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6
 _CONNECT_TIMEOUT_S = 3.0
+_PROBLEMS_SAID = 8
 
 
 class _NotThere(Exception):
@@ -35,6 +36,7 @@ class ControlClient:
     """One agent's stream. `post` gets the agent's events: Connected, messages, Disconnected.
 
     `endpoints`: candidates as (host, port), tried in order. `token` "" = ask for it with `credentials`.
+    `say` gets each different problem of a handshake once.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ControlClient:
         post: Callable[[Any], None],
         keepalive: tuple[float, float],
         credentials: auth.Credentials | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._endpoints = list(endpoints)
         self._job = job
@@ -52,6 +55,8 @@ class ControlClient:
         self._post = post
         self._options = channel_options(*keepalive)
         self._credentials = credentials
+        self._say = say
+        self._said: set[str] = set()
         self._queue: asyncio.Queue[pb.FromAgent] = asyncio.Queue(QUEUE_LENGTH)
         self._open = False
         self._task: asyncio.Task[None] | None = None
@@ -106,10 +111,19 @@ class ControlClient:
             )()
             await asyncio.wait_for(self._handshake(stream), HANDSHAKE_TIMEOUT_S)
             await self._talk(stream)
-        except (grpc.aio.BaseError, asyncio.TimeoutError, AuthError, ProtocolError) as error:
+        except (AuthError, ProtocolError) as error:
+            self._say_once(f"{host}:{port} is not our coordinator: {error}; looking on")
+            raise _NotThere(str(error)) from None
+        except (grpc.aio.BaseError, asyncio.TimeoutError) as error:
             raise _NotThere(_sentence(error)) from None
         finally:
             await channel.close()
+
+    def _say_once(self, sentence: str) -> None:
+        """Whoever answers there may be anybody, so this never ends the search; but people should know."""
+        if sentence not in self._said and len(self._said) < _PROBLEMS_SAID:
+            self._said.add(sentence)
+            self._say(sentence)
 
     async def _ask_for_token(self, channel: grpc.aio.Channel) -> str:
         if self._credentials is None:

@@ -135,10 +135,10 @@ class ControlServer:
         hello = await self._expect(context, "hello")
         if hello is None:
             return None
-        if hello.version != auth.VERSION:
-            raise ProtocolError(f"the agent speaks protocol {hello.version}, this coordinator {auth.VERSION}")
         if hello.job != self._job:
             raise AuthError("the agent belongs to another job")
+        if hello.version != auth.VERSION:
+            raise ProtocolError(f"the agent speaks protocol {hello.version}, this coordinator {auth.VERSION}")
         nonce = auth.new_nonce()
         mine = auth.proof(self._token, "coordinator", self._job, nonce, hello.nonce)
         await context.write(pb.FromCoordinator(challenge=pb.Challenge(version=auth.VERSION, nonce=nonce, proof=mine)))
