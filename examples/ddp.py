@@ -38,10 +38,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="train up to this step (default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="shared by all nodes")
     parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS", help="(default: %(default)s)")
-    parser.add_argument("--step-time", type=float, default=0.0, metavar="S", help="pretend each step computes this long")
+    parser.add_argument(
+        "--step-time", type=float, default=0.0, metavar="S", help="pretend each step computes this long"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank (default: %(default)s)")
-    parser.add_argument("--progress-file", metavar="PATH", help="keep '<step> <pid>' in PATH.<rank>, for fault injectors")
+    parser.add_argument(
+        "--progress-file", metavar="PATH", help="keep '<step> <pid>' in PATH.<rank>, for fault injectors"
+    )
     return parser.parse_args()
 
 

@@ -1,0 +1,126 @@
+"""The example trains the same weights whatever happens on the way: real processes, real gloo, real SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
+EVERY = 10
+BOUND_S = 60  # for whatever should happen at once; only a defect waits this long
+
+
+@contextmanager
+def ranks(directory: Path, steps: int, *, world_size: int = 2, options: tuple[str, ...] = ()) -> Iterator[list]:
+    """Start the example's ranks with torchrun's environment; none of them outlives the block.
+
+    The rendezvous store lives here, on a port the kernel picked, as it does in a torchrun agent: no port to guess.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "TORCHELASTIC_"))}
+    command = [sys.executable, str(SCRIPT), f"--steps={steps}", f"--checkpoint-every={EVERY}"]
+    command += [f"--checkpoint-dir={directory}", *options]
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(world_size):
+            env = inherited | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            processes.append(subprocess.Popen(command, env=env, text=True, **pipes))  # type: ignore[call-overload]
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def run_to_end(directory: Path, steps: int, world_size: int = 2) -> tuple[list[str], str]:
+    """Train up to `steps`; rank 0's lines and its stderr."""
+    with ranks(directory, steps, world_size=world_size) as processes:
+        results = [process.communicate(timeout=BOUND_S) for process in processes]
+        assert [process.returncode for process in processes] == [0] * world_size, results
+    return results[0][0].splitlines(), results[0][1]
+
+
+def newest_step(directory: Path) -> int:
+    return max(int(path.stem.removeprefix("step_")) for path in directory.glob("step_*.pt"))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_killed_and_resumed_ends_like_uninterrupted(tmp_path: Path, world_size: int) -> None:
+    """Three ranks, because the order of two additions cannot matter, that of three does."""
+    killed = tmp_path / "killed"
+    progress = tmp_path / "progress"
+    options = ("--step-time=0.005", f"--progress-file={progress}")
+    with ranks(killed, 1_000_000, world_size=world_size, options=options) as processes:
+        assert any(line.startswith(f"step {2 * EVERY} ") for line in processes[0].stdout)
+        step, pid = Path(f"{progress}.1").read_text().split()
+        assert int(step) >= 2 * EVERY - 1 and int(pid) == processes[1].pid
+        processes[1].send_signal(signal.SIGKILL)
+        survivor_error = processes[0].communicate(timeout=BOUND_S)[1]
+        assert processes[0].returncode > 0, "a rank whose peer died must fail, not wait"
+        assert "Error" in survivor_error
+
+    resumed_at = newest_step(killed)
+    last = resumed_at + 2 * EVERY + 3  # also ends between two checkpoints
+    resumed, _ = run_to_end(killed, last, world_size)
+    uninterrupted, _ = run_to_end(tmp_path / "whole", last, world_size)
+
+    assert f"resumed from step {resumed_at}" in resumed
+    assert not any(line.startswith("resumed") for line in uninterrupted)
+    assert re.fullmatch(rf"final step {last} loss 0x\S+ weights sha256=[0-9a-f]{{64}}", resumed[-1])
+    assert resumed[-1] == uninterrupted[-1]
+    assert not list(killed.glob(".*.tmp")) and len(list(killed.glob("step_*.pt"))) == 2
+
+
+def tear(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the middle of the weights, where it would load without complaint."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def make_empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("damage", [tear, flip_a_bit, make_empty])
+def test_damaged_newest_checkpoint_is_skipped(tmp_path: Path, damage) -> None:
+    first, _ = run_to_end(tmp_path, 2 * EVERY)
+    newest = tmp_path / f"step_{2 * EVERY:08d}.pt"
+    damage(newest)
+
+    again, stderr = run_to_end(tmp_path, 2 * EVERY)
+
+    assert f"warning: skipping checkpoint {newest}" in stderr
+    assert f"resumed from step {EVERY}" in again
+    assert again[-1] == first[-1]
+
+
+def test_a_finished_run_started_again_says_the_same(tmp_path: Path) -> None:
+    """A fault after the last step restarts a training that has nothing left to do."""
+    first, _ = run_to_end(tmp_path, EVERY)
+    again, _ = run_to_end(tmp_path, EVERY)
+
+    assert [line for line in first if "no rank monitor" in line] == [first[0]], "said once"
+    assert again[1:] == [f"resumed from step {EVERY}", first[-1]]

@@ -1,0 +1,124 @@
+"""The templates are valid, hand on what they are given, and use only options that the installed Slurm has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "sbatch_templates"
+TEMPLATES = sorted(DIRECTORY.glob("*.sbatch"))
+SCRIPT_ARGS = ["train.py", "--name", "two words", "$HOME", ""]
+
+# Stands in for srun and nvrx-run: shows exactly what it was given (NUL-separated), ends with a code of its own.
+RECORDER = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$@" > "$RECORD"
+exit 93
+"""
+
+
+@pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
+def template(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def sbatch_options(template: Path) -> list[str]:
+    return re.findall(r"^#SBATCH\s+--([a-z-]+)", template.read_text(), re.MULTILINE)
+
+
+def run_template(template: Path, tmp_path: Path, args: list[str], **knobs: str) -> tuple[int, list[str], str]:
+    """Run it as a batch script; its exit code, the argv of the command it became, and its stderr."""
+    for name in ("srun", "nvrx-run"):
+        (tmp_path / name).write_text(RECORDER)
+        (tmp_path / name).chmod(0o755)
+    record = tmp_path / "argv"
+    env = {"PATH": f"{tmp_path}:{os.defpath}", "RECORD": str(record), "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "4"}
+    env |= {"NVRX_CONTAINER_IMAGE": "/images/a b.sqsh"} | knobs
+    done = subprocess.run(["bash", template, *args], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    argv = record.read_text().split("\0")[:-1] if record.exists() else []
+    return done.returncode, argv, done.stderr
+
+
+def test_bash_can_parse_it(template: Path) -> None:
+    subprocess.run(["bash", "-n", template], check=True, timeout=30)
+
+
+def test_hands_on_the_script_its_args_and_its_exit_code(template: Path, tmp_path: Path) -> None:
+    code, argv, stderr = run_template(template, tmp_path, SCRIPT_ARGS, NVRX_SPARES="2", NVRX_INIT_TIMEOUT="90")
+
+    assert (code, stderr) == (93, "")
+    assert argv[-len(SCRIPT_ARGS) :] == SCRIPT_ARGS
+    assert argv[argv.index("--spares") + 1] == "2"
+    assert argv[argv.index("--ft-rank-init-timeout") + 1] == "90"
+
+
+def test_a_script_need_not_use_the_monitor(template: Path, tmp_path: Path) -> None:
+    """A timeout for a call that a script never makes would kill a healthy training, so by default there is none."""
+    assert "--ft-rank-init-timeout" not in run_template(template, tmp_path, SCRIPT_ARGS)[1]
+
+
+def test_without_a_script_it_says_how_to_use_it(template: Path, tmp_path: Path) -> None:
+    code, argv, stderr = run_template(template, tmp_path, [])
+
+    assert (code, argv) == (2, [])
+    assert stderr.startswith(f"usage: sbatch [sbatch options] {template.name} SCRIPT")
+
+
+def test_activates_the_environment_it_is_told(template: Path, tmp_path: Path) -> None:
+    activate = tmp_path / "venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.write_text('touch "$PWD/activated"\n')
+    run_template(template, tmp_path, SCRIPT_ARGS, NVRX_VENV=str(tmp_path / "venv"))
+    assert (tmp_path / "activated").exists()
+
+
+def test_srun_direct_writes_out_the_step_that_survives(tmp_path: Path) -> None:
+    _, argv, _ = run_template(DIRECTORY / "srun-direct.sbatch", tmp_path, SCRIPT_ARGS)
+    step = argv[: argv.index("nvrx-run")]
+
+    assert step[0] == "srun"
+    survival = {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--cpus-per-task=4"}
+    assert survival <= set(step)
+    output = next(option.removeprefix("--output=") for option in step if option.startswith("--output="))
+    assert (tmp_path / output).parent.is_dir(), "srun does not make the directory of its output"
+
+
+def test_container_options_reach_srun_as_one_word_each(tmp_path: Path) -> None:
+    _, argv, _ = run_template(DIRECTORY / "container.sbatch", tmp_path, SCRIPT_ARGS)
+    assert argv[0] == "nvrx-run"
+    assert "--srun-arg=--container-image=/images/a b.sqsh" in argv
+
+
+def test_container_needs_an_image(tmp_path: Path) -> None:
+    code, argv, stderr = run_template(DIRECTORY / "container.sbatch", tmp_path, SCRIPT_ARGS, NVRX_CONTAINER_IMAGE="")
+    assert code != 0 and not argv and "NVRX_CONTAINER_IMAGE" in stderr
+
+
+def test_one_agent_per_node_that_outlives_a_lost_node(template: Path) -> None:
+    assert {"no-kill", "ntasks-per-node", "open-mode", "requeue", "signal", "time"} <= set(sbatch_options(template))
+
+
+def test_the_readme_explains_every_option(template: Path) -> None:
+    readme = (DIRECTORY / "README.md").read_text()
+    assert [option for option in sbatch_options(template) if f"`--{option}" not in readme] == []
+
+
+def test_the_readme_lists_every_knob(template: Path) -> None:
+    readme = (DIRECTORY / "README.md").read_text()
+    knobs = re.findall(r'^: "\$\{(NVRX_\w+)', template.read_text(), re.MULTILINE)
+    assert knobs and [knob for knob in knobs if f"`{knob}`" not in readme] == []
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no sbatch on this machine")
+def test_the_installed_sbatch_knows_every_option(template: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"  # sbatch wants one even to print its help; it contacts nobody
+    conf.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
+    options = re.findall(r"^#SBATCH\s+(\S+)", template.read_text(), re.MULTILINE)
+    command = ["sbatch", *options, "--help"]  # parsed in this order: an unknown option or value never gets to the help
+    env = os.environ | {"SLURM_CONF": str(conf)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith("Usage: sbatch") and not done.stderr
