@@ -1,0 +1,79 @@
+"""From an event to the first user line in all ranks: cold start, restart after a fault, lost node."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+from benchmarks import procfs
+from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.harness import Event, Job, Launcher
+
+_NPROC = 2
+_SETTLE_S = 0.4  # a job that has just started is not what a fault usually hits
+
+
+def _last(events: list[Event]) -> float:
+    return max(event.at_s for event in events)
+
+
+def _settle() -> None:
+    """At a random phase of a launcher that polls (torchrun: every 0.1 s)."""
+    time.sleep(_SETTLE_S + random.uniform(0.0, 0.2))
+
+
+def _cold_start(launcher: Launcher, nodes: int) -> float:
+    with Job(launcher) as job:
+        job.start(str(nodes), _NPROC, "wait")
+        return _last(job.wait(nodes * _NPROC, "started")) - job.started_s
+
+
+def _restart(launcher: Launcher, nodes: int) -> float:
+    """From the moment just before a rank's exit to the last first line of the next cycle."""
+    with Job(launcher) as job:
+        job.start(str(nodes), _NPROC, "wait", ["--max-restarts=1"] if launcher.program else [])
+        first = job.wait(nodes * _NPROC, "started")
+        _settle()
+        victim = max(first, key=lambda event: event.rank)
+        os.kill(victim.pid, signal.SIGUSR1)
+        dying = job.wait(1, "dying")
+        if not launcher.program:
+            job.start("1", _NPROC, "wait")
+        again = job.wait(nodes * _NPROC, "started", _last(dying))
+        return _last(again) - _last(dying)
+
+
+def _lost_node(launcher: Launcher) -> float:
+    """2 active nodes and 1 spare; the node that holds the highest rank (not the coordinator's) is killed."""
+    with Job(launcher) as job:
+        job.start("2:3", _NPROC, "wait", ["--max-restarts=1"])
+        first = job.wait(2 * _NPROC, "started")
+        _settle()
+        victims = {event.pid for event in first if event.rank >= _NPROC}
+        (node,) = [node for node in job.nodes if victims <= procfs.family(node.pid)]
+        at_s = time.monotonic()
+        for pid in (node.pid, *victims):
+            os.kill(pid, signal.SIGKILL)
+        return _last(job.wait(2 * _NPROC, "started", at_s)) - at_s
+
+
+def _figure(name: str, what: str, target: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
+    def measure(launchers: Launchers, repeats: int) -> Samples:
+        return interleaved(one, [*([launchers.floor] if floor else []), *launchers.rivals()], repeats)
+
+    return Figure(name, what, "s", target, True, measure)
+
+
+def _measure_lost(launchers: Launchers, repeats: int) -> Samples:
+    return interleaved(_lost_node, [launchers.ours], repeats)
+
+
+FIGURES = [
+    _figure("start-1", "cold start, 1 node x 2", 0.30, lambda who: _cold_start(who, 1), True),
+    _figure("start-2", "cold start, 2 nodes x 2", 0.20, lambda who: _cold_start(who, 2), False),
+    _figure("restart-1", "restart after a rank exits, 1 node x 2", 0.5, lambda who: _restart(who, 1), True),
+    _figure("restart-2", "restart after a rank exits, 2 nodes x 2", 0.08, lambda who: _restart(who, 2), False),
+    Figure("lost-node", "lost node to the promoted spare's first line", "s", 0.3, False, _measure_lost),
+]

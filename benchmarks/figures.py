@@ -1,0 +1,78 @@
+"""What a figure is, and how its runs are interleaved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from benchmarks.harness import Launcher
+
+Samples = dict[str, list[float]]  # by name of the launcher
+
+
+@dataclass(frozen=True)
+class Launchers:
+    """Who takes part: the floor, torchrun, ours, and NVRx where it was asked for and could be installed."""
+
+    floor: Launcher
+    torchrun: Launcher
+    ours: Launcher
+    nvrx: Launcher | None = None
+
+    def rivals(self) -> list[Launcher]:
+        """All real launchers."""
+        return [self.torchrun, *([self.nvrx] if self.nvrx else []), self.ours]
+
+    def monitored(self) -> list[Launcher]:
+        """Those that notice a hang."""
+        return [*([self.nvrx] if self.nvrx else []), self.ours]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table. `target` bounds our median or, if `relative`, its ratio to torchrun's."""
+
+    name: str
+    what: str
+    unit: str
+    target: float
+    relative: bool
+    measure: Callable[[Launchers, int], Samples]
+
+
+@dataclass
+class Result:
+    """Samples of a figure and what follows from them."""
+
+    figure: Figure
+    samples: Samples
+    note: str = ""
+    load: tuple[float, ...] = field(default_factory=os.getloadavg)
+
+    def median(self, name: str) -> float | None:
+        """Median of one launcher's samples, None without any."""
+        values = self.samples.get(name)
+        return median(values) if values else None
+
+    def ratio(self) -> float | None:
+        """Ours / torchrun's."""
+        ours, theirs = self.median("nvrx-run"), self.median("torchrun")
+        return ours / theirs if ours is not None and theirs else None
+
+    def reached(self) -> bool:
+        """Whether our median meets the target."""
+        value = self.ratio() if self.figure.relative else self.median("nvrx-run")
+        return value is not None and value <= self.figure.target
+
+
+def interleaved(one: Callable[[Launcher], float], launchers: Sequence[Launcher], repeats: int) -> Samples:
+    """`repeats` samples of each launcher in turns, so that a noisy minute hits all; a first round is not counted."""
+    samples: Samples = {launcher.name: [] for launcher in launchers}
+    for launcher in launchers:
+        one(launcher)
+    for _ in range(repeats):
+        for launcher in launchers:
+            samples[launcher.name].append(one(launcher))
+    return samples

@@ -1,0 +1,33 @@
+"""How long after its timeout a hung rank is dead."""
+
+from __future__ import annotations
+
+from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.harness import Job, Launcher, wait_dead
+
+_TIMEOUT_S = 1.0
+_GIVE_UP_S = 30.0
+
+
+def _lateness_ms(launcher: Launcher, mode: str) -> float:
+    """Last heartbeat + timeout to the moment its pidfd says that it is dead, in ms."""
+    init, beat = f"--ft-initial-rank-heartbeat-timeout={_TIMEOUT_S}", f"--ft-rank-heartbeat-timeout={_TIMEOUT_S}"
+    if launcher.client == "nvrx":
+        init, beat = init.replace("--ft-", "--ft-param-"), beat.replace("--ft-", "--ft-param-")
+    with Job(launcher) as job:
+        job.start("1", 1, mode, [init, beat])
+        (heartbeat,) = job.wait(1, "heartbeat")
+        return (wait_dead(heartbeat.pid, _GIVE_UP_S) - heartbeat.at_s - _TIMEOUT_S) * 1000
+
+
+def _figure(name: str, what: str, mode: str) -> Figure:
+    def measure(launchers: Launchers, repeats: int) -> Samples:
+        return interleaved(lambda who: _lateness_ms(who, mode), launchers.monitored(), repeats)
+
+    return Figure(name, what, "ms", 15.0, False, measure)
+
+
+FIGURES = [
+    _figure("hang-stop", "hang (SIGSTOP): kill after the timeout", "stop"),
+    _figure("hang-sleep", "hang (asleep): kill after the timeout", "sleep"),
+]

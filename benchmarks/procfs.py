@@ -1,0 +1,85 @@
+"""What /proc says about processes: children, memory, context switches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of all threads of `pid`; [] when it is gone."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+def family(pid: int) -> set[int]:
+    """`pid` and all its descendants."""
+    members, todo = set(), [pid]
+    while todo:
+        one = todo.pop()
+        if one not in members:
+            members.add(one)
+            todo += children(one)
+    return members
+
+
+def pss_mb(pids: set[int]) -> float:
+    """Sum of the proportional set sizes in MB (1e6 bytes)."""
+    total_kb = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total_kb += int(line.split()[1])
+    return total_kb * 1024 / 1e6
+
+
+def alone_mb(pids: set[int]) -> float:
+    """Upper bound of what these processes would need without any other process to share pages with (1e6 bytes).
+
+    Private pages, plus each mapped file once with the largest resident size that any of its mappings here has.
+    """
+    private_kb, files = 0, dict[tuple[str, str], int]()
+    for pid in pids:
+        key: tuple[str, str] | None = None
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):  # "from-to perms offset dev inode path": each segment of a file counts once
+                key = (words[5], words[2]) if len(words) > 5 and words[4] != "0" else None
+            elif words[0] in ("Private_Clean:", "Private_Dirty:"):
+                private_kb += int(words[1])
+            elif words[0] in ("Shared_Clean:", "Shared_Dirty:") and key is not None:
+                files[key] = max(files.get(key, 0), int(words[1]))
+    return (private_kb + sum(files.values())) * 1024 / 1e6
+
+
+def switches(pids: set[int]) -> int:
+    """Context switches so far, voluntary and not, of all threads: each is one time that a thread was woken."""
+    total = 0
+    for pid in pids:
+        for status in Path(f"/proc/{pid}/task").glob("*/status"):
+            for line in status.read_text().splitlines():
+                if "ctxt_switches:" in line:
+                    total += int(line.split()[1])
+    return total
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    cpu = next((x.split(":")[1].strip() for x in _lines("/proc/cpuinfo") if x.startswith("model name")), "?")
+    memory_kb = int(next(x for x in _lines("/proc/meminfo") if x.startswith("MemTotal")).split()[1])
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory_kb * 1024 / 1e9, 1),
+        "kernel": os.uname().release,
+        "load": os.getloadavg(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
