@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Workers:
         self._nobody.set()
         self._private = Path(tempfile.mkdtemp(prefix="nvrx-"))  # 0700: sockets of the monitors
         self._monitors: list[RankMonitor] = []
-        self._reader = ThreadPoolExecutor(1, "faults")  # one thread: faults are reported in the order of exits
+        self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
 
     def start_monitors(self) -> None:
         """Start one rank monitor per worker; they live as long as the agent."""
@@ -115,7 +115,6 @@ class Workers:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
         monitors, self._monitors = self._monitors, []
         await asyncio.gather(*(monitor.close() for monitor in monitors))
-        self._reader.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._private, ignore_errors=True)
 
     # --- one worker ---------------------------------------------------------------------------------------------
@@ -177,12 +176,31 @@ class Workers:
         if fault is None or self._stopping:
             self._on_exit(local_rank, fault)
             return
-        details = self._loop.run_in_executor(self._reader, faults.with_details, fault, worker.error_file, worker.stderr)
-        asyncio.ensure_future(self._explain(local_rank, fault, details))
+        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))
 
-    async def _explain(self, local_rank: int, fault: RankFault, details: asyncio.Future[RankFault]) -> None:
+    async def _explain(
+        self, local_rank: int, fault: RankFault, worker: _Worker, before: asyncio.Task[None] | None
+    ) -> None:
+        details = self._loop.create_future()
+        # A thread that may be left behind, stuck in a file system that hangs: an executor's would hold up our exit.
+        arguments = (details, fault, worker)
+        threading.Thread(target=self._read_details, args=arguments, name="faults", daemon=True).start()
         try:
             fault = await asyncio.wait_for(details, _DETAILS_TIMEOUT_S)
         except asyncio.TimeoutError:
             fault = replace(fault, message=fault.message or "its log could not be read within a second")
+        if before is not None:
+            await asyncio.wait({before})
         self._on_exit(local_rank, fault)
+
+    def _read_details(self, details: asyncio.Future[RankFault], fault: RankFault, worker: _Worker) -> None:
+        found = faults.with_details(fault, worker.error_file, worker.stderr)
+
+        def hand_over() -> None:
+            if not details.done():
+                details.set_result(found)
+
+        try:
+            self._loop.call_soon_threadsafe(hand_over)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits for it any more

@@ -1,0 +1,281 @@
+"""Real `nvrx-run` processes without Slurm, read line by line, signalled by pid and reaped: for this directory's tests.
+
+Workers are plain Python scripts. What a test waits for is a line of output, the end of a process (pidfd) or a
+file that an event announces; every wait ends after WAIT_S at the latest.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
+ORPHAN_S = 1.0  # how long something of ours may outlive its agent
+MARK = "NVRX_TEST_MARK"  # in the environment of everything that a test starts
+
+# Head of every worker: `say` is one line on stdout; `forever` waits for signals only; `gate` for Rig.open().
+WORKER = f"""
+import json, os, signal, subprocess, sys, time
+sys.path.insert(0, {str(REPO)!r})
+RANK, LOCAL, GROUP = (int(os.environ[n]) for n in ("RANK", "LOCAL_RANK", "GROUP_RANK"))
+CYCLE = int(os.environ["NVRX_CYCLE"])
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+def forever():
+    while True:
+        signal.pause()
+def gate(name="go"):
+    with open(os.path.join(os.environ["NVRX_TEST_GATES"], name)) as fifo:
+        fifo.read()
+"""
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Living processes with `mark` in their environment: pid -> command line."""
+    found = {}
+    needle = f"{MARK}={mark}".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            if needle not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                continue
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found[int(entry)] = words[:200]
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+def _gone_within(pid: int, timeout_s: float) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return ended(fd, timeout_s)
+    finally:
+        os.close(fd)
+
+
+def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
+    """Whether the process behind `pidfd` ended in time."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def parent(pid: int) -> int:
+    """The parent of a process, -1 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
+
+
+def status(pid: int, field: str) -> str:
+    """One field of /proc/PID/status, "" if the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(field + ":")), "")
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Look at something that sends no event (a state in /proc) until it is so."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}"
+        os.sched_yield()
+
+
+class Launcher:
+    """One `nvrx-run` process; stdout and stderr come through one pipe, in order."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, split: bool = False) -> None:
+        self.process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if split else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        assert self.process.stdout is not None
+        self._out = self.process.stdout.fileno()
+        os.set_blocking(self._out, False)
+        self.text = ""
+        self._seen = 0  # how much of `text` expect() has used up
+        self._eof = False
+
+    def _read_some(self, deadline_s: float) -> None:
+        """Wait for output, its end, or the deadline."""
+        left_s = max(0.0, deadline_s - time.monotonic())
+        ready, _, _ = select.select([self._out], [], [], left_s)
+        if ready:
+            chunk = os.read(self._out, 1 << 16)
+            self._eof = not chunk
+            self.text += chunk.decode("utf-8", "replace")
+
+    def expect(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
+        """The next match of `pattern` (per line) in the output after what was matched before."""
+        deadline_s = time.monotonic() + timeout_s
+        compiled = re.compile(pattern, re.MULTILINE)
+        while True:
+            last_line = self.text.rfind("\n") + 1
+            match = compiled.search(self.text, self._seen, last_line)
+            if match is not None:
+                self._seen = match.end()
+                return match
+            late = time.monotonic() >= deadline_s
+            assert not late and not self._eof, f"no {pattern!r} in the output of {self.pid}:\n{self.text}"
+            self._read_some(deadline_s)
+
+    def line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
+        """The first match of `pattern` in all of the output (lines of several ranks come in any order)."""
+        seen, self._seen = self._seen, 0
+        try:
+            return self.expect(pattern, timeout_s)
+        finally:
+            self._seen = max(seen, 0)
+
+    def signal(self, signum: int) -> None:
+        """To this process; it is ours until it is reaped, so its pid is its own."""
+        assert self.process.returncode is None
+        os.kill(self.pid, signum)
+
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        """Its exit code, with all of its output in `text`; negative = by that signal."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._eof and time.monotonic() < deadline_s:
+            self._read_some(deadline_s)
+        assert ended(self.pidfd, max(0.0, deadline_s - time.monotonic())), f"{self.pid} did not end:\n{self.text}"
+        return self.process.wait()
+
+    def close(self) -> None:
+        """Kill what was not waited for; give everything back."""
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        os.close(self.pidfd)
+
+    @property
+    def children(self) -> list[int]:
+        """Its child processes: monitors and workers."""
+        return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    def monitors(self) -> list[int]:
+        """Its rank monitors."""
+        return [pid for pid in self.children if status(pid, "Name").startswith("nvrx-monitor")]
+
+
+class Rig:
+    """Starts launchers of one job, knows its log tree, and tells afterwards what was left."""
+
+    def __init__(self, directory: Path, mark: str) -> None:
+        self.dir = directory
+        self.mark = mark
+        self.logs = directory / "logs"
+        self.port = free_port()
+        self.launchers: list[Launcher] = []
+        (directory / "tmp").mkdir()
+        for name in ("go", "go2"):
+            os.mkfifo(directory / name)
+
+    def script(self, code: str, name: str = "work.py") -> str:
+        """Write a worker script; returns its path."""
+        path = self.dir / name
+        path.write_text(WORKER + textwrap.dedent(code))
+        return str(path)
+
+    def open(self, name: str = "go") -> None:
+        """Let the one worker pass that waits (or is about to) at the gate `name`."""
+        opened: list[int] = []
+
+        def try_it() -> bool:
+            try:
+                opened.append(os.open(self.dir / name, os.O_WRONLY | os.O_NONBLOCK))
+            except OSError as error:
+                assert error.errno == errno.ENXIO, error  # nobody is there yet
+            return bool(opened)
+
+        until(try_it, f"a worker at gate {name}")
+        os.close(opened[0])
+
+    def env(self, **more: str) -> dict[str, str]:
+        """Environment of a launcher: ours without Slurm's, and marked."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_"))}
+        kept |= {MARK: self.mark, "TMPDIR": str(self.dir / "tmp"), "PYTHONPATH": str(REPO)}
+        kept["NVRX_TEST_GATES"] = str(self.dir)
+        return kept | more
+
+    def run(self, script: str, *flags: str, args: tuple[str, ...] = (), split: bool = False, **env: str) -> Launcher:
+        """Start one `nvrx-run` for one node (or with the flags given)."""
+        argv = [sys.executable, "-m", "nvrx_slurm.cli.run", f"--log-dir={self.logs}", *flags, script, *args]
+        launcher = Launcher(argv, self.env(**env), self.dir, split)
+        self.launchers.append(launcher)
+        return launcher
+
+    def node(self, rank: int, nnodes: str, script: str, *flags: str, **env: str) -> Launcher:
+        """Start the agent of node `rank` of a job with several nodes on loopback; node 0 coordinates."""
+        place = (f"--nnodes={nnodes}", f"--node-rank={rank}", f"--rdzv-endpoint=127.0.0.1:{self.port}")
+        return self.run(script, *place, "--rdzv-conf=join_timeout=60", *flags, **env)
+
+    def nodes(self, count: int, nnodes: str, script: str, *flags: str, **env: str) -> list[Launcher]:
+        """Nodes 0 .. count-1."""
+        return [self.node(rank, nnodes, script, *flags, **env) for rank in range(count)]
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of the one run (job and Slurm restart) below the log directory."""
+        runs = [path.parent for path in self.logs.glob("*/r0/events")]
+        assert len(runs) == 1, runs
+        return runs[0]
+
+    def log(self, cycle: int, rank: int, kind: str) -> str:
+        """Contents of one rank's log file."""
+        found = list(self.run_dir.glob(f"cycle_{cycle}/node_*/rank_{rank}.{kind}"))
+        assert len(found) == 1, found
+        return found[0].read_text(errors="replace")
+
+    def close(self) -> None:
+        """Reap all launchers, then fail if anything of ours is left: processes, or sockets in TMPDIR."""
+        unfinished = [one.pid for one in self.launchers if one.process.returncode is None]
+        for one in self.launchers:
+            one.close()
+        left = {pid: words for pid, words in marked(self.mark).items() if not _gone_within(pid, ORPHAN_S)}
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        assert not unfinished, f"launchers that the test did not wait for: {unfinished}"
+        assert not left, f"processes left behind: {left}"
+        files = sorted(str(path) for path in (self.dir / "tmp").rglob("*"))
+        assert not files, f"left in TMPDIR: {files}"

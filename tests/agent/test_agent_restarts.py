@@ -1,0 +1,275 @@
+"""One node without Slurm: success, crashes, the restart budget, the first cause, hangs, killed monitors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from agent_harness import Rig, ended, status, until
+
+CLIENT = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+"""
+
+
+def test_success_ends_with_0_and_leaves_the_log_tree(rig: Rig) -> None:
+    script = rig.script("say('out', RANK); print('err', RANK, file=sys.stderr)")
+    one = rig.run(script, "--nproc-per-node=2")
+    assert one.wait() == 0
+    assert [rig.log(0, rank, kind) for rank in (0, 1) for kind in ("out", "err")] == [
+        "out 0\n", "err 0\n", "out 1\n", "err 1\n",
+    ]  # fmt: skip
+    for rank in (0, 1):
+        assert f"[rank {rank}] out {rank}\n" in one.text and f"[rank {rank}] err {rank}\n" in one.text
+    assert (rig.logs / "latest").resolve() == rig.run_dir.resolve()
+    assert json.loads((rig.run_dir / "result.json").read_text()) == {
+        "code": 0, "reason": "all ranks finished", "first_cause": None,
+    }  # fmt: skip
+    assert "first cause" not in one.text
+
+
+def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
+    script = rig.script("""
+        say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if CYCLE == 0 and RANK == 1:
+            gate()
+            raise ValueError("bad luck")
+        if CYCLE == 0:
+            forever()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
+    one.line(r"\[rank 0\] up")
+    rig.open()
+    assert one.wait() == 0
+    assert rig.log(0, 0, "out") == "up 0 0\n" and rig.log(1, 0, "out") == "up 1 1\n"
+    assert rig.log(0, 1, "out") == "up 0 0\n" and rig.log(1, 1, "out") == "up 1 1\n"
+    assert "exited with code 1: ValueError: bad luck; restart 1 of 1" in one.text
+    assert "first cause" not in one.text
+
+
+def test_budget_used_up_gives_1_and_the_first_cause_last_and_once(rig: Rig) -> None:
+    script = rig.script("""
+        if RANK == 1:
+            def inner():
+                raise RuntimeError("the reason in cycle %d" % CYCLE)
+            inner()
+        forever()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
+    assert one.wait() == 1
+    assert one.text.count("first cause:") == 1
+    head, _, last = one.text.rpartition("first cause:")
+    assert "rank 1 (local rank 1, pid " in last and "exited with code 1: RuntimeError: the reason in cycle 1" in last
+    assert os.uname().nodename in last
+    assert "rank_1.err" in last and "Traceback (most recent call last)" in last and "in inner" in last
+    assert last.rstrip().endswith("| RuntimeError: the reason in cycle 1")
+    result = json.loads((rig.run_dir / "result.json").read_text())
+    assert result["code"] == 1 and result["first_cause"]["rank"] == 1 and result["first_cause"]["exit_code"] == 1
+
+
+# What torchelastic's @record writes (torch.distributed.elastic.multiprocessing.errors.error_handler).
+RECORD = """
+import traceback
+try:
+    raise KeyError("recorded")
+except KeyError as error:
+    reply = {"message": {"message": "KeyError: 'recorded'", "extraInfo": {
+        "py_callstack": traceback.format_exc(), "timestamp": "1"}}}
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump(reply, file)
+    os._exit(7)
+"""
+
+
+def test_error_file_of_record_is_the_cause(rig: Rig) -> None:
+    one = rig.run(rig.script(RECORD))
+    assert one.wait() == 1
+    _, _, last = one.text.rpartition("first cause:")
+    assert "exited with code 7: KeyError: 'recorded'" in last and "in <module>" in last
+
+
+@pytest.mark.torch
+def test_the_real_record_decorator(rig: Rig) -> None:
+    script = rig.script("""
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            raise LookupError("from torch")
+        main()
+    """)
+    one = rig.run(script)
+    assert one.wait(60) == 1
+    _, _, last = one.text.rpartition("first cause:")
+    assert "LookupError" in last.splitlines()[0] and "from torch" in last.splitlines()[0] and "in main" in last
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[]", '{"message": 3}', '{"message": {"message": null}}', '"x"', "[" * 5000, "\\x00\\xff",
+        '{"message": {"message": "\\\\ud800 lone", "extraInfo": {"py_callstack": "\\\\udfff"}}}',
+    ],
+)  # fmt: skip
+def test_damaged_error_files_do_no_harm(rig: Rig, content: str) -> None:
+    code = f"open(os.environ['TORCHELASTIC_ERROR_FILE'], 'wb').write(b'''{content}'''); os._exit(5)"
+    coordinator, other = rig.nodes(2, "2", rig.script(f"if RANK == 0: forever()\n{code}"))
+    assert (coordinator.wait(), other.wait()) == (1, 1)
+    assert "exited with code 5" in coordinator.text.rpartition("first cause:")[2]
+
+
+def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> None:
+    """A FIFO nobody writes to stands for a file system that hangs."""
+    script = rig.script("os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); say('made'); os._exit(5)")
+    one = rig.run(script)
+    assert one.wait(10) == 1
+    assert rig.log(0, 0, "out") == "made\n"
+    assert "exited with code 5" in one.text.rpartition("first cause:")[2]
+
+
+def test_worker_killed_by_a_signal(rig: Rig) -> None:
+    one = rig.run(rig.script("say('pid', os.getpid()); forever()"))
+    os.kill(int(one.expect(r"pid (\d+)")[1]), signal.SIGKILL)
+    assert one.wait() == 1
+    assert "was killed by SIGKILL" in one.text.rpartition("first cause:")[2]
+
+
+def test_first_cause_is_the_first_of_several(rig: Rig) -> None:
+    """Rank 1 fails because rank 0 did, and says so only in its last words."""
+    script = rig.script("""
+        if RANK == 0:
+            gate()
+            os._exit(3)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(4))
+        say("up")
+        forever()
+    """)
+    one = rig.run(script, "--nproc-per-node=2")
+    one.line("up")
+    rig.open()
+    assert one.wait() == 1
+    assert "rank 0 " in one.text.rpartition("first cause:")[2] and "code 3" in one.text.rpartition("first cause:")[2]
+
+
+# --- hangs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["stop", "busy"])
+def test_hang_is_seen_and_the_job_goes_on(rig: Rig, kind: str) -> None:
+    hang = "os.kill(os.getpid(), signal.SIGSTOP)" if kind == "stop" else "spin_for_ever()"
+    script = rig.script(
+        CLIENT
+        + f"""
+def spin_for_ever():
+    while True:
+        pass
+client.init_workload_monitoring()
+client.send_heartbeat()
+say("up", CYCLE)
+if CYCLE == 0 and RANK == 1:
+    {hang}
+if CYCLE == 0:
+    while True:
+        client.send_heartbeat()
+        time.sleep(0.02)
+client.shutdown_workload_monitoring()
+"""
+    )
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=0.6")
+    assert one.wait() == 0
+    assert "rank 1 " in one.expect(r"hung: no heartbeat for .*")[0] or "rank 1 (local rank 1" in one.text
+    stacks = rig.log(0, 1, "err")
+    assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks
+    if kind == "busy":
+        assert "in spin_for_ever" in stacks
+    assert rig.log(1, 1, "out") == "up 1\n"
+
+
+def test_hang_before_init_is_seen(rig: Rig) -> None:
+    one = rig.run(rig.script("forever()"), "--ft-rank-init-timeout=0.3")
+    assert one.wait() == 1
+    cause = one.text.rpartition("first cause:")[2]
+    assert "hung: no init_workload_monitoring() for 0.3" in cause and "(limit 0.3 s)" in cause
+    assert "signal.pause" in cause or "in forever" in cause  # the stacks are the traceback
+
+
+def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig: Rig) -> None:
+    """After that its successor still sees the hang."""
+    script = rig.script(
+        CLIENT
+        + """
+client.init_workload_monitoring()
+say("up", os.getpid())
+go = [False]
+signal.signal(signal.SIGUSR1, lambda *_: go.__setitem__(0, True))
+while not go[0]:
+    client.send_heartbeat()
+    time.sleep(0.02)
+say("beats on")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    )
+    one = rig.run(script, "--ft-rank-heartbeat-timeout=1")
+    worker = int(one.expect(r"up (\d+)")[1])
+    (monitor,) = one.monitors()
+    os.kill(monitor, signal.SIGKILL)
+    until(lambda: [m for m in one.monitors() if m != monitor], "a new monitor")
+    os.kill(worker, signal.SIGUSR1)
+    one.expect("beats on")
+    assert one.wait() == 1
+    cause = one.text.rpartition("first cause:")[2]
+    assert f"pid {worker}" in cause and "hung: no heartbeat for 1." in cause
+
+
+# --- nothing outlives the agent --------------------------------------------------------------------------------------
+
+FAMILY = """
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+                          "print('child up', flush=True); time.sleep(1000)"])
+say("family", os.getpid(), child.pid)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+def test_sigkill_of_the_agent_takes_everything_down_within_a_second(rig: Rig) -> None:
+    one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
+    pids = [int(pid) for _ in range(2) for pid in one.expect(r"family (\d+) (\d+)").groups()]
+    for _ in range(2):
+        one.line("child up")
+    monitors = one.monitors()
+    assert len(monitors) == 2
+    fds = [os.pidfd_open(pid) for pid in (*pids, *monitors)]
+    one.signal(signal.SIGKILL)
+    survivors = [status(pid, "Name") for pid, fd in zip((*pids, *monitors), fds, strict=True) if not ended(fd, 1.0)]
+    for fd in fds:
+        os.close(fd)
+    assert survivors == []
+    assert one.wait() == -signal.SIGKILL
+
+
+def test_grandchildren_of_a_crashed_worker_are_killed(rig: Rig) -> None:
+    one = rig.run(rig.script(FAMILY + "gate()\nos._exit(9)"))
+    one.expect(r"family \d+ (\d+)")
+    one.line("child up")
+    rig.open()
+    assert one.wait() == 1  # and the rig sees that nothing is left
+
+
+def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) -> None:
+    script = rig.script("""
+        signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
+        say("up", CYCLE)
+        if CYCLE == 0 and RANK == 1:
+            gate()
+            os._exit(1)
+        if CYCLE == 0:
+            while True:
+                signal.pause()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--workers-stop-timeout=0.4")
+    one.line(r"\[rank 0\] up 0")
+    rig.open()
+    assert one.wait() == 0
+    assert rig.log(0, 0, "out") == "up 0\nignored\n"
