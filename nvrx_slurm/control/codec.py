@@ -63,7 +63,7 @@ def _to_pb(record: Any) -> Any:
         if isinstance(value, Enum):
             value = value.value
         elif isinstance(value, str):
-            value = value[: _LONG_TEXT.get(field.name, _ID_CHARS)]
+            value = _sendable(value)[: _LONG_TEXT.get(field.name, _ID_CHARS)]
         elif isinstance(value, tuple):
             value = [_to_pb(item) if dataclasses.is_dataclass(item) else item for item in value[:_MAX_FAULTS]]
         elif dataclasses.is_dataclass(value):
@@ -71,6 +71,11 @@ def _to_pb(record: Any) -> Any:
         if value is not None:
             fields[field.name] = value
     return getattr(pb, type(record).__name__)(**fields)
+
+
+def _sendable(text: str) -> str:
+    """Workers' words and paths need not be Unicode (lone surrogates), protobuf's strings must."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache
