@@ -23,20 +23,14 @@ from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.system.inotify import Inotify
 from nvrx_slurm.testing import minicluster_init as init
 from nvrx_slurm.testing import timeline
-from nvrx_slurm.testing.stage import MAX_RESTARTS, WORLD_SIZE, Stage, await_end, make_stage, running_with
+from nvrx_slurm.testing.stage import WORLD_SIZE, Stage, await_end, make_stage, running_with
 from nvrx_slurm.testing.timeline import Injected
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 _STEPS, _CHECKPOINT_EVERY, _STEP_TIME_S = 160, 20, 0.04
 _PROGRESS_STEPS = 25  # between two faults: more than a checkpoint, so that each restart resumes further on
-_HEARTBEAT_TIMEOUT_S = 3.0
 _RECOVERY_TIMEOUT_S = 60.0
 _RUN_TIMEOUT_S = 120.0
-_FLAGS = (
-    f"--max-restarts={MAX_RESTARTS}",
-    f"--ft-rank-heartbeat-timeout={_HEARTBEAT_TIMEOUT_S:g}",
-    "--ft-initial-rank-heartbeat-timeout=60",  # the first step waits for the slowest rank to import torch
-)
 _FINAL = "final step "
 
 
@@ -76,7 +70,7 @@ class Run:
         script += [f"--checkpoint-dir={self.directory}/checkpoints", f"--checkpoint-every={_CHECKPOINT_EVERY}"]
         script += [f"--progress-file={self.directory}/progress"]
         self.started = time.time()
-        say(self.stage.start(self.directory, _FLAGS, script))
+        say(self.stage.start(self.directory, script))
 
     @property
     def run_dir(self) -> Path:
@@ -94,10 +88,18 @@ class Run:
         self.say(f"all {WORLD_SIZE} ranks train, at step {first}")
         self._await_progress(lambda now: min(step for step, _ in now.values()) >= first + _PROGRESS_STEPS)
 
-    def inject(self, kind: str, what: str) -> None:
-        """Count a fault that has just been injected."""
-        self.faults.append(Injected(kind, what, time.time()))
-        self.say(f"!! {what}")
+    def inject(self, kind: str, act: Callable[[], str]) -> None:
+        """Do something bad (`act` returns what it was) and count it; training has not gone on since, of course."""
+        wall = time.time()
+        self.faults.append(Injected(kind, act(), wall))
+        self.say(f"!! {self.faults[-1].what}")
+
+    def process_on(self, rank: int, node: int) -> init.Process:
+        """The process of a rank; DemoError unless it runs on the node with that infra rank."""
+        found = init.process(self.pids[rank])
+        if found is None or f"NVRX_INFRA_RANK={node}" not in Path(f"/proc/{found.pid}/environ").read_text():
+            raise DemoError(f"rank {rank} does not run on node {node}, so the loss of that would show nothing")
+        return found
 
     def finish(self) -> None:
         """Wait for the end."""
@@ -148,11 +150,21 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def send(run: Run, rank: int, signum: signal.Signals) -> None:
+def signalled(run: Run, rank: int, signum: signal.Signals) -> str:
     """Send a signal to a rank's process; DemoError if that process is gone (then nothing was injected)."""
     target = init.process(run.pids[rank])
     if target is None or not init.signal_process(target, signum):
         raise DemoError(f"rank {rank} (pid {run.pids[rank]}) ended before it could get {signum.name}")
+    return f"{signum.name} to rank {rank} (pid {target.pid})"
+
+
+def node_lost(run: Run, infra_rank: int, ranks: tuple[int, ...]) -> str:
+    """Kill all of a node; DemoError if `ranks` did not run there or live on."""
+    victims = [run.process_on(rank, infra_rank) for rank in ranks]
+    name = run.stage.lose_node(infra_rank)
+    if alive := await_end(victims, 1.0):
+        raise DemoError(f"node {name} is lost, but {alive} live on")
+    return f"{name} lost: all its processes killed at once, ranks {ranks[0]} and {ranks[-1]} among them"
 
 
 def disturbed(stage: Stage, directory: Path) -> Run:
@@ -160,19 +172,11 @@ def disturbed(stage: Stage, directory: Path) -> Run:
     run = Run(stage, directory)
     run.start()
     run.await_training()
-
-    send(run, 3, signal.SIGKILL)
-    run.inject("signal", f"SIGKILL to rank 3 (pid {run.pids[3]})")
+    run.inject("signal", lambda: signalled(run, 3, signal.SIGKILL))
     run.await_training()
-
-    send(run, 1, signal.SIGSTOP)
-    run.inject("hang", f"SIGSTOP to rank 1 (pid {run.pids[1]}): it hangs, and with it all ranks")
+    run.inject("hang", lambda: signalled(run, 1, signal.SIGSTOP) + ": it hangs, and with it all ranks")
     run.await_training()
-
-    name, killed = stage.lose_node(1)
-    if not {run.pids[2], run.pids[3]} <= set(killed):
-        raise DemoError(f"node {name} did not run ranks 2 and 3, so its loss shows nothing")
-    run.inject("node-lost", f"node {name} lost: its {len(killed)} processes killed at once, ranks 2 and 3 among them")
+    run.inject("node-lost", lambda: node_lost(run, 1, (2, 3)))
     run.await_training()
     run.finish()
     return run

@@ -22,7 +22,9 @@ from nvrx_slurm.testing.minicluster import MiniCluster, MiniClusterError
 
 NODES, SPARES, RANKS_PER_NODE = 4, 2, 2
 WORLD_SIZE = (NODES - SPARES) * RANKS_PER_NODE
-MAX_RESTARTS = 5
+HEARTBEAT_TIMEOUT_S = 3
+_FIRST_HEARTBEAT_TIMEOUT_S = 60  # the first step waits for the slowest rank to import torch
+_MAX_RESTARTS = 10
 _TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "ddp.sbatch"
 
 
@@ -34,17 +36,17 @@ class Stage(Protocol):
     def open(self) -> None:
         """Bring it up."""
 
-    def start(self, directory: Path, flags: Sequence[str], script: Sequence[str]) -> str:
+    def start(self, directory: Path, script: Sequence[str]) -> str:
         """Start one job with its files in `directory` (the log tree is `directory`/logs); returns what was started.
 
-        flags: of nvrx-run; script: the training script and its arguments.
+        script: the training script and its arguments.
         """
 
     def ended(self) -> bool:
         """Whether the job is over, for better or worse."""
 
-    def lose_node(self, infra_rank: int) -> tuple[str, list[int]]:
-        """Kill everything of that node (not 0) at once; returns its name and the pids killed."""
+    def lose_node(self, infra_rank: int) -> str:
+        """Kill everything of that node (not 0) at once; returns its name."""
 
     def wait(self, timeout_s: float) -> tuple[int, str]:
         """Wait for the job's end, have lost nodes repaired; returns the exit code and how the place tells the end."""
@@ -68,24 +70,33 @@ class SlurmStage:
         """Bring the cluster up."""
         self._cluster.up()
 
-    def start(self, directory: Path, flags: Sequence[str], script: Sequence[str]) -> str:
+    def start(self, directory: Path, script: Sequence[str]) -> str:
         """sbatch the template."""
-        words = [f"--chdir={directory}", f"--output={directory}/job-%j.out", str(_TEMPLATE)]
-        flags = [f"--nproc-per-node={RANKS_PER_NODE}", f"--log-dir={directory}/logs", *flags]
-        out = self._cluster.run("sbatch", "--parsable", *words, *flags, *script)
+        settings = {
+            "NVRX_SPARES": SPARES,
+            "NVRX_NPROC_PER_NODE": RANKS_PER_NODE,
+            "NVRX_MAX_RESTARTS": _MAX_RESTARTS,
+            "NVRX_HEARTBEAT_TIMEOUT": HEARTBEAT_TIMEOUT_S,
+            "NVRX_INITIAL_HEARTBEAT_TIMEOUT": _FIRST_HEARTBEAT_TIMEOUT_S,
+            "NVRX_LOG_DIR": directory / "logs",
+        }
+        export = "--export=ALL," + ",".join(f"{name}={value}" for name, value in settings.items())
+        files = [f"--chdir={directory}", f"--output={directory}/job-%j.out"]
+        out = self._cluster.run("sbatch", "--parsable", f"--nodes={NODES}", export, *files, _TEMPLATE, *script)
         self._job = int(out.strip().split(";")[0])
-        return f"Slurm job {self._job}: sbatch sbatch_templates/{_TEMPLATE.name} {' '.join([*flags, *script])}"
+        shown = " ".join(f"{name}={value}" for name, value in settings.items())
+        return f"job {self._job}: {shown} sbatch --nodes={NODES} sbatch_templates/{_TEMPLATE.name} {' '.join(script)}"
 
     def ended(self) -> bool:
         """As Slurm says."""
         return self._cluster.job(self._job)["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING")
 
-    def lose_node(self, infra_rank: int) -> tuple[str, list[int]]:
+    def lose_node(self, infra_rank: int) -> str:
         """Kill slurmd, slurmstepds and tasks of the node."""
         name = self._cluster.settings.node_names[infra_rank]
-        killed = self._cluster.kill_node(name)
+        self._cluster.kill_node(name)
         self._lost.append(name)
-        return name, [one.pid for one in killed]
+        return name
 
     def wait(self, timeout_s: float) -> tuple[int, str]:
         """Slurm calls a job with a lost node "completing" until that node is back, or called down by its keepers."""
@@ -121,14 +132,16 @@ class LocalStage:
         self._root.mkdir(mode=0o700, exist_ok=True)
         self._lifeline = os.pipe()
 
-    def start(self, directory: Path, flags: Sequence[str], script: Sequence[str]) -> str:
+    def start(self, directory: Path, script: Sequence[str]) -> str:
         """Start the agents."""
         self._runs += 1
         logs = directory / "logs"
         argv = [
             sys.executable, "-m", "nvrx_slurm.cli.run", f"--nnodes={NODES - SPARES}:{NODES}",
             f"--nproc-per-node={RANKS_PER_NODE}", f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
-            f"--rdzv-id=run{self._runs}", f"--max-restarts={MAX_RESTARTS}", f"--log-dir={logs}", *flags,
+            f"--rdzv-id=run{self._runs}", f"--max-restarts={_MAX_RESTARTS}", f"--log-dir={logs}",
+            f"--ft-rank-heartbeat-timeout={HEARTBEAT_TIMEOUT_S}",
+            f"--ft-initial-rank-heartbeat-timeout={_FIRST_HEARTBEAT_TIMEOUT_S}",
         ]  # fmt: skip
         (directory / "agents").mkdir()
         for infra_rank in range(NODES):
@@ -139,12 +152,12 @@ class LocalStage:
         """When the first agent has left."""
         return any(node.poll() is not None for node in self._nodes.values())
 
-    def lose_node(self, infra_rank: int) -> tuple[str, list[int]]:
+    def lose_node(self, infra_rank: int) -> str:
         """Kill the agent's whole tree."""
         node = self._nodes.pop(infra_rank)
-        killed = init.kill_tree(node.pid)
+        init.kill_tree(node.pid)
         node.wait(10)
-        return f"node {infra_rank}", [one.pid for one in killed]
+        return f"node {infra_rank}"
 
     def wait(self, timeout_s: float) -> tuple[int, str]:
         """Wait for the agents; they all end with the same code."""
@@ -211,5 +224,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-

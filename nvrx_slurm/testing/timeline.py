@@ -73,14 +73,16 @@ def read_story(run_dir: Path) -> RunStory:
 
 
 def recoveries(story: RunStory, faults: list[Injected]) -> list[Recovery]:
-    """Fault i ended cycle i; whatever was noticed first since its injection is how it was recognised."""
-    found = []
+    """Fault i ended cycle i. It counts as recognised by whoever first saw it for what it is, else by the first to see
+    anything: peers of a lost rank may fail, and say so, before the loss itself is seen."""
+    found: list[Recovery] = []
     for cycle, fault in enumerate(faults):
         since = [seen for seen in story.noticed if seen[0] >= fault.wall]
         decided = [d for d in story.decisions if d.wall >= fault.wall]
         if not since or not decided or cycle + 1 not in story.started:
             return found
-        wall, who, seen = since[0]
+        right = [seen for seen in since if seen[2]["kind"] == fault.kind and seen[0] <= decided[0].wall]
+        wall, who, seen = (right or since)[0]
         started = story.started[cycle + 1] - fault.wall
         again = fault.trains_again - fault.wall
         found.append(Recovery(fault, seen["kind"], who, wall - fault.wall, decided[0].what, started, again))
