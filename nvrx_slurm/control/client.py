@@ -25,6 +25,7 @@ from nvrx_slurm.errors import AuthError, ProtocolError
 
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6
 _CONNECT_TIMEOUT_S = 3.0
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError)  # AioRpcError, a stream's usual end, is none of the latter
 _PROBLEMS_SAID = 8
 
 
@@ -65,6 +66,7 @@ class ControlClient:
     def start(self) -> None:
         """Begin to look for the coordinator (on the running loop)."""
         self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(_report_defect)
 
     def send(self, message: t.AgentMessage) -> None:
         """Queue a message; without a stream it is dropped: the next Register tells what matters."""
@@ -114,7 +116,7 @@ class ControlClient:
         except (AuthError, ProtocolError) as error:
             self._say_once(f"{host}:{port} is not our coordinator: {error}; looking on")
             raise _NotThere(str(error)) from None
-        except (grpc.aio.BaseError, asyncio.TimeoutError) as error:
+        except (*_BROKEN, asyncio.TimeoutError) as error:
             raise _NotThere(_sentence(error)) from None
         finally:
             await channel.close()
@@ -169,7 +171,7 @@ class ControlClient:
                 if envelope is grpc.aio.EOF:
                     break
                 self._post(codec.decode(envelope))
-        except (grpc.aio.BaseError, ProtocolError) as error:
+        except (*_BROKEN, ProtocolError) as error:
             why = _sentence(error)
         finally:
             self._open = False
@@ -182,7 +184,7 @@ class ControlClient:
             message = await self._queue.get()
             try:
                 await stream.write(message)
-            except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            except (*_BROKEN, asyncio.InvalidStateError):
                 return  # the reader sees the same break and reports it
             finally:
                 self._queue.task_done()
@@ -198,6 +200,13 @@ async def _probe(host: str, port: int) -> str:
     address = writer.get_extra_info("peername")
     writer.close()
     return f"ipv6:[{address[0]}]:{port}" if ":" in address[0] else f"ipv4:{address[0]}:{port}"
+
+
+def _report_defect(task: asyncio.Task[None]) -> None:
+    """This task never ends by itself; that it does must not stay unseen until somebody asks for its result."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        task.get_loop().call_exception_handler({"message": "the control client broke", "exception": error})
 
 
 def _sentence(error: BaseException) -> str:
