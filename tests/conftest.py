@@ -13,6 +13,14 @@ import pytest
 from nvrx_slurm.testing.minicluster import MiniCluster
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist's --dist loadgroup all tests on a real Slurm run one after the other, on one cluster."""
+    for item in items:
+        if item.get_closest_marker("slurm"):
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
 @pytest.fixture(scope="session")
 def needs_slurm() -> None:
     """Skip, with the reason, where Slurm is not installed; fail instead if NVRX_REQUIRE_SLURM=1."""

@@ -290,11 +290,11 @@ class MiniCluster:
         out = self.run("sbatch", "--parsable", f"--chdir={jobs}", f"--output={jobs}/%j.out", *args, path)
         return int(out.strip().split(";")[0])
 
-    def job(self, job_id: int) -> dict[str, str]:
-        """The fields of `scontrol show job`, e.g. JobState, NodeList, ExitCode, BatchHost."""
+    def job(self, job_id: int | str) -> dict[str, str]:
+        """The fields of `scontrol show job`, e.g. JobState, NodeList, ExitCode, BatchHost; an array's: "ID_TASK"."""
         return _fields(self.run("scontrol", "show", "job", "-o", str(job_id)))
 
-    def wait_job(self, job_id: int, timeout_s: float, until: str = "") -> JobEnd:
+    def wait_job(self, job_id: int | str, timeout_s: float, until: str = "") -> JobEnd:
         """Wait for the end of a job, or for the state `until` (e.g. "RUNNING") if that comes first.
 
         Raises MiniClusterError after `timeout_s` seconds.

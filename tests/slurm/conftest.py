@@ -1,0 +1,18 @@
+"""Fixtures of the tests on a real Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from nvrx_job import Jobs
+
+from nvrx_slurm.testing.minicluster import MiniCluster
+
+
+@pytest.fixture
+def jobs(minicluster: MiniCluster) -> Iterator[Jobs]:
+    """Makes jobs on the cluster of four idle nodes; afterwards nothing of them may be left."""
+    made = Jobs(minicluster)
+    yield made
+    made.check()

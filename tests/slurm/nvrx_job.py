@@ -1,0 +1,189 @@
+"""What the tests of nvrx-run on a real Slurm share: jobs whose workers tell what they do, and what must be left after.
+
+Workers are plain Python scripts. They append lines to one file per job (`mark`), and a test waits for those lines by
+inotify; a job's end is Slurm's business and waited for by MiniCluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nvrx_slurm.system.inotify import Inotify
+from nvrx_slurm.testing import minicluster_init as init
+from nvrx_slurm.testing.minicluster import JobEnd, MiniCluster
+from nvrx_slurm.testing.stage import await_end, running_with
+
+PATIENCE_S = 30.0
+
+PRELUDE = """
+import os, signal, sys
+RANK, CYCLE = int(os.environ["RANK"]), int(os.environ["NVRX_CYCLE"])
+def mark(what):
+    line = f"{what} {RANK} {CYCLE} {os.environ.get('SLURMD_NODENAME')} {os.getpid()}\\n"
+    fd = os.open(os.environ["TEST_JOB"] + "/marks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, line.encode())
+    os.close(fd)
+mark("up")
+"""
+# Waits to be killed in cycle 0, finishes in the next one.
+HOLD_ONCE = "if CYCLE == 0:\n    signal.pause()\n"
+
+
+class Mark(NamedTuple):
+    """One line of a worker."""
+
+    what: str
+    rank: int
+    cycle: int
+    node: str
+    pid: int
+
+
+@dataclass
+class Job:
+    """One submitted job; its files are below `directory`, the log tree in `directory`/nvrx_logs."""
+
+    cluster: MiniCluster
+    directory: Path
+    job_id: int = 0
+
+    def marks(self, what: str, cycle: int | None = None) -> list[Mark]:
+        """Lines `what` so far, in rank order (a torn last line is left out)."""
+        try:
+            lines = (self.directory / "marks").read_text().rpartition("\n")[0].splitlines()
+        except FileNotFoundError:
+            return []
+        words = [line.split() for line in lines]
+        found = [Mark(w[0], int(w[1]), int(w[2]), w[3], int(w[4])) for w in words]
+        return sorted(
+            (m for m in found if m.what == what and cycle in (None, m.cycle)), key=lambda m: (m.cycle, m.rank)
+        )
+
+    def wait_marks(self, what: str, count: int, cycle: int | None = None) -> list[Mark]:
+        """Wait until `count` ranks have said `what`."""
+        self.wait_for(lambda: len(self.marks(what, cycle)) >= count, f"{count} x {what!r} of cycle {cycle}")
+        return self.marks(what, cycle)
+
+    def wait_for(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for something in the job's directory, by inotify."""
+        deadline = time.monotonic() + PATIENCE_S
+        changes = Inotify()
+        try:
+            changes.watch(str(self.directory))
+            while not done():
+                left = deadline - time.monotonic()
+                assert left > 0, f"never came: {what}; the job said:\n{self.said()}"
+                if select.select([changes.fd], [], [], left)[0]:
+                    changes.wait()
+        finally:
+            changes.close()
+
+    def wait_end(self) -> JobEnd:
+        """Wait for the job's end, repairing nodes that were lost (Slurm calls it "completing" until then)."""
+        self.cluster.wait_job(self.job_id, PATIENCE_S, until="COMPLETING")
+        for name, state in self.cluster.status().items():
+            if state.startswith("dead"):
+                self.cluster.restart_node(name)
+        return self.cluster.wait_job(self.job_id, PATIENCE_S)
+
+    @property
+    def run_dir(self) -> Path:
+        """The log tree of the newest run."""
+        return self.directory / "nvrx_logs" / "latest"
+
+    def said(self) -> str:
+        """What the batch script printed."""
+        return self.cluster.output(self.job_id)
+
+    def agent_log(self, infra_rank: int) -> str:
+        """What one agent and its workers printed."""
+        return (self.run_dir / "agents" / f"agent_{infra_rank}.log").read_text()
+
+    def result(self) -> dict[str, Any]:
+        """result.json."""
+        return dict(json.loads((self.run_dir / "result.json").read_text()))
+
+    def processes(self) -> list[init.Process]:
+        """Everything of this job that lives, but Slurm's own."""
+        return running_with(f"TEST_JOB={self.directory}")
+
+    def steps(self) -> list[init.Process]:
+        """Slurm's own processes of running steps (of any job)."""
+        return [one for one in self.cluster.scan() if one.name.startswith("slurmstepd")]
+
+    def assert_nothing_left(self) -> None:
+        """No process, and no node that Slurm would not use again."""
+        left = await_end([*self.processes(), *self.steps()], 5.0)
+        assert left == [], f"still running: {left}"
+        states = self.cluster.status()
+        assert not [s for s in states.values() if "drain" in s or "down" in s], states
+
+
+class Jobs:
+    """Makes jobs; the fixture `jobs` checks at the end that nothing of them is left."""
+
+    def __init__(self, cluster: MiniCluster) -> None:
+        self.cluster = cluster
+        self._made: list[Job] = []
+
+    def new(self, worker: str) -> Job:
+        """A job that is not submitted yet, with `worker` as its worker.py."""
+        directory = Path(tempfile.mkdtemp(prefix="job-", dir=self.cluster.root / "jobs"))
+        (directory / "worker.py").write_text(PRELUDE + worker)
+        self._made.append(Job(self.cluster, directory))
+        return self._made[-1]
+
+    def submit(self, worker: str, flags: str = "", nodes: int = 4, sbatch: tuple[str, ...] = (), lead: str = "") -> Job:
+        """sbatch `exec nvrx-run FLAGS worker.py`, the shell lines `lead` before it, one task per node."""
+        job = self.new(worker)
+        script = f"#!/bin/bash\n{lead}\nexec nvrx-run {flags} worker.py\n"
+        shape = (f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append")
+        job.job_id = self.cluster.submit(script, *shape, *self.environment(job), f"--chdir={job.directory}", *sbatch)
+        return job
+
+    def environment(self, job: Job) -> tuple[str, ...]:
+        """For sbatch: our nvrx-run in PATH, and a mark by which all of the job's processes are known."""
+        return (f"--export=ALL,PATH={_path()},TEST_JOB={job.directory}",)
+
+    def srun(self, job: Job, *words: str, code: int = 0) -> str:
+        """srun directly, without a batch script; returns its output and errors. `code`: what it must exit with."""
+        argv = ["srun", f"--chdir={job.directory}", *words]
+        env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | self.cluster.env()
+        env |= {"PATH": _path(), "TEST_JOB": str(job.directory)}
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def check(self) -> None:
+        """Nothing of any job is left."""
+        for job in self._made:
+            job.assert_nothing_left()
+
+
+def _path() -> str:
+    return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def kill(pid: int, signum: signal.Signals) -> None:
+    """Send a signal to a living process; a fault that hits nobody fails the test."""
+    target = init.process(pid)
+    assert target is not None and init.signal_process(target, signum), f"pid {pid} did not live to get {signum.name}"
+
+
+def parent(pid: int) -> int:
+    """Its parent's pid."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,85 @@
+"""How nvrx-run and Slurm end jobs together: signals, requeue; nothing is left and no node is drained."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from nvrx_job import Job, Jobs
+
+pytestmark = pytest.mark.slurm
+
+TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
+TELLS = """
+def ended(signum, frame):
+    mark("term")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ended)
+mark("ready")
+while True:
+    signal.pause()
+"""
+STUBBORN = """
+signal.signal(signal.SIGTERM, lambda *_: mark("term"))
+mark("ready")
+while True:
+    signal.pause()
+"""
+
+
+def assert_143_everywhere(job: Job) -> None:
+    """Every agent knew the end and its code."""
+    assert job.result()["code"] == 143
+    for infra_rank in range(4):
+        assert job.agent_log(infra_rank).count(" ends with code 143: ") == 1
+
+
+def test_scancel_ends_workers_gently_and_leaves_nothing(jobs: Jobs) -> None:
+    job = jobs.submit(TELLS, TWO_PLUS_TWO)
+    job.wait_marks("ready", 4)
+    jobs.cluster.run("scancel", str(job.job_id))
+    assert job.wait_end().state == "CANCELLED"
+    assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]  # each once, though Slurm and we signal
+    assert_143_everywhere(job)
+    job.assert_nothing_left()
+
+
+def test_sigterm_to_the_front_alone_is_passed_on_and_its_code_is_143(jobs: Jobs) -> None:
+    job = jobs.submit(TELLS, TWO_PLUS_TWO)
+    job.wait_marks("ready", 4)
+    jobs.cluster.run("scancel", "--signal=TERM", "--batch", str(job.job_id))
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
+    assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]
+    assert_143_everywhere(job)
+
+
+def test_workers_that_ignore_sigterm_are_killed_within_kill_wait(jobs: Jobs) -> None:
+    job = jobs.submit(STUBBORN, TWO_PLUS_TWO)
+    job.wait_marks("ready", 4)
+    began = time.monotonic()
+    jobs.cluster.run("scancel", str(job.job_id))
+    assert job.wait_end().state == "CANCELLED"
+    assert time.monotonic() - began < jobs.cluster.settings.kill_wait_s
+    assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]
+    assert_143_everywhere(job)  # so the agents were not killed by Slurm but left by themselves
+
+
+def test_a_requeued_job_logs_beside_its_first_run(jobs: Jobs) -> None:
+    job = jobs.submit(
+        'mark("run" + os.environ.get("SLURM_RESTART_COUNT", "0"))\n'
+        'if "SLURM_RESTART_COUNT" not in os.environ:\n    signal.pause()\n',
+        TWO_PLUS_TWO,
+        sbatch=("--requeue",),
+    )
+    job.wait_marks("run0", 4)
+    jobs.cluster.run("scontrol", "requeue", str(job.job_id))
+    jobs.cluster.wait_job(job.job_id, 30, until="PENDING")
+    jobs.cluster.run("scontrol", "update", f"JobId={job.job_id}", "StartTime=now")  # Slurm would wait two minutes
+    job.wait_marks("run1", 4)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    tree = job.directory / "nvrx_logs" / str(job.job_id)
+    assert sorted(path.name for path in tree.iterdir()) == ["r0", "r1"]
+    assert job.run_dir.resolve() == tree / "r1"
+    assert len(list((tree / "r1").glob("cycle_0/node_*/rank_?.out"))) == 4

@@ -1,0 +1,141 @@
+"""nvrx-run on a real Slurm cluster keeps a job running: crash, hang, lost node, killed agent; and its log tree."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from nvrx_job import HOLD_ONCE, Job, Jobs, kill, parent
+
+from nvrx_slurm.testing import minicluster_init as init
+from nvrx_slurm.testing.stage import await_end
+
+pytestmark = pytest.mark.slurm
+
+TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2 --max-restarts=2"
+ON_N1_N2 = [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+BEATING = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+import time
+client = RankMonitorClient()
+client.init_workload_monitoring()
+for beat in range(10**9 if CYCLE == 0 else 5):
+    client.send_heartbeat()
+    if beat == 2:
+        mark("beats")
+    time.sleep(0.05)
+client.shutdown_workload_monitoring()
+"""
+
+
+def places(job: Job, cycle: int) -> list[tuple[int, str]]:
+    """(rank, node) of all workers of a cycle."""
+    return [(mark.rank, mark.node) for mark in job.marks("up", cycle)]
+
+
+def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) -> None:
+    job = jobs.submit(
+        'print("hello from", RANK, "of", os.environ["WORLD_SIZE"])\n'
+        'print("careful", file=sys.stderr)\n'
+        'mark("token" if "NVRX_TOKEN" in os.environ else "no-token")\n',
+        TWO_PLUS_TWO,
+    )
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 0) == ON_N1_N2
+    assert len(job.marks("no-token")) == 4  # the secret is not handed to user code
+
+    run = job.directory / "nvrx_logs" / str(job.job_id) / "r0"
+    assert os.readlink(job.directory / "nvrx_logs" / "latest") == f"{job.job_id}/r0"
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    ranks = {f"cycle_0/node_{r // 2}_n{r // 2 + 1}/rank_{r}.{e}" for r in range(4) for e in ("out", "err")}
+    agents = {f"agents/agent_{i}.log" for i in range(4)} | {f"events/agent_{i}.jsonl" for i in range(4)}
+    assert files == ranks | agents | {"events/coordinator.jsonl", "result.json"}
+    assert (run / "cycle_0/node_1_n2/rank_3.out").read_text() == "hello from 3 of 4\n"
+    assert (run / "cycle_0/node_1_n2/rank_3.err").read_text() == "careful\n"
+    assert "[rank 1] hello from 1 of 4\n" in job.said()
+    assert "[rank 2] careful\n" in job.agent_log(1)
+    assert job.result() == {"code": 0, "reason": "all ranks finished", "first_cause": None}
+
+
+def test_a_crashed_rank_restarts_all_in_their_places(jobs: Jobs) -> None:
+    job = jobs.submit(HOLD_ONCE, TWO_PLUS_TWO)
+    up = job.wait_marks("up", 4, cycle=0)
+    kill(up[3].pid, signal.SIGKILL)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 0) == places(job, 1) == ON_N1_N2
+    assert job.marks("up", 2) == []
+    cause = f"rank 3 (local rank 1, pid {up[3].pid}) on node 1 (n2) was killed by SIGKILL; restart 1 of 2"
+    assert job.said().count(f"nvrx-run[n1]: {cause}\n") == 1
+
+
+def test_a_hung_rank_is_found_by_its_monitor_and_says_where_it_hung(jobs: Jobs) -> None:
+    job = jobs.submit(BEATING, f"{TWO_PLUS_TWO} --ft-rank-heartbeat-timeout=1 --ft-initial-rank-heartbeat-timeout=20")
+    beating = job.wait_marks("beats", 4, cycle=0)
+    kill(beating[1].pid, signal.SIGSTOP)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 1) == ON_N1_N2
+    who = f"rank 1 (local rank 1, pid {beating[1].pid}) on node 0 (n1) hung: no heartbeat for "
+    assert who in job.said()
+    stacks = (job.run_dir / "cycle_0/node_0_n1/rank_1.err").read_text()
+    assert "most recent call first" in stacks and "worker.py" in stacks, stacks
+
+
+def test_a_lost_node_is_replaced_by_the_first_spare(jobs: Jobs) -> None:
+    job = jobs.submit(HOLD_ONCE, TWO_PLUS_TWO)
+    up = job.wait_marks("up", 4, cycle=0)
+    assert jobs.cluster.kill_node("n2")
+    job.wait_marks("up", 4, cycle=1)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 1) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+    assert "node 1 (n2) was lost" in job.said()
+    assert all(init.process(mark.pid) is None for mark in up)
+
+
+def test_a_killed_agent_takes_its_node_along_and_a_spare_takes_over(jobs: Jobs) -> None:
+    job = jobs.submit(HOLD_ONCE, TWO_PLUS_TWO)
+    up = job.wait_marks("up", 4, cycle=0)
+    agent = parent(up[2].pid)
+    family = init.descendants(agent)
+    assert len(family) == 4, family  # two workers, two rank monitors
+    kill(agent, signal.SIGKILL)
+    assert await_end(family, 1.0) == []
+    job.wait_marks("up", 4, cycle=1)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 1) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+
+
+def test_restarts_used_up_end_every_task_with_1_and_the_first_cause_last(jobs: Jobs) -> None:
+    job = jobs.submit(
+        'if RANK == 2:\n    raise ValueError("the data is bad")\nsignal.pause()\n',
+        "--spares=2 --nproc-per-node=2 --max-restarts=1",
+    )
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("FAILED", 1), job.said()
+    for task in range(4):
+        assert f"n{task + 1}: task {task}: Exited with exit code 1" in job.said()
+        assert job.agent_log(task).count(" ends with code 1: ") == 1
+    assert len(job.marks("up", 1)) == 4 and job.marks("up", 2) == []
+    cause = job.result()["first_cause"]
+    assert (cause["rank"], cause["host"], cause["kind"], cause["exit_code"]) == (2, "n2", "exit", 1)
+    report = job.said().partition("first cause: ")[2]
+    assert "first cause: " not in report  # once
+    assert "rank 2 (local rank 0" in report and "ValueError: the data is bad" in report
+    assert "worker.py" in report  # the traceback
+
+
+def test_too_few_nodes_names_the_missing_and_ends_all_with_94(jobs: Jobs) -> None:
+    job = jobs.new("")
+    # Task 1 (n2) is no agent; --wait kills it a second after the others have gone, hence srun's 137.
+    agent = 'if [ "$SLURM_PROCID" = 1 ]; then exec sleep 1000; fi; exec nvrx-run --rdzv-conf=join_timeout=4 worker.py'
+    out = jobs.srun(job, "--nodes=3", "--ntasks-per-node=1", "--wait=1", "sh", "-c", agent, code=137)
+    assert "nvrx-run[n1]: 2 of at least 3 nodes are here; missing: n2" in out  # said while waiting
+    assert "4 s (join timeout) are over; 2 of at least 3 nodes are here; missing: n2" in out
+    for task in (0, 2):
+        assert f"n{task + 1}: task {task}: Exited with exit code 94" in out
+    assert job.marks("up") == []
