@@ -18,6 +18,7 @@ def keepalive_options(interval_s: float, timeout_s: float) -> list[Option]:
     return [
         ("grpc.keepalive_time_ms", int(interval_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(timeout_s * 1000)),  # else 60 s: of newer gRPC's two timers only this one runs
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
