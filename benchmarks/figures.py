@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks.harness import Launcher
+from benchmarks.harness import Failure, Launcher
 
 Samples = dict[str, list[float]]  # by name of the launcher
 
@@ -68,11 +69,19 @@ class Result:
 
 
 def interleaved(one: Callable[[Launcher], float], launchers: Sequence[Launcher], repeats: int) -> Samples:
-    """`repeats` samples of each launcher in turns, so that a noisy minute hits all; a first round is not counted."""
+    """`repeats` samples of each launcher in turns, so that a noisy minute hits all; a first round is not counted.
+
+    A launcher that fails is left out, with its sentence on stderr; the others go on.
+    """
     samples: Samples = {launcher.name: [] for launcher in launchers}
-    for launcher in launchers:
-        one(launcher)
-    for _ in range(repeats):
-        for launcher in launchers:
-            samples[launcher.name].append(one(launcher))
+    for turn in range(-1, repeats):
+        for launcher in [who for who in launchers if who.name in samples]:
+            try:
+                value = one(launcher)
+            except Failure as failure:
+                print(f"\n{failure}", file=sys.stderr)
+                del samples[launcher.name]
+                continue
+            if turn >= 0:
+                samples[launcher.name].append(value)
     return samples

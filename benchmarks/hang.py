@@ -11,11 +11,9 @@ _GIVE_UP_S = 30.0
 
 def _lateness_ms(launcher: Launcher, mode: str) -> float:
     """Last heartbeat + timeout to the moment its pidfd says that it is dead, in ms."""
-    init, beat = f"--ft-initial-rank-heartbeat-timeout={_TIMEOUT_S}", f"--ft-rank-heartbeat-timeout={_TIMEOUT_S}"
-    if launcher.client == "nvrx":
-        init, beat = init.replace("--ft-", "--ft-param-"), beat.replace("--ft-", "--ft-param-")
+    limits = [f"--ft-initial-rank-heartbeat-timeout={_TIMEOUT_S}", f"--ft-rank-heartbeat-timeout={_TIMEOUT_S}"]
     with Job(launcher) as job:
-        job.start("1", 1, mode, [init, beat])
+        job.start("1", 1, mode, limits)
         (heartbeat,) = job.wait(1, "heartbeat")
         return (wait_dead(heartbeat.pid, _GIVE_UP_S) - heartbeat.at_s - _TIMEOUT_S) * 1000
 
