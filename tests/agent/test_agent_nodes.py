@@ -1,0 +1,246 @@
+"""Several nodes on loopback: lost, silent, late and returning agents; one end for all; the coordinator's own loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+
+from agent_harness import Launcher, Rig, ended, free_port, status
+
+UP = """
+say("up", CYCLE, "group", GROUP, "pid", os.getpid())
+"""
+# Runs until the test says so: the cycle in which it may end is in a file.
+UNTIL_TOLD = (
+    UP
+    + """
+last = os.path.join(os.environ["NVRX_TEST_GATES"], "last_cycle")
+while not (os.path.exists(last) and CYCLE >= int(open(last).read())):
+    time.sleep(0.02)
+"""
+)
+QUICK = ("--ft-keepalive-interval=0.4", "--ft-keepalive-timeout=0.4")
+
+
+def up(one: Launcher, cycle: int) -> tuple[int, int]:
+    """(group rank, pid) of the one worker of this node in `cycle`."""
+    found = one.line(rf"up {cycle} group (\d+) pid (\d+)$")
+    return int(found[1]), int(found[2])
+
+
+def finish(rig: Rig, cycle: int) -> None:
+    temporary = rig.dir / "last_cycle.tmp"
+    temporary.write_text(str(cycle))
+    temporary.rename(rig.dir / "last_cycle")
+
+
+def kill(one: Launcher, workers: list[int]) -> None:
+    """SIGKILL an agent: its workers are gone within a second."""
+    fds = [os.pidfd_open(pid) for pid in workers]
+    one.signal(signal.SIGKILL)
+    assert one.wait() == -signal.SIGKILL
+    late = [pid for pid, fd in zip(workers, fds, strict=True) if not ended(fd, 1.0)]
+    for fd in fds:
+        os.close(fd)
+    assert late == []
+
+
+def test_two_nodes_form_one_world(rig: Rig) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    script = rig.script(f"say('it is', json.dumps({{n: os.environ[n] for n in {names.split()!r}}}))")
+    both = rig.nodes(2, "2", script, "--nproc-per-node=2")
+    assert [one.wait() for one in both] == [0, 0]
+    told = [json.loads(one.line(rf"\[rank {r}\] it is (.*)$")[1]) for r in range(4) for one in [both[r // 2]]]
+    assert [(t["RANK"], t["LOCAL_RANK"], t["GROUP_RANK"]) for t in told] == [
+        ("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1"),
+    ]  # fmt: skip
+    assert {t["WORLD_SIZE"] + t["LOCAL_WORLD_SIZE"] + t["GROUP_WORLD_SIZE"] for t in told} == {"422"}
+    assert len({(t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told}) == 1 and told[0]["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_exhausted_budget_ends_all_nodes_with_1_and_one_first_cause(rig: Rig) -> None:
+    script = rig.script(UP + "if RANK == 2:\n    raise OSError('disk on fire')\nforever()")
+    nodes = rig.nodes(3, "3", script, "--max-restarts=2")
+    assert [one.wait() for one in nodes] == [1, 1, 1]
+    assert [one.text.count("first cause:") for one in nodes] == [1, 0, 0]
+    cause = nodes[0].text.rpartition("first cause:")[2]
+    assert "rank 2 " in cause and "on node 2 (" in cause and cause.rstrip().endswith("OSError: disk on fire")
+    assert "restart 1 of 2" in nodes[0].text and "restart 2 of 2" in nodes[0].text
+    for one in nodes[1:]:
+        last = one.text.rstrip().splitlines()[-1]
+        assert "ends with code 1: rank 2 " in last and "all 2 restarts are used" in last
+
+
+def test_lost_node_is_replaced_by_the_spare_and_may_come_back(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    first, second, spare = rig.nodes(3, "2:3", script, "--max-restarts=5")
+    spare.line("this node is a hot spare")
+    assert (up(first, 0)[0], up(second, 0)[0]) == (0, 1)
+    kill(second, [up(second, 0)[1]])
+    assert (up(first, 1)[0], up(spare, 1)[0]) == (0, 1)
+    back = rig.node(1, "2:3", script, "--max-restarts=5")
+    back.line("this node is a hot spare")
+    kill(spare, [up(spare, 1)[1]])
+    assert (up(first, 2)[0], up(back, 2)[0]) == (0, 1)
+    finish(rig, 2)
+    assert [first.wait(), back.wait()] == [0, 0]
+    assert "restart 2 of 5" in first.text and "restart 3 of 5" not in first.text
+
+
+def test_survivors_keep_their_group_ranks(rig: Rig) -> None:
+    """Group rank 1 of 3 is lost: 0 and 2 stay what they are, the spare takes the gap."""
+    nodes = rig.nodes(4, "3:4", rig.script(UNTIL_TOLD), "--max-restarts=1")
+    ups = [up(one, 0) for one in nodes[:3]]
+    assert [group for group, _ in ups] == [0, 1, 2]
+    kill(nodes[1], [ups[1][1]])
+    assert [up(nodes[n], 1)[0] for n in (0, 3, 2)] == [0, 1, 2]
+    finish(rig, 1)
+    assert [nodes[n].wait() for n in (0, 2, 3)] == [0, 0, 0]
+
+
+def test_late_node_becomes_a_spare_and_is_used(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    first, second = rig.nodes(2, "2:3", script, "--max-restarts=1", "--rdzv-conf=last_call_timeout=0.1")
+    assert [up(first, 0)[0], up(second, 0)[0]] == [0, 1]
+    late = rig.node(2, "2:3", script, "--max-restarts=1")
+    late.line("this node is a hot spare")
+    first.line("joined as a spare")
+    os.kill(up(second, 0)[1], signal.SIGKILL)  # a worker's end, not a node's: the spare stays spare
+    assert [up(first, 1)[0], up(second, 1)[0]] == [0, 1]
+    finish(rig, 1)
+    assert [first.wait(), second.wait(), late.wait()] == [0, 0, 0]
+    assert late.text.count("hot spare") == 2 and "[rank" not in late.text
+
+
+def test_silent_agent_is_lost_by_keepalive_and_wakes_up_as_a_spare(rig: Rig) -> None:
+    first, second, spare = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
+    spare.line("this node is a hot spare")
+    old = up(second, 0)[1]
+    up(first, 0)
+    second.signal(signal.SIGSTOP)
+    assert [up(first, 1)[0], up(spare, 1)[0]] == [0, 1]
+    first.line("was lost")
+    second.signal(signal.SIGCONT)
+    second.line("this node is a hot spare")
+    assert status(old, "Name") == "" or status(old, "State").startswith("Z")
+    finish(rig, 1)
+    assert [first.wait(), second.wait(), spare.wait()] == [0, 0, 0]
+
+
+def test_silent_coordinator_stops_the_others_workers_until_it_is_back(rig: Rig) -> None:
+    first, second = rig.nodes(2, "2", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
+    up(first, 0), up(second, 0)
+    first.signal(signal.SIGSTOP)
+    second.expect("no coordinator: ")
+    second.expect("stopping 1 workers: no coordinator for 2 s")
+    first.signal(signal.SIGCONT)
+    assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
+    finish(rig, 1)
+    assert [first.wait(), second.wait()] == [0, 0]
+
+
+def test_lost_coordinator_ends_the_others_with_96(rig: Rig) -> None:
+    """The one slow test here: the time to look for a coordinator is fixed (30 s)."""
+    first, second, spare = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3")
+    worker = up(second, 0)[1]
+    spare.line("this node is a hot spare")
+    kill(first, [up(first, 0)[1]])
+    assert [second.wait(45), spare.wait(45)] == [96, 96]
+    assert status(worker, "Name") == ""
+    for one in (second, spare):
+        last = one.text.rstrip().splitlines()[-1]
+        assert "ends with code 96: no coordinator could be reached within 30 s; last try: 127.0.0.1:" in last
+
+
+def test_too_few_nodes_end_with_94_on_all_that_came(rig: Rig) -> None:
+    conf = "--rdzv-conf=join_timeout=3,last_call_timeout=0.1"
+    nodes = [rig.node(rank, "3:4", rig.script("forever()"), conf) for rank in (0, 1)]
+    assert [one.wait() for one in nodes] == [94, 94]
+    for one in nodes:
+        last = one.text.rstrip().splitlines()[-1]
+        assert "code 94: 3 s (join timeout) are over; 2 of at least 3 nodes are here" in last
+
+
+def test_no_coordinator_ends_with_96(rig: Rig) -> None:
+    one = rig.node(1, "2", rig.script("forever()"), "--rdzv-conf=join_timeout=1")
+    assert one.wait() == 96
+    last = one.text.rstrip().splitlines()[-1]
+    assert "no coordinator could be reached within 1 s (join timeout); last try: 127.0.0.1:" in last
+
+
+def test_second_agent_of_a_node_replaces_the_first(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    first, old = rig.nodes(2, "2", script, "--max-restarts=3")
+    up(first, 0), up(old, 0)
+    new = rig.node(1, "2", script, "--max-restarts=3")
+    assert old.wait() == 95
+    assert "a newer agent of node" in old.text.rstrip().splitlines()[-1]
+    assert (up(first, 1)[0], up(new, 1)[0]) == (0, 1)
+    finish(rig, 1)
+    assert [first.wait(), new.wait()] == [0, 0]
+
+
+def test_stranger_with_another_token_or_job_is_refused(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    good = {"NVRX_TOKEN": "a" * 64}
+    first, second = rig.nodes(2, "2:3", script, "--rdzv-conf=last_call_timeout=0.1", **good)
+    up(first, 0), up(second, 0)
+    conf = "--rdzv-conf=join_timeout=1"
+    wrong = rig.node(2, "2:3", script, conf, NVRX_TOKEN="b" * 64)
+    other = rig.node(2, "2:3", script, conf, "--rdzv-id=another", **good)
+    assert [wrong.wait(), other.wait()] == [96, 96]
+    assert "does not hold this job's token" in wrong.text and "belongs to another job" in other.text
+    assert "refused a connection" in first.text or first.line("refused a connection")
+    finish(rig, 0)
+    assert [first.wait(), second.wait()] == [0, 0]
+    everything = first.text + second.text + wrong.text + other.text
+    logs = "".join(path.read_text() for path in rig.logs.rglob("*") if path.is_file())
+    assert "a" * 64 not in everything + logs and "b" * 64 not in everything + logs
+
+
+def test_two_jobs_on_one_host_at_the_same_time(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    mine = rig.nodes(2, "2", script, "--rdzv-id=one")
+    rig.port = next(p for p in iter(free_port, None) if p != rig.port)
+    theirs = rig.nodes(2, "2", script, "--rdzv-id=two")
+    for one in (*mine, *theirs):
+        up(one, 0)
+    finish(rig, 0)
+    assert [one.wait() for one in (*mine, *theirs)] == [0, 0, 0, 0]
+    assert sorted(path.name for path in rig.logs.iterdir() if not path.is_symlink()) == ["one", "two"]
+
+
+def test_port_of_the_coordinator_taken_by_somebody_else(rig: Rig) -> None:
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", rig.port))
+        foreign.listen()
+        one = rig.node(0, "2", rig.script("forever()"))
+        assert one.wait() == 1
+    last = one.text.rstrip().splitlines()[-1]
+    assert f"cannot listen on 127.0.0.1: ports {rig.port} are taken" in last and "--rdzv-endpoint" in last
+
+
+def test_master_port_is_fresh_per_cycle_and_can_be_listened_on(rig: Rig) -> None:
+    script = rig.script("""
+        import socket
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if RANK == 0:
+            server = socket.create_server(address)  # sets SO_REUSEADDR, as torch's TCPStore does
+            server.accept()[0].sendall(b"x")
+            say("served", address[1])
+        else:
+            while True:
+                try:
+                    assert socket.create_connection(address).recv(1) == b"x"
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+            if CYCLE < 2:
+                os._exit(1)
+    """)
+    first, second = rig.nodes(2, "2", script, "--max-restarts=2")
+    assert [first.wait(), second.wait()] == [0, 0]
+    ports = {rig.log(cycle, 0, "out") for cycle in range(3)}
+    assert "served" in rig.log(2, 0, "out") and len(ports - {""}) == len([p for p in ports if p])

@@ -1,0 +1,138 @@
+"""Signals that end the job, are passed on, or come again; one wish, one code on all nodes, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from agent_harness import Rig
+
+COUNTING = """
+def handler(signum, frame):
+    say("got", signal.Signals(signum).name)
+    os._exit(0)
+for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(s, handler)
+say("up")
+forever()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_ending_signal_reaches_the_workers_once_and_is_the_exit_code(rig: Rig, signum: signal.Signals) -> None:
+    """Workers that end with 0 on it do not turn the end into a success."""
+    one = rig.run(rig.script(COUNTING), "--nproc-per-node=2", "--max-restarts=3")
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] up$")
+    one.signal(signum)
+    assert one.wait() == 128 + signum
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == [f"up\ngot {signum.name}\n"] * 2
+
+
+@pytest.mark.parametrize("target", [0, 1, 2])
+def test_signal_to_any_node_ends_all_with_143(rig: Rig, target: int) -> None:
+    """Node 2 is a spare."""
+    nodes = rig.nodes(3, "2:3", rig.script(COUNTING), "--max-restarts=3")
+    for rank in (0, 1):
+        nodes[rank].line("up$")
+    nodes[2].line("hot spare")
+    nodes[target].signal(signal.SIGTERM)
+    assert [one.wait() for one in nodes] == [143, 143, 143]
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ngot SIGTERM\n"] * 2
+    assert f"node {target} (" in nodes[0].text.rstrip().splitlines()[-1]
+
+
+STUBBORN = """
+signal.signal(signal.SIGTERM, lambda *_: say("no"))
+say("up")
+while True:
+    signal.pause()
+"""
+
+
+def test_worker_that_ignores_sigterm_is_killed_after_the_term_timeout(rig: Rig) -> None:
+    one = rig.run(rig.script(STUBBORN), "--term-timeout=0.4")
+    one.expect("up$")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+    assert rig.log(0, 0, "out") == "up\nno\n"
+
+
+def test_a_later_second_signal_kills_at_once(rig: Rig) -> None:
+    """Until then (3 s) the same signal again means the same wish, as Slurm sends it several times."""
+    one = rig.run(rig.script(STUBBORN + "\n"), "--term-timeout=1000")
+    one.expect("up$")
+    one.signal(signal.SIGTERM)
+    one.expect("no$")
+    one.signal(signal.SIGTERM)  # at once: the same wish
+    with pytest.raises(AssertionError, match="no '"):
+        one.expect("never said", timeout_s=3.2)
+    assert one.process.poll() is None
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+    assert rig.log(0, 0, "out") == "up\nno\n"
+
+
+def test_signal_in_the_middle_of_a_restart(rig: Rig) -> None:
+    script = rig.script("""
+        if RANK == 0:
+            gate()
+            os._exit(1)
+        signal.signal(signal.SIGTERM, lambda *_: say("no"))
+        say("up")
+        while True:
+            signal.pause()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=9", "--workers-stop-timeout=600", "--term-timeout=0.3")
+    one.line("up$")
+    rig.open()
+    one.line("no$")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+    assert rig.log(0, 1, "out") == "up\nno\n" and not list(rig.run_dir.glob("cycle_1"))
+
+
+def test_signal_while_waiting_for_nodes(rig: Rig) -> None:
+    first = rig.node(0, "2", rig.script("forever()"))
+    first.expect("coordinator listens")
+    first.signal(signal.SIGTERM)
+    assert first.wait(10) == 143
+
+
+def test_signal_while_looking_for_a_coordinator(rig: Rig) -> None:
+    one = rig.node(1, "2", rig.script("forever()"))
+    until_ready = rig.logs / "none" / "r0" / "events"
+    from agent_harness import until
+
+    until(until_ready.exists, "the log tree")
+    until(lambda: len(one.monitors()) == 1, "its monitor")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_warning_signals_are_passed_on(rig: Rig, signum: signal.Signals) -> None:
+    script = rig.script(f"""
+        got = []
+        signal.signal({int(signum)}, lambda *_: got.append(1))
+        say("up")
+        while not got:
+            signal.pause()
+        say("warned")
+    """)
+    one = rig.run(script, "--nproc-per-node=2")
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] up$")
+    one.signal(signum)
+    assert one.wait() == 0
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\nwarned\n"] * 2
+
+
+def test_ended_workers_of_a_signalled_job_have_no_first_cause_of_their_own(rig: Rig) -> None:
+    one = rig.run(rig.script("say('up'); forever()"), "--max-restarts=2")
+    one.expect("up$")
+    one.signal(signal.SIGTERM)
+    assert one.wait() == 143
+    last = one.text.rstrip().splitlines()[-1]
+    assert last.endswith("got signal 15") and "first cause" not in one.text and os.uname().nodename in last
