@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from nvrx_slurm.core.inherited import STOPPING
 from nvrx_slurm.core.machine import Machine, Row, Say, Tick, earliest
 from nvrx_slurm.core.restarts import headline
 from nvrx_slurm.errors import ExitCode, signal_exit_code
@@ -159,6 +160,7 @@ class Agent(Machine):
         (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE,), "nothing runs: say so again"),
         (State.IDLE, Finish): Row("on_finish", _END, "the end"),
         (State.IDLE, Refused): Row("on_finish", _END, "not wanted"),
+        (State.IDLE, HangSeen): Row("ignore", (State.IDLE,), "late word: it is gone"),
         (State.IDLE, Signalled): Row("on_signalled", _END, "end the job"),
         (State.IDLE, Warned): Row("ignore", (State.IDLE,), "no workers to warn"),
         (State.IDLE, Tick): Row("on_tick_alone", _END, "no coordinator in time"),
@@ -181,6 +183,7 @@ class Agent(Machine):
         (State.SUCCEEDED, Stop): Row("on_stop_succeeded", (State.SUCCEEDED, State.IDLE), "others failed"),
         (State.SUCCEEDED, Finish): Row("on_finish", _END, "the end"),
         (State.SUCCEEDED, Refused): Row("on_finish", _END, "not wanted any more"),
+        (State.SUCCEEDED, HangSeen): Row("ignore", (State.SUCCEEDED,), "it finished after all"),
         (State.SUCCEEDED, Signalled): Row("on_signalled", _END, "end the job"),
         (State.SUCCEEDED, Warned): Row("ignore", (State.SUCCEEDED,), "no workers to warn"),
         (State.SUCCEEDED, Tick): Row("on_tick_alone", _END, "no coordinator in time"),
@@ -199,7 +202,7 @@ class Agent(Machine):
         (State.LEAVING, Disconnected): Row("ignore", (State.LEAVING,), "leaving anyway"),
         (State.LEAVING, Plan): Row("ignore", (State.LEAVING,), "too late"),
         (State.LEAVING, Stop): Row("ignore", (State.LEAVING,), "doing it"),
-        (State.LEAVING, Finish): Row("ignore", (State.LEAVING,), "doing it"),
+        (State.LEAVING, Finish): Row("on_finish_leaving", (State.LEAVING,), "the same end for all"),
         (State.LEAVING, Refused): Row("ignore", (State.LEAVING,), "leaving anyway"),
         (State.LEAVING, WorkerExited): Row("on_exit_leaving", _END, "one fewer"),
         (State.LEAVING, HangSeen): Row("ignore", (State.LEAVING,), "it is being stopped anyway"),
@@ -247,7 +250,8 @@ class Agent(Machine):
         running = None
         if plan is not None and plan.active and self.state is not State.IDLE:
             done = self.state is State.SUCCEEDED
-            running = Running(plan.term, plan.cycle, plan.group_rank, plan.active_nodes, done)
+            needed = STOPPING if self.state is State.STOPPING else plan.active_nodes
+            running = Running(plan.term, plan.cycle, plan.group_rank, needed, done)
         last_cycle, used = (plan.cycle, plan.restarts_used) if plan is not None else (-1, 0)
         self.emit(Send(Register(self.node, 0, running, last_cycle, used)))
 
@@ -327,6 +331,8 @@ class Agent(Machine):
         """A success is counted; a fault is reported at once and stops the other workers."""
         self._alive.discard(event.local_rank)
         assert self.plan is not None
+        if self._hang is not None and self._hang.local_rank == event.local_rank:
+            self._hang = self._hang_by = None
         if event.fault is not None:
             self._fail(event.fault, now)
         elif not self._alive:
@@ -336,6 +342,8 @@ class Agent(Machine):
 
     def on_hang(self, event: HangSeen, now: float) -> None:
         """The monitor kills the rank; if that does not work within the kill timeout, go on without waiting."""
+        if event.fault.local_rank not in self._alive:
+            return  # late word: it has ended
         self.emit(Say(headline(event.fault)))
         self._hang = event.fault
         self._hang_by = now + self.settings.kill_timeout_s
@@ -437,6 +445,10 @@ class Agent(Machine):
         grace_s = self.settings.term_timeout_s if by_signal else self.settings.stop_timeout_s
         wait_s = self.settings.same_signal_s if by_signal and self.settings.in_step else 0.0
         self._leave(Exit(event.code, event.reason), signum, grace_s, now, wait_s)
+
+    def on_finish_leaving(self, event: Finish, now: float) -> None:
+        """We are on our way out already, but the job ends for one reason, with one code, on all nodes."""
+        self._exit = Exit(event.code, event.reason)
 
     def on_signalled(self, event: Signalled, now: float) -> None:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""

@@ -23,12 +23,14 @@ from nvrx_slurm.core.coordinator_events import (
     Lost,
     SendTo,
 )
+from nvrx_slurm.core.inherited import STOPPING as AGENT_STOPS
+from nvrx_slurm.core.inherited import Inherited
 from nvrx_slurm.core.machine import Machine, Row, Say, Tick, earliest
-from nvrx_slurm.core.members import READY, Members
+from nvrx_slurm.core.members import JOINING, READY, Members
 from nvrx_slurm.core.placement import place
 from nvrx_slurm.core.restarts import decide, first_cause
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import FaultKind, Finish, Node, Plan, RankFault, Refused, Register, Running, Stop
+from nvrx_slurm.types import FaultKind, Finish, Node, Plan, RankFault, Refused, Running, Stop
 
 
 class Phase(Enum):
@@ -61,6 +63,10 @@ _ALL = (Phase.GATHERING, Phase.RUNNING, Phase.STOPPING, Phase.FINISHED)
 _ON = (Phase.RUNNING, Phase.STOPPING, Phase.GATHERING, Phase.FINISHED)
 
 
+def _lost(node: Node, why: str) -> RankFault:
+    return RankFault(FaultKind.NODE_LOST, node.host, node.infra_rank, message=why)
+
+
 class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
@@ -68,18 +74,18 @@ class Coordinator(Machine):
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
         (Phase.GATHERING, Joined): Row("on_joined", _ALL, "count it; plan when there are enough"),
         (Phase.GATHERING, Lost): Row("on_lost", (Phase.GATHERING,), "one fewer"),
-        (Phase.GATHERING, GotFailed): Row("ignore", (Phase.GATHERING,), "of a cycle that is over"),
-        (Phase.GATHERING, GotSucceeded): Row("ignore", (Phase.GATHERING,), "of a cycle that is over"),
+        (Phase.GATHERING, GotFailed): Row("on_failed_gathering", _ON, "of a cycle that is over, or to be carried on"),
+        (Phase.GATHERING, GotSucceeded): Row("on_succeeded_gathering", (Phase.GATHERING,), "one that we may carry on"),
         (Phase.GATHERING, GotStopped): Row("on_stopped_gathering", _ALL, "one more is ready"),
         (Phase.GATHERING, GotEndJob): Row("on_end", (Phase.FINISHED, Phase.CLOSED), "told to end"),
         (Phase.GATHERING, Tick): Row("on_tick_gathering", (*_ALL, Phase.CLOSED), "last call or join timeout"),
-        (Phase.RUNNING, Joined): Row("on_joined", (Phase.RUNNING, Phase.STOPPING, Phase.FINISHED), "a new spare"),
+        (Phase.RUNNING, Joined): Row("on_joined", _ON, "a new spare, or an old friend"),
         (Phase.RUNNING, Lost): Row("on_lost", (*_ON, Phase.CLOSED), "a fault if it was active"),
         (Phase.RUNNING, GotFailed): Row("on_failed", _ON, "restart, or the end"),
         (Phase.RUNNING, GotSucceeded): Row("on_succeeded", (Phase.RUNNING, Phase.FINISHED), "the end when all have"),
-        (Phase.RUNNING, GotStopped): Row("on_stopped_running", (Phase.RUNNING,), "a returned node is a spare now"),
+        (Phase.RUNNING, GotStopped): Row("on_stopped_running", _ON, "a returned node is a spare now"),
         (Phase.RUNNING, GotEndJob): Row("on_end", (Phase.FINISHED, Phase.CLOSED), "told to end"),
-        (Phase.STOPPING, Joined): Row("on_joined", (Phase.STOPPING,), "it may be needed at once"),
+        (Phase.STOPPING, Joined): Row("on_joined", _ON, "it may be needed at once"),
         (Phase.STOPPING, Lost): Row("on_lost", _ON, "nobody waits for it any more"),
         (Phase.STOPPING, GotFailed): Row("on_more_faults", (Phase.STOPPING,), "for the first-cause report"),
         (Phase.STOPPING, GotSucceeded): Row("ignore", (Phase.STOPPING,), "too late: the cycle is being stopped"),
@@ -107,7 +113,8 @@ class Coordinator(Machine):
         self._group_rank: dict[str, int] = {}  # inverse of `active`
         self._succeeded: set[int] = set()  # group ranks
         self._pending: set[str] = set()  # node_ids that have yet to stop
-        self._adopting: dict[int, tuple[str, Running]] = {}  # by group rank, under a new term
+        self._inherited = Inherited()
+        self._fresh = True  # nothing has been planned, carried on or given up in this term
         self._end: Finish | None = None
         self._join_by: float | None = now + settings.join_timeout_s
         self._announce_at: float | None = now + settings.announce_s
@@ -125,68 +132,72 @@ class Coordinator(Machine):
 
     def on_joined(self, event: Joined, now: float) -> None:
         """A new agent, a returning one, or one that reports what it runs to a new coordinator."""
-        message = event.message
-        node_id = message.node.node_id
-        replaced = self.members.same_place(message.node)
-        if replaced is not None and replaced.node.node_id == node_id and self._still_runs(message):
-            self.emit(SendTo(node_id, self._plan_for(node_id)))
-            return
-        if replaced is not None:
-            self.members.remove(replaced.node.node_id)
-        self.members.add(message.node, message.port)
-        if message.running is not None:
-            self.members.set_busy(node_id, message.running.cycle)
-        if replaced is not None:
-            self._replace(replaced.node, message.node, now)
+        message, node = event.message, event.message.node
+        old = self.members.same_place(node)
+        self._inherited.stopped(node.node_id)  # unless it says otherwise in a moment
+        for node_id in self._inherited.learn(message):
+            self._stop_stranger(node_id, self._inherited.last_cycle)
+        self.members.put(node, message.port, JOINING)
+        if old is not None and old.node.node_id != node.node_id:
+            self._replace(old.node, node, now)
         if self.state is Phase.FINISHED:
+            return  # it was told with all the others
+        self.members.set_busy(node.node_id, READY if message.running is None else message.running.cycle)
+        if self.state is Phase.RUNNING:
+            self._joined_running(node, message.running, now)
+        elif self.state is Phase.STOPPING:
+            self._joined_stopping(node, message.running, now)
+        else:
+            self._joined_gathering(node, message.running, now)
+
+    def _joined_running(self, node: Node, running: Running | None, now: float) -> None:
+        group_rank = self._group_rank.get(node.node_id)
+        if group_rank is None:
+            self._joined_as_spare(node, running)
+        elif running is not None and running.cycle == self.cycle and running.active_nodes != AGENT_STOPS:
+            self.emit(SendTo(node.node_id, self._plan_for(node.node_id)))  # it merely lost and re-made its stream
+            if running.succeeded:
+                self._note_success(group_rank, now)
+        elif group_rank not in self._succeeded:
+            self._on_fault((_lost(node, "its agent had no coordinator for a while and stopped its workers"),), now)
+
+    def _joined_as_spare(self, node: Node, running: Running | None) -> None:
+        if running is not None:
+            self._stop_stranger(node.node_id, running.cycle)
             return
-        if message.running is not None:
-            self._on_joined_running(message, message.running, now)
-        elif self.state is Phase.RUNNING:
-            self.emit(Say(f"node {message.node.host} joined as a spare"))
-            self.emit(SendTo(node_id, self._plan_for(node_id)))
-        elif self.state is Phase.GATHERING:
-            if not self.active:
-                self._learn_history(message)
+        self.emit(Say(f"node {node.host} joined as a spare"))
+        self.emit(SendTo(node.node_id, self._plan_for(node.node_id)))
+
+    def _joined_stopping(self, node: Node, running: Running | None, now: float) -> None:
+        """An agent that re-made its stream may have stopped meanwhile: that is all we are waiting for."""
+        if running is not None:
+            self._stop_stranger(node.node_id, running.cycle)
+        elif node.node_id in self._pending:
+            self._pending.discard(node.node_id)
+            self._gather_if_stopped(now)
+
+    def _joined_gathering(self, node: Node, running: Running | None, now: float) -> None:
+        if running is None:
             self._try_plan(now)
-
-    def _on_joined_running(self, message: Register, running: Running, now: float) -> None:
-        node_id = message.node.node_id
-        fresh = not self.active and self.state is Phase.GATHERING
-        if fresh and running.group_rank not in self._adopting:
-            self._learn_history(message)
-            self._adopting[running.group_rank] = (node_id, running)
+        elif self._fresh and self._inherited.claim(node.node_id, running):
             self._try_adopt(now)
-            return
-        self.emit(SendTo(node_id, Stop(self.settings.term, running.cycle, "its place in the plan is taken")))
+        else:
+            self._stop_stranger(node.node_id, running.cycle)
 
-    def _learn_history(self, message: Register) -> None:
-        """Cycles and spent restarts go on where the agents saw them last, under whichever coordinator."""
-        self.cycle = max(self.cycle, message.last_cycle + 1)
-        self.restarts_used = max(self.restarts_used, message.restarts_used)
-
-    def _still_runs(self, message: Register) -> bool:
-        """Whether a known agent merely lost and re-made its stream while its part of the cycle went on."""
-        running = message.running
-        return (
-            running is not None
-            and self.state is Phase.RUNNING
-            and running.cycle == self.cycle
-            and self._group_rank.get(message.node.node_id) == running.group_rank
-        )
+    def _stop_stranger(self, node_id: str, cycle: int) -> None:
+        self.emit(SendTo(node_id, Stop(self.settings.term, cycle, f"its part in cycle {cycle} is over")))
 
     def _replace(self, old: Node, new: Node, now: float) -> None:
-        if old.node_id != new.node_id:
-            why = f"a newer agent of node {new.host} has joined in its place"
-            self.emit(SendTo(old.node_id, Refused(ExitCode.NODE_REFUSED, why)))
-            self.emit(Drop(old.node_id))
-        self._after_loss(old, "its agent connected anew", now)
+        why = f"a newer agent of node {new.host} has joined in its place"
+        self.emit(SendTo(old.node_id, Refused(ExitCode.NODE_REFUSED, why)))
+        self.emit(Drop(old.node_id))
+        self.members.remove(old.node_id)
+        self._after_loss(old, "a newer agent of this node has joined", now)
 
     def on_joined_finished(self, event: Joined, now: float) -> None:
         """A late agent learns that the job is over."""
         node = event.message.node
-        self.members.remove(node.node_id)
-        self.members.add(node, event.message.port)
+        self.members.put(node, event.message.port, READY)
         assert self._end is not None
         self.emit(SendTo(node.node_id, self._end))
 
@@ -204,11 +215,11 @@ class Coordinator(Machine):
     def _after_loss(self, node: Node, why: str, now: float) -> None:
         """What the loss of a member, already removed, means in this phase."""
         if self.state is Phase.GATHERING:
-            self._adopting = {g: held for g, held in self._adopting.items() if held[0] != node.node_id}
+            self._inherited.stopped(node.node_id)
             self._wait_for_nodes(now)
             return
         group_rank = self._group_rank.get(node.node_id)
-        fault = RankFault(FaultKind.NODE_LOST, node.host, node.infra_rank, message=why)
+        fault = _lost(node, why)
         if group_rank is None:
             self.emit(Say(f"spare node {node.host} left: {why}"))
         elif self.state is Phase.RUNNING and group_rank not in self._succeeded:
@@ -223,16 +234,24 @@ class Coordinator(Machine):
     def on_stopped_gathering(self, event: GotStopped, now: float) -> None:
         """A node that still had workers of an older cycle is ready now."""
         if self._note_stopped(event):
+            self._inherited.stopped(event.node_id)
             self._try_plan(now)
+
+    def on_failed_gathering(self, event: GotFailed, now: float) -> None:
+        """The cycle that we are about to carry on has failed; anything else is of a cycle that is over."""
+        if event.node_id in self._inherited.running:
+            self.faults.extend(event.message.faults)
+            self._fail_inherited(now)
+
+    def on_succeeded_gathering(self, event: GotSucceeded, now: float) -> None:
+        """The cycle that we are about to carry on is done on one node; anything else is of a cycle that is over."""
+        self._inherited.finished(event.node_id)
 
     def on_tick_gathering(self, event: Tick, now: float) -> None:
         """Announce who is missing, start without the rest, or give up."""
         if self._last_call_at is not None and now >= self._last_call_at:
             self._last_call_at = None
-            if self._adopting:
-                self._stop_the_adopted(now)
-                return
-            self._make_plan(now)
+            self._start(now)
         elif self._announce_at is not None and now >= self._announce_at:
             self._announce_at = None
             self.emit(Say(self._missing()))
@@ -242,22 +261,33 @@ class Coordinator(Machine):
 
     def _try_plan(self, now: float) -> None:
         """Plan as soon as that is the right thing: everybody is here, or this is a restart with enough nodes."""
-        if self._adopting:
+        if self._inherited.running:
             return
         if self.members.ready < self.settings.min_nodes:
             self._wait_for_nodes(now)
-        elif self.active or self.members.ready >= self.settings.max_nodes:
-            self._make_plan(now)
+        elif not self._fresh or self.members.ready >= self.settings.max_nodes:
+            self._start(now)
         elif self._last_call_at is None:
-            self._last_call_at = now + self.settings.last_call_s
+            self._set_last_call(now)
+
+    def _set_last_call(self, now: float) -> None:
+        self._last_call_at = earliest(now + self.settings.last_call_s, self._join_by)
 
     def _wait_for_nodes(self, now: float) -> None:
         if self.members.ready >= self.settings.min_nodes:
             return
-        self._last_call_at = now + self.settings.last_call_s if self._adopting else None
+        if not self._inherited.running:
+            self._last_call_at = None
         if self._join_by is None:
             self._join_by = now + self.settings.join_timeout_s
             self.emit(Say(f"{self._missing()}; waiting up to {self.settings.join_timeout_s:g} s"))
+
+    def _start(self, now: float) -> None:
+        """Plan; but a cycle of an older term that we could not carry on costs a restart like any other."""
+        if self._fresh and self._inherited.last_cycle >= 0:
+            self._fail_inherited(now)
+        else:
+            self._make_plan(now)
 
     def _missing(self) -> str:
         return self.members.missing(self.settings.expected, self.settings.min_nodes)
@@ -267,6 +297,7 @@ class Coordinator(Machine):
         if placement is None:
             self._wait_for_nodes(now)
             return
+        self.cycle = max(self.cycle, self._inherited.last_cycle + 1)
         self._set_active(dict(enumerate(placement.active)))
         self._join_by = self._announce_at = self._last_call_at = None
         self.faults = []
@@ -278,6 +309,7 @@ class Coordinator(Machine):
             self.members.set_busy(node_id, self.cycle)
 
     def _set_active(self, active: dict[int, str]) -> None:
+        self._fresh = False
         self.active = active
         self._group_rank = {node_id: g for g, node_id in active.items()}
         self._succeeded = set()
@@ -309,33 +341,32 @@ class Coordinator(Machine):
     # --- a new term: carry on with what the agents run -----------------------------------------------------
 
     def _try_adopt(self, now: float) -> None:
-        """Once every group rank of one running cycle has registered, that cycle goes on under our term."""
-        reports = [running for _, running in self._adopting.values()]
-        cycle = max(r.cycle for r in reports)
-        same = {g: held for g, held in self._adopting.items() if held[1].cycle == cycle}
-        if len(same) < reports[0].active_nodes or len(same) != self.settings.min_nodes:
-            self._last_call_at = now + self.settings.last_call_s
+        """Once every group rank of the last cycle has registered, that cycle goes on under our term."""
+        if not self._inherited.complete(self.settings.min_nodes):
+            self._set_last_call(now)
             return
-        self._adopting = {}
-        self.cycle = cycle
-        self._set_active({g: node_id for g, (node_id, _) in same.items()})
-        self._succeeded = {g for g, (_, running) in same.items() if running.succeeded}
+        self.cycle = self._inherited.last_cycle
+        self.restarts_used = self._inherited.restarts_used
+        places, succeeded = self._inherited.take()
+        self._set_active(places)
+        self._succeeded = succeeded
         self._join_by = self._announce_at = self._last_call_at = None
         self.state = Phase.RUNNING
-        self.emit(Say(f"term {self.settings.term} carries on with cycle {cycle}"))
+        self.emit(Say(f"term {self.settings.term} carries on with cycle {self.cycle}"))
         for node in self.members.in_order():
             self.emit(SendTo(node.node_id, self._plan_for(node.node_id)))
         self._finish_if_all_succeeded(now)
 
-    def _stop_the_adopted(self, now: float) -> None:
-        """Some of the running nodes did not come to this coordinator in time: that is a fault of the old cycle."""
-        self.cycle = max(running.cycle for _, running in self._adopting.values())
-        self.active = {g: node_id for g, (node_id, _) in self._adopting.items()}
+    def _fail_inherited(self, now: float) -> None:
+        """Not all who ran the last cycle came to this coordinator in time: that is a fault of that cycle."""
+        self._fresh = False
+        self.cycle = self._inherited.last_cycle
+        self.restarts_used = self._inherited.restarts_used
+        still = len(self._inherited.running)
+        self.active, _ = self._inherited.take()
         self._group_rank = {node_id: g for g, node_id in self.active.items()}
-        self._adopting = {}
-        self.state = Phase.RUNNING
-        fault = RankFault(FaultKind.NODE_LOST, "?", -1, message="not all active nodes came to the new coordinator")
-        self._on_fault((fault,), now)
+        why = f"cycle {self.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
+        self._on_fault(() if self.faults else (RankFault(FaultKind.NODE_LOST, "", -1, message=why),), now)
 
     # --- running and stopping -------------------------------------------------------------------------------
 
@@ -353,13 +384,22 @@ class Coordinator(Machine):
         """One node is done."""
         group_rank = self._group_rank.get(event.node_id)
         if group_rank is not None and event.message.cycle == self.cycle:
-            self._succeeded.add(group_rank)
-            self._finish_if_all_succeeded(now)
+            self._note_success(group_rank, now)
+
+    def _note_success(self, group_rank: int, now: float) -> None:
+        self._succeeded.add(group_rank)
+        self._finish_if_all_succeeded(now)
 
     def on_stopped_running(self, event: GotStopped, now: float) -> None:
-        """A node that came back with old workers has stopped them: a spare from now on."""
-        if event.node_id not in self._group_rank and self._note_stopped(event):
+        """A node that came back with old workers has stopped them: a spare from now on. Or an active one has
+        stopped by itself."""
+        if not self._note_stopped(event):
+            return
+        if event.node_id not in self._group_rank:
             self.emit(SendTo(event.node_id, self._plan_for(event.node_id)))
+        elif self._group_rank[event.node_id] not in self._succeeded:
+            node = self.members[event.node_id].node
+            self._on_fault((_lost(node, "it stopped its workers unasked"),), now)
 
     def on_stopped_stopping(self, event: GotStopped, now: float) -> None:
         """One node fewer to wait for."""

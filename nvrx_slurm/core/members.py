@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nvrx_slurm.core.placement import infra_order
 from nvrx_slurm.types import Node
 
-READY = -1
+READY, JOINING = -1, -2  # instead of a cycle; JOINING: not to be planned with yet
 _NAMES_SHOWN = 16
 
 
@@ -47,10 +47,11 @@ class Members:
         known = node.node_id if node.node_id in self._by_id else self._by_infra.get(node.infra_rank, "")
         return self._by_id.get(known)
 
-    def add(self, node: Node, port: int) -> None:
-        """Add a ready member whose node_id is not here yet."""
-        self._by_id[node.node_id] = Member(node, port)
-        self.ready += 1
+    def put(self, node: Node, port: int, busy: int) -> None:
+        """Add a member, or note what has become of it."""
+        self.remove(node.node_id)
+        self._by_id[node.node_id] = Member(node, port, busy)
+        self.ready += busy == READY
         if node.infra_rank >= 0:
             self._by_infra[node.infra_rank] = node.node_id
 

@@ -46,6 +46,8 @@ def _by_itself(fault: RankFault) -> bool:
 def headline(fault: RankFault) -> str:
     """One line without the traceback: who, where, what."""
     where = f"node {fault.infra_rank} ({fault.host})"
+    if fault.kind is FaultKind.NODE_LOST and not fault.host:  # no single node is to blame
+        return fault.message
     if fault.kind is FaultKind.NODE_LOST:
         return f"{where} was lost: {fault.message}"
     who = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"

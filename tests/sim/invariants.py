@@ -1,0 +1,262 @@
+"""What must hold at every step of every run.
+
+All checks look only at what changed, so that a run with 10,000 nodes can afford them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.agent import State
+from nvrx_slurm.core.members import READY
+from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.types import Finish, Node, Plan, Refused, Running, Stop
+
+if TYPE_CHECKING:
+    from .processes import SimAgent, SimCoordinator
+    from .world import World
+
+_SLACK_S = 1.0  # for simulated workers to die of a signal
+_BY_SIGNAL = 128
+_HARMLESS = {"duplicate", "warned", "slow-to-stop", "slow-network", "late-join", "false-alarm"}
+_TWO_RESTARTS = {"coordinator-replaced"}  # with a node: the old cycle may be carried on before that is missed
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class _Reign:
+    """What one coordinator was told, kept apart from what it believes."""
+
+    connected: dict[str, Node] = field(default_factory=dict)
+    busy: dict[str, int] = field(default_factory=dict)  # node_id -> cycle whose workers it may run, by its own word
+    known_cycle: int = -1  # highest that any agent has reported
+    newest_plan: int = -1
+    carries_on: bool = True  # nothing was stopped in this term
+    active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
+
+    def hear(self, event: Any) -> None:
+        """Note what an event says."""
+        if isinstance(event, ev.Joined):
+            message = event.message
+            self.forget(message.node.node_id)
+            self.connected[message.node.node_id] = message.node
+            if message.last_cycle > self.known_cycle:
+                self.known_cycle = message.last_cycle
+                self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
+            if message.running is not None:
+                self._hear_running(message.node.node_id, message.running)
+        elif isinstance(event, ev.Lost):
+            self.forget(event.node_id)
+        elif isinstance(event, ev.GotStopped) and event.message.cycle >= self.busy.get(event.node_id, READY):
+            self.busy.pop(event.node_id, None)
+
+    def _hear_running(self, node_id: str, running: Running) -> None:
+        self.busy[node_id] = running.cycle
+        learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who run it
+        if learns and running.cycle == self.known_cycle and running.group_rank not in self.active:
+            self.active[running.group_rank] = node_id
+
+    def forget(self, node_id: str) -> None:
+        """A node is gone."""
+        self.connected.pop(node_id, None)
+        self.busy.pop(node_id, None)
+
+    def can_run(self, node_id: str) -> bool:
+        """Whether it is here and has no workers."""
+        return node_id in self.connected and node_id not in self.busy
+
+
+class Invariants:
+    """Watches one world; raises Violation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._reigns: dict[int, _Reign] = {}  # by term
+        self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
+        self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
+        self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
+        self._last_started: dict[str, int] = {}  # node_id -> cycle
+        self._told: dict[str, int] = {}  # node_id -> exit code, by Finish or Refused
+        self._signalled: dict[str, int] = {}  # node_id -> the first signal that is to end it
+        self._alone_since: dict[str, float] = {}
+        self.end: Finish | None = None
+
+    def check(self, holds: bool, what: str) -> None:
+        """Raise Violation(`what`) unless `holds`."""
+        if not holds:
+            s = self._world.settings
+            raise Violation(f"seed {s.seed}, {s.nodes} nodes, at {self._world.clock.now:.4f} s: {what}")
+
+    # --- the coordinator ---------------------------------------------------------------------------------
+
+    def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]) -> None:
+        """Called after each step of a coordinator, before its commands are carried out."""
+        reign = self._reigns.setdefault(coordinator.core.settings.term, _Reign())
+        reign.hear(event)
+        plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
+        fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
+        if fresh:
+            self._check_new_plan(reign, fresh, event)
+        for command in plans:
+            self._check_one_plan(reign, command.node_id, command.message)
+        ends = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
+        for command in ends:
+            self._check_end(coordinator, command.message)
+        for command in commands:
+            if isinstance(command, ev.Drop):
+                reign.forget(command.node_id)
+            elif isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+                reign.carries_on = False
+        if ends and not isinstance(event, ev.Joined):
+            told = {c.node_id for c in ends}
+            self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
+
+    def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
+        """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
+        shared = replace(plan, group_rank=-1, rank_offset=-1)
+        self.check(shared == self._plans[plan.term, plan.cycle], f"two plans for term {plan.term} cycle {plan.cycle}")
+        self.check(node_id in reign.connected, f"a plan for {node_id}, which is not connected")
+        if plan.active:
+            held = self._places.get((plan.term, plan.cycle, plan.group_rank))
+            self.check(held == (node_id, plan.rank_offset), f"group rank {plan.group_rank} belongs to {held}")
+
+    def _check_new_plan(self, reign: _Reign, fan_out: Sequence[ev.SendTo], event: Any) -> None:
+        """The first time that a (term, cycle) is seen: all of it is in these commands."""
+        plan = fan_out[0].message
+        assert isinstance(plan, Plan)
+        self._plans[plan.term, plan.cycle] = replace(plan, group_rank=-1, rank_offset=-1)
+        self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
+        reign.newest_plan = plan.cycle
+        cycles, budget = len({cycle for _, cycle in self._plans}), plan.max_restarts
+        self.check(cycles <= budget + 1, f"{cycles} cycles are planned, with {budget} restarts allowed")
+        self.check(plan.restarts_used <= budget, "more restarts are used than allowed")
+        active = {c.message.group_rank: c for c in fan_out if isinstance(c.message, Plan) and c.message.active}
+        self.check(sorted(active) == list(range(self._world.settings.min_nodes)), "not every group rank is assigned")
+        offset = 0
+        for group_rank, command in sorted(active.items()):
+            assert isinstance(command.message, Plan)
+            self.check(command.message.rank_offset == offset, f"ranks of group rank {group_rank} start elsewhere")
+            self._places[plan.term, plan.cycle, group_rank] = (command.node_id, offset)
+            offset += reign.connected[command.node_id].nproc
+        self.check(plan.world_size == offset, "the world size is not the number of ranks")
+        receivers = {c.node_id for c in fan_out}
+        joining = event.message.node.node_id if isinstance(event, ev.Joined) else ""  # its turn comes afterwards
+        left_out = [n for n in reign.connected if n not in receivers and n != joining and reign.can_run(n)]
+        self.check(not left_out, f"{left_out} could run, but are not in the plan")
+        self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - {joining})
+
+    def _check_choice(self, reign: _Reign, plan: Plan, active: dict[int, str], receivers: set[str]) -> None:
+        """Who may be chosen, who must be, and in which order."""
+        if plan.cycle <= reign.known_cycle:  # carried on from an older term
+            runs = {reign.busy.get(node_id) for node_id in active.values()}
+            self.check(runs == {plan.cycle}, f"cycle {plan.cycle} is carried on, but its nodes run {runs}")
+        else:
+            for node_id in active.values():
+                self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
+            chosen = set(active.values())
+            for group_rank, node_id in reign.active.items():
+                stays = not reign.can_run(node_id) or active[group_rank] == node_id
+                self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
+            before = set(reign.active.values())
+            promoted = [reign.connected[n].infra_rank for _, n in sorted(active.items()) if n not in before]
+            self.check(promoted == sorted(promoted), "spares are not promoted in infra order")
+            spares = [reign.connected[n].infra_rank for n in receivers - chosen]
+            passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
+            self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
+        reign.active = active
+        for node_id in active.values():
+            reign.busy[node_id] = plan.cycle
+
+    def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
+        """All hear one end, and it is the right one."""
+        if self.end is not None:
+            self.check(end == self.end, f"two ends: {self.end} and {end}")
+            return
+        self.end = end
+        world, core = self._world, coordinator.core
+        if end.code == ExitCode.OK:
+            self.check(world.training.succeeded, "the job ends with 0, but not all ranks have succeeded")
+        elif end.code == ExitCode.FAILED:
+            self.check("restart" in end.reason, f"no word about restarts: {end.reason}")
+            self.check(core.restarts_used == core.settings.max_restarts, "the job ends with restarts left")
+        elif end.code == ExitCode.TOO_FEW_NODES:
+            self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
+            able = sum(self._is_able(agent, coordinator) for agent in world.living_agents())
+            self.check(able < core.settings.min_nodes, f"too few nodes, but {able} are able: {end.reason}")
+        else:
+            self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
+        harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)
+        self.check(core.restarts_used <= harm, f"{core.restarts_used} restarts for {harm} faults")
+
+    def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
+        here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
+        quiet = max(agent.host.cut_until, agent.host.slow_until) <= self._world.clock.now
+        return here and quiet and agent.core.state is not State.LEAVING
+
+    # --- agents --------------------------------------------------------------------------------------------
+
+    def agent_stepped(self, agent: SimAgent, event: Any, commands: Sequence[Any]) -> None:
+        """Called after each step of an agent, before its commands are carried out."""
+        node_id, now = agent.core.node.node_id, self._world.clock.now
+        if isinstance(event, ag.Connected):
+            self._alone_since.pop(node_id, None)
+        elif isinstance(event, ag.Disconnected):
+            self._alone_since[node_id] = now
+            s = agent.core.settings
+            longest_s = s.orphan_grace_s + max(s.stop_timeout_s, s.term_timeout_s) + s.kill_timeout_s + _SLACK_S
+            self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
+        elif isinstance(event, ag.Signalled):
+            self._signalled.setdefault(node_id, event.signum)
+        elif isinstance(event, (Finish, Refused)):
+            self._told.setdefault(node_id, event.code)
+        for command in commands:
+            if isinstance(command, ag.StartWorkers):
+                self._check_start(agent, node_id, command.plan)
+            elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
+                self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")
+
+    def _check_start(self, agent: SimAgent, node_id: str, plan: Plan) -> None:
+        """Nobody else runs this group rank of this cycle, and the old workers are gone."""
+        key = (plan.term, plan.cycle, plan.group_rank)
+        self.check(key not in self._runners, f"{node_id} starts {key}, which somebody has started")
+        self._runners.add(key)
+        self.check(not agent.living(), f"{node_id} starts workers while old ones live")
+        self.check(self._last_started.get(node_id, -1) < plan.cycle, f"{node_id} goes back to cycle {plan.cycle}")
+        self._last_started[node_id] = plan.cycle
+
+    def _check_no_orphans(self, agent: SimAgent, since: float) -> None:
+        alone = agent.alive and self._alone_since.get(agent.core.node.node_id) == since
+        orphans = [w.rank for w in agent.living() if not w.stuck] if alone else []
+        self.check(not orphans, f"{agent.host.name} is alone since {since:.2f} s, but runs ranks {orphans}")
+
+    def left(self, agent: SimAgent) -> None:
+        """An agent has exited: with the code that it was told, and for a good reason otherwise."""
+        if agent.exit is None:
+            return  # it was killed
+        node_id, code = agent.core.node.node_id, agent.exit.code
+        if node_id in self._told:
+            self.check(code == self._told[node_id], f"{node_id} exits with {code}, but was told {self._told[node_id]}")
+        elif node_id in self._signalled:
+            self.check(code == _BY_SIGNAL + self._signalled[node_id], f"{node_id} exits with {code} after a signal")
+        elif code == ExitCode.NODE_REFUSED:
+            stuck = any(worker.stuck for worker in agent.workers)
+            self.check(stuck, f"{node_id} exits with {code}: {agent.exit.reason}")
+        else:
+            s = agent.core.settings
+            since = self._alone_since.get(node_id, agent.core.started)
+            alone_s = self._world.clock.now - since + 1e-6
+            self.check(code == ExitCode.COORDINATOR_LOST, f"{node_id} exits with {code} without being told")
+            self.check(alone_s >= min(s.reconnect_timeout_s, s.join_timeout_s), f"{node_id} gave up early")
+
+    def at_the_end(self) -> None:
+        """Nobody is left."""
+        for agent in self._world.agents:
+            orphans = [worker.rank for worker in agent.living() if not worker.stuck]
+            self.check(not orphans, f"ranks {orphans} on {agent.host.name} have outlived the job")

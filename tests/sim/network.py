@@ -1,0 +1,126 @@
+"""Streams between agents and a coordinator: in order, late, sometimes twice, and broken in all the usual ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvrx_slurm.types import Register
+
+if TYPE_CHECKING:
+    from .processes import SimAgent, SimCoordinator
+    from .world import World
+
+AGENT_KEEPALIVE_S = 4.0  # the agent notices silence a little before the coordinator does, as in control/options.py
+COORDINATOR_KEEPALIVE_S = 5.0
+_DELAY_S = (0.0002, 0.004)
+_SLOW_DELAY_S = (0.2, 2.0)
+
+
+@dataclass
+class Host:
+    """A machine. Agents come and go on it."""
+
+    infra_rank: int
+    nproc: int
+    cut_until: float = 0.0  # partitioned: nothing gets through before
+    slow_until: float = 0.0  # its messages crawl
+    agent: SimAgent | None = None  # its latest life
+
+    @property
+    def name(self) -> str:
+        """Its host name."""
+        return f"h{self.infra_rank}"
+
+
+@dataclass(frozen=True)
+class _End:
+    """Last item of a direction: the other end has closed."""
+
+    why: str
+
+
+class Connection:
+    """One stream. Messages keep their order; a duplicate comes again later, on the same stream."""
+
+    def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator) -> None:
+        self.agent, self.coordinator = agent, coordinator
+        self.open_at_agent = self.open_at_coordinator = True
+        self._world, self._clock, self._rng = world, world.clock, world.rng
+        self._last_up = self._last_down = 0.0
+        coordinator.accepted.append(self)
+
+    def up(self, message: Any) -> None:
+        """Agent to coordinator."""
+        self._last_up = self._carry(message, self._last_up, self._arrive_up)
+
+    def down(self, message: Any) -> None:
+        """Coordinator to agent."""
+        self._last_down = self._carry(message, self._last_down, self._arrive_down)
+
+    def _carry(self, message: Any, last: float, arrive: Any) -> float:
+        host, now = self.agent.host, self._clock.now
+        delay_s = self._rng.uniform(*(_SLOW_DELAY_S if host.slow_until > now else _DELAY_S))
+        when = max(last, max(now, host.cut_until) + delay_s)
+        self._clock.at(when, arrive, message)
+        twice = self._world.settings.twice
+        if twice and not isinstance(message, (Register, _End)) and self._rng.random() < twice:
+            self._world.fired["duplicate"] += 1
+            self._clock.at(when + self._rng.uniform(0.0, 3.0), arrive, message)
+        return when
+
+    def _cut(self, message: Any, arrive: Any) -> bool:
+        """A partition holds back what is under way (TCP sends it again once it heals)."""
+        heals = self.agent.host.cut_until
+        if heals > self._clock.now:
+            self._clock.at(heals, arrive, message)
+        return heals > self._clock.now
+
+    def _arrive_up(self, message: Any) -> None:
+        if not self.open_at_coordinator or self._cut(message, self._arrive_up):
+            return
+        if isinstance(message, _End):
+            self.break_at_coordinator(message.why)
+        else:
+            self.coordinator.receive(self, message)
+
+    def _arrive_down(self, message: Any) -> None:
+        if not self.open_at_agent or self._cut(message, self._arrive_down):
+            return
+        if isinstance(message, _End):
+            self.break_at_agent(message.why)
+        else:
+            self.agent.step(message)
+
+    # --- how it ends ---------------------------------------------------------------------------------
+
+    def close_at_agent(self, why: str) -> None:
+        """The agent's end closes on purpose or with its process: what it sent before still arrives."""
+        self.open_at_agent = False
+        self.up(_End(why))
+
+    def close_at_coordinator(self, why: str) -> None:
+        """The same at the other end."""
+        self.open_at_coordinator = False
+        self.down(_End(why))
+
+    def break_at_agent(self, why: str) -> None:
+        """The agent notices that the stream is gone."""
+        if self.open_at_agent:
+            self.close_at_agent(why)
+            self.agent.disconnected(self, why)
+
+    def break_at_coordinator(self, why: str) -> None:
+        """The coordinator notices that the stream is gone."""
+        if self.open_at_coordinator:
+            self.close_at_coordinator(why)
+            self.coordinator.lost(self, why)
+
+    def fall_silent(self, heals: float) -> None:
+        """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
+        sooner."""
+        now = self._clock.now
+        if heals > now + AGENT_KEEPALIVE_S:
+            self._clock.after(AGENT_KEEPALIVE_S, self.break_at_agent, "no answer within the keepalive time")
+        if heals > now + COORDINATOR_KEEPALIVE_S:
+            self._clock.after(COORDINATOR_KEEPALIVE_S, self.break_at_coordinator, "silent for the keepalive time")

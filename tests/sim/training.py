@@ -1,0 +1,76 @@
+"""The user's training job, as far as restarts can tell: work that is done only while all ranks run together."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.types import Plan
+
+from .clock import Clock
+
+if TYPE_CHECKING:
+    from .processes import Worker
+
+
+@dataclass
+class Run:
+    """The workers of one cycle."""
+
+    world_size: int
+    workers: list[Worker] = field(default_factory=list)
+    since: float | None = None  # all ranks run together since then
+    broken: bool = False  # a rank died or hangs: no more progress in this cycle
+    succeeded: int = 0
+
+
+class Training:
+    """`work_s` seconds of work, saved every `checkpoint_s`; a cycle goes on from the last checkpoint."""
+
+    def __init__(self, clock: Clock, rng: random.Random, work_s: float, checkpoint_s: float) -> None:
+        self._clock, self._rng = clock, rng
+        self._work_s, self._checkpoint_s = work_s, checkpoint_s
+        self.saved_s = 0.0
+        self.false_alarm = False  # a monitor is about to take a finishing rank for hung
+        self.runs: dict[tuple[int, int], Run] = {}  # by (term, cycle) of the plan that started them
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all ranks of one cycle have ended with 0."""
+        return any(run.succeeded == run.world_size for run in self.runs.values())
+
+    def run_of(self, plan: Plan) -> Run:
+        """The run that workers of `plan` belong to."""
+        return self.runs.setdefault((plan.term, plan.cycle), Run(plan.world_size))
+
+    def up(self, worker: Worker) -> None:
+        """A rank has reached user code; the last one starts the training."""
+        run = worker.run
+        run.workers.append(worker)
+        if len(run.workers) == run.world_size and not run.broken:
+            run.since = self._clock.now
+            self._clock.after(self._work_s - self.saved_s, self._finish, run)
+
+    def stall(self, run: Run) -> None:
+        """A rank does not take part any more: what was not saved is lost."""
+        run.broken = True
+        if run.since is not None:
+            reached = self.saved_s + self._clock.now - run.since
+            self.saved_s = max(self.saved_s, reached - reached % self._checkpoint_s)
+            run.since = None
+
+    def die_with(self, worker: Worker) -> None:
+        """Some peers of a dead rank die of it before anybody stops them: connection errors."""
+        for peer in self._rng.sample(worker.run.workers, min(2, len(worker.run.workers))):
+            self._clock.after(self._rng.uniform(0.0, 1.0), peer.die, 1, "connection reset by peer")
+
+    def _finish(self, run: Run) -> None:
+        if run.broken:
+            return
+        self.saved_s = self._work_s
+        run.since = None
+        if self.false_alarm:
+            run.workers[0].seem_hung()
+        for worker in run.workers:
+            self._clock.after(self._rng.uniform(0.0, 0.5), worker.succeed)

@@ -1,0 +1,164 @@
+"""The simulated cluster: hosts, agents, one coordinator at a time, the training, and who watches them.
+
+    world = World(WorldSettings(nodes=80, min_nodes=76, seed=1)); outcome = world.run()
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.core.coordinator import CoordinatorSettings
+
+from . import faults
+from .clock import Clock
+from .invariants import Invariants
+from .network import Host
+from .processes import Process, SimAgent, SimCoordinator
+from .story import Story
+from .training import Training
+
+BOUND_S = 600.0  # after the last fault everybody must have left within this (virtual) time
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """What a run depends on; equal settings give equal runs."""
+
+    nodes: int = 80
+    min_nodes: int = 76
+    max_restarts: int = 3
+    seed: int = 0
+    nproc: int = 2
+    work_s: float = 20.0
+    checkpoint_s: float = 4.0
+    faults: int = 4  # how many, of random kinds
+    kinds: Sequence[str] = ()  # the kinds to choose from; () = all
+    twice: float = 0.01  # share of messages that come twice
+    record: bool = False  # keep the event logs
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    join_timeout_s: float = 60.0
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    code: int  # of the job: the coordinator's, or that of the agents when they lost it
+    reason: str
+    took_s: float
+    exits: Counter[int]  # exit codes of agents
+    fired: Counter[str]  # faults by kind
+
+
+class World:
+    """One run."""
+
+    def __init__(self, settings: WorldSettings, story: Story | None = None) -> None:
+        self.settings = settings
+        self.clock = Clock()
+        self.rng = random.Random(settings.seed)
+        self.ports = itertools.cycle(range(20000, 60000))
+        self.fired: Counter[str] = Counter()
+        self.training = Training(self.clock, self.rng, settings.work_s, settings.checkpoint_s)
+        self.story = story
+        self.invariants = Invariants(self)
+        self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
+        self.agents: list[SimAgent] = []
+        self.coordinators: list[SimCoordinator] = []
+        self._left = 0
+        self._lives = itertools.count()
+        self._busy_until = 0.0  # faults (and what heals) may still come before that
+        self._boot()
+
+    @property
+    def coordinator(self) -> SimCoordinator | None:
+        """The one that agents find."""
+        return self.coordinators[-1] if self.coordinators else None
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is left."""
+        return self._left == len(self.agents) and not any(c.alive for c in self.coordinators)
+
+    def living_agents(self) -> list[SimAgent]:
+        """Agents that run, in the order of their births."""
+        return [agent for agent in self.agents if agent.alive]
+
+    # --- births ----------------------------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        self.new_coordinator()
+        for host in self.hosts:
+            late = self.settings.faults > 0 and self.rng.random() < 0.02
+            self.clock.after(self.rng.uniform(0.0, 15.0 if late else 0.5), self.start_agent, host)
+        at = 0.0
+        for _ in range(self.settings.faults):  # faults love company: every other one comes right after another
+            soon = self.rng.random() < 0.5
+            at = at + self.rng.uniform(0.0, 2.0) if soon else self.rng.uniform(0.0, 1.5 * self.settings.work_s)
+            self.clock.at(at, faults.strike, self)
+            self.busy_until(at)
+
+    def busy_until(self, when: float) -> None:
+        """The world is not quiet before `when`."""
+        self._busy_until = max(self._busy_until, when)
+
+    def start_agent(self, host: Host) -> None:
+        """A new agent on a host that has none (unless the job is over)."""
+        if (host.agent is None or not host.agent.alive) and not (self.agents and self.over):
+            host.agent = SimAgent(self, host, next(self._lives), self.settings.agent)
+            self.agents.append(host.agent)
+
+    def new_coordinator(self) -> None:
+        """The first coordinator, or the next term."""
+        term = len(self.coordinators) + 1
+        s = self.settings
+        names = tuple(host.name for host in self.hosts)
+        settings = CoordinatorSettings(
+            term, s.min_nodes, s.nodes, s.max_restarts, join_timeout_s=s.join_timeout_s, expected=names
+        )
+        self.coordinators.append(SimCoordinator(self, settings))
+
+    def left(self, agent: SimAgent) -> None:
+        """An agent's life has ended."""
+        self._left += 1
+        self.invariants.left(agent)
+
+    # --- watching --------------------------------------------------------------------------------------
+
+    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
+        """A core took a step."""
+        if isinstance(process, SimAgent):
+            self.invariants.agent_stepped(process, event, commands)
+        elif isinstance(process, SimCoordinator):
+            self.invariants.coordinator_stepped(process, event, commands)
+        if self.story is not None:
+            self.story.stepped(self.clock.now, process, commands)
+
+    def happens(self, kind: str, sentence: str) -> None:
+        """A fault strikes."""
+        self.fired[kind] += 1
+        if self.story is not None:
+            self.story.tell(self.clock.now, "FAULT", sentence)
+
+    # --- running ---------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Until nobody is left. Raises Violation when an invariant breaks, or when they never leave."""
+        started = False
+        while not (started and self.over):
+            more = self.clock.step()
+            started = started or bool(self.agents)
+            self.invariants.check(more, "nothing is due any more, but somebody is left")
+            late = self.clock.now > self._busy_until + BOUND_S
+            self.invariants.check(not late, f"not over {BOUND_S:g} s after the last fault")
+        self.invariants.at_the_end()
+        exits = Counter(agent.exit.code for agent in self.agents if agent.exit is not None)
+        end = self.invariants.end
+        code, reason = (end.code, end.reason) if end is not None else (max(exits, default=0), "no coordinator is left")
+        return Outcome(code, reason, self.clock.now, exits, self.fired)
