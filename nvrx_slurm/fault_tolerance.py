@@ -6,10 +6,10 @@
     monitor.init_workload_monitoring()
     for batch in loader:
         train(batch)
-        monitor.send_heartbeat()
+        monitor.send_heartbeat()  # or: start_section("step") before, end_section("step") after the training
     monitor.shutdown_workload_monitoring()
 
-Imports neither torch nor grpc.
+Imports neither torch nor grpc; what is heavier than the client itself is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -19,16 +19,44 @@ import socket
 import sys
 import weakref
 from collections import namedtuple
+from collections.abc import Iterable, Mapping
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nvrx_slurm.core.sections import SectionError, Sections
 from nvrx_slurm.monitor import transport
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, Page, PageError
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, OUTSIDE, SECTIONS, Page, PageError
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
-__all__ = ["FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR", "RankInfo", "RankMonitorClient", "RankMonitorClientError"]
+if TYPE_CHECKING:
+    from nvrx_slurm.config.ft import FaultToleranceConfig
+    from nvrx_slurm.core.learn import HeartbeatTimeouts, SectionTimeouts
+
+__all__ = [
+    "FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR",
+    "FaultToleranceConfig",
+    "HeartbeatTimeouts",
+    "RankInfo",
+    "RankMonitorClient",
+    "RankMonitorClientError",
+    "SectionTimeouts",
+]
 
 FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = "FT_RANK_MONITOR_IPC_SOCKET"
+
+_LAZY = {
+    "FaultToleranceConfig": "nvrx_slurm.config.ft",
+    "HeartbeatTimeouts": "nvrx_slurm.core.learn",
+    "SectionTimeouts": "nvrx_slurm.core.learn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
 
 
 class RankInfo(namedtuple("RankInfo", "global_rank local_rank host pid")):
@@ -81,6 +109,10 @@ class _Config:
             raise AttributeError(f"the launcher sent no setting {name!r}")
         return self._values[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The setting, or `default` if the launcher sent none of that name."""
+        return self._values.get(name, default)
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("settings come from the launcher and are read-only in a rank")
 
@@ -92,31 +124,43 @@ class RankMonitorClient:
     """Connects this rank to its rank monitor. One per rank; not for processes that the rank forks (see below).
 
     Attributes: `is_initialized`; `rank_info` (RankInfo) and `cfg` (the launcher's settings, read-only; both None before
-    init).
+    init); `hb_timeouts` (HeartbeatTimeouts) and `section_timeouts` (SectionTimeouts): the limits in force, before init
+    only the ones that were loaded.
 
-    A heartbeat is one store into memory that is shared with the monitor: no syscall, no lock, no waiting, whatever
-    state the monitor is in. In a child made by os.fork() (a data loader's worker) the client is uninitialised, so that
-    a child that still lives can never be taken for its rank; sending a heartbeat there raises.
+    Heartbeats and sections are stores into memory that is shared with the monitor: no syscall, no lock, no waiting,
+    whatever state the monitor is in. In a child made by os.fork() (a data loader's worker) the client is uninitialised,
+    so that a child that still lives can never be taken for its rank; using it there raises.
     """
 
     def __init__(self) -> None:
+        from nvrx_slurm.core import learn  # dataclasses: torch has them loaded, an import of this module need not
+
         self.rank_info: RankInfo | None = None
         self.cfg: _Config | None = None
+        self.hb_timeouts: HeartbeatTimeouts = learn.HeartbeatTimeouts()
+        self.section_timeouts: SectionTimeouts = learn.SectionTimeouts()
+        self._learn = learn
+        self._path = ""
         self._page: Page | None = None
         self._words: Any = None  # the page's memoryview while initialised
+        self._sections: Any = None  # Sections while initialised
+        self._heartbeat_ns = 0  # the last one, or the init before the first
+        self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
+        self._longest_ns = 0  # between two heartbeats
         _clients.add(self)
 
     @property
     def is_initialized(self) -> bool:
-        """Whether heartbeats of this client reach the rank monitor."""
+        """Whether heartbeats and sections of this client reach the rank monitor."""
         return self._words is not None
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
-        """Start monitoring: from now on `initial_rank_heartbeat_timeout` runs.
+        """Start monitoring: from now on the limits run. Timeouts that were loaded or calculated before apply again.
 
-        `num_warmup_iters` (>= 0, None = the launcher's setting) is for sections and means nothing to heartbeats.
-        Waits for the rank monitor's answer: usually < 1 ms, at most 30 s. Raises RankMonitorClientError if already
-        initialised, not started by nvrx-run, the rank is not known, or the monitor refuses or does not answer.
+        `num_warmup_iters` (>= 0, None = the launcher's num_warmup_iterations): that many sections "step" have the
+        timeout of section "warmup", if rank_section_timeouts has one. Waits for the rank monitor's answer: usually
+        < 1 ms, at most 30 s. Raises RankMonitorClientError if already initialised, not started by nvrx-run, the rank is
+        not known, or the monitor refuses or does not answer.
         """
         if self.is_initialized:
             raise RankMonitorClientError("init_workload_monitoring() was already called by this client")
@@ -126,34 +170,150 @@ class RankMonitorClient:
         if not path:
             raise RankMonitorClientError(
                 f"there is no rank monitor for this process ({FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR} is not set): "
-                "start the script with nvrx-run"
+                "start the script with nvrx-run, or try it within nvrx_slurm.testing.standalone_monitor()"
             )
         rank_info = RankInfo.get_for_current_rank()
-        reply, fd = transport.request(
-            path,
-            "init",
-            rank=rank_info.global_rank,
-            local_rank=rank_info.local_rank,
-            num_warmup_iters=num_warmup_iters,
-        )
+        reply, fd = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
         self._page = _map(fd)
         cfg = reply.get("cfg")
         self.cfg = _Config(cfg if isinstance(cfg, dict) else {})
-        self.rank_info = rank_info
+        self.rank_info, self._path = rank_info, path
+        try:
+            self._apply(*self._configured())
+        except RankMonitorClientError:
+            self._detach()
+            raise
+        warmup = self.cfg.get("num_warmup_iterations", 0) if num_warmup_iters is None else num_warmup_iters
+        self._heartbeat_ns = now_ns = monotonic_ns()
+        self._first_ns = self._longest_ns = 0
+        self._sections = Sections(list(self.section_timeouts.section), warmup, now_ns, _megatron_iteration)
+        self._page.words[OUTSIDE] = self._sections.outside_ns
         self._words = self._page.words
 
     def send_heartbeat(self) -> None:
-        """Tell that this rank makes progress; restarts `rank_heartbeat_timeout`. About 0.1 us, never blocks.
+        """Tell that this rank makes progress; restarts `rank_heartbeat_timeout`. About 0.2 us, never blocks.
 
         Raises RankMonitorClientError if not initialised in this process.
         """
+        now_ns = monotonic_ns()
         try:
-            self._words[HEARTBEAT] = monotonic_ns()
+            self._words[HEARTBEAT] = now_ns
         except (TypeError, ValueError):
-            raise RankMonitorClientError(
-                "send_heartbeat() needs init_workload_monitoring() first, in the rank's own process "
-                "(not in one forked from it) and before shutdown_workload_monitoring()"
-            ) from None
+            raise self._uninitialized("send_heartbeat") from None
+        if self._first_ns:
+            took_ns = now_ns - self._heartbeat_ns
+            if took_ns > self._longest_ns:
+                self._longest_ns = took_ns
+        else:
+            self._first_ns = now_ns - self._heartbeat_ns
+        self._heartbeat_ns = now_ns
+
+    def start_section(self, section: str) -> None:
+        """Section `section` begins; its timeout runs until end_section(). Sections may nest and overlap.
+
+        A name that is not in rank_section_timeouts does nothing. About 0.5 us, never blocks. Raises
+        RankMonitorClientError if this section is open already, or if not initialised in this process.
+        """
+        try:
+            sections, words = self._sections, self._words
+            if section not in sections.slots:
+                return
+            now_ns = monotonic_ns()
+            slot = sections.start(section, now_ns)
+            # The section first: a rank that is stopped between the two stores is not unwatched.
+            words[SECTIONS + slot] = now_ns
+            words[OUTSIDE] = 0
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._not_done("start_section", error) from None
+
+    def end_section(self, section: str) -> None:
+        """Section `section` is over; if no other is open, rank_out_of_section_timeout runs from now on.
+
+        A name that is not in rank_section_timeouts does nothing. Raises RankMonitorClientError if this section is not
+        open, or if not initialised in this process.
+        """
+        try:
+            sections, words = self._sections, self._words
+            if section not in sections.slots:
+                return
+            slot = sections.end(section, monotonic_ns())
+            words[OUTSIDE] = sections.outside_ns
+            words[SECTIONS + slot] = 0
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._not_done("end_section", error) from None
+
+    def end_all_sections(self) -> None:
+        """End every open section; nothing to do if none is. Raises RankMonitorClientError if not initialised."""
+        if self._sections is None:
+            raise self._uninitialized("end_all_sections")
+        for section in self._sections.open:
+            self.end_section(section)
+
+    def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
+        """Replace the heartbeat timeouts by safety_factor times the longest time that any rank has needed.
+
+        A collective call: all ranks, in the same place. Timeouts that were calculated (or loaded) before count for one
+        half. True if done; if no rank has sent two heartbeats, RankMonitorClientError, or False with
+        `skip_if_not_ready`, the same on all ranks. Raises RankMonitorClientError as well if not initialised, without
+        torch.distributed's default group on gloo or nccl, or if the rank monitor does not answer within 30 s.
+        """
+        cfg = self._need_cfg("calculate_and_set_hb_timeouts")
+        first_s, longest_s = _longest_of_all_s([self._first_ns, self._longest_ns])
+        try:
+            new = self._learn.learn_heartbeats(first_s, longest_s, cfg.safety_factor, self.hb_timeouts)
+        except self._learn.NotReady as error:
+            return _not_ready(error, skip_if_not_ready)
+        self._apply(new, self.section_timeouts)
+        return True
+
+    def calculate_and_set_section_timeouts(
+        self,
+        selected_sections: Iterable[str] | None = None,
+        calc_out_of_section: bool = True,
+        skip_if_not_ready: bool = False,
+    ) -> bool:
+        """The same for the timeouts of sections: of the selected ones (None = all), and of the time in none.
+
+        Sections that are not selected keep their timeout. "Not ready" is when a selected section was never ended on any
+        rank. Raises like calculate_and_set_hb_timeouts(), and for a section that is not in rank_section_timeouts.
+        """
+        cfg = self._need_cfg("calculate_and_set_section_timeouts")
+        selected = list(self._sections.slots if selected_sections is None else selected_sections)
+        for section in selected:
+            if section not in self._sections.slots:
+                raise RankMonitorClientError(f"section {section!r} is not in rank_section_timeouts")
+        longest_ns, outside_ns = self._sections.longest_ns(monotonic_ns())
+        *times_s, outside_s = _longest_of_all_s([*longest_ns.values(), outside_ns])
+        longest_s = dict(zip(longest_ns, times_s, strict=True))
+        try:
+            new = self._learn.learn_sections(
+                longest_s, outside_s, cfg.safety_factor, self.section_timeouts, selected, calc_out_of_section
+            )
+        except self._learn.NotReady as error:
+            return _not_ready(error, skip_if_not_ready)
+        self._apply(self.hb_timeouts, new)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The calculated timeouts, for the checkpoint: JSON-safe, the same on all ranks, empty if there are none."""
+        return self._learn.to_state(self.hb_timeouts, self.section_timeouts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Use the timeouts of a former state_dict(): at once if initialised, else from init on.
+
+        Those of sections that are not configured any more are ignored. Raises RankMonitorClientError if `state` is not
+        such a state (nothing has changed then), or if the rank monitor does not answer within 30 s.
+        """
+        try:
+            heartbeats, sections = self._learn.from_state(state)
+        except ValueError as error:
+            raise RankMonitorClientError(f"this is not the state of a RankMonitorClient: {error}") from None
+        if not heartbeats.were_calculated:
+            heartbeats = self.hb_timeouts
+        if self.is_initialized:
+            self._apply(heartbeats, self._learn.with_learned(self.section_timeouts, sections))
+        else:
+            self.hb_timeouts, self.section_timeouts = heartbeats, sections
 
     def shutdown_workload_monitoring(self) -> None:
         """End monitoring: no timeout fires after this, until the next init. Does nothing if not initialised."""
@@ -161,11 +321,72 @@ class RankMonitorClient:
             self._words[FINISHED] = monotonic_ns()
         self._detach()
 
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _configured(self) -> tuple[HeartbeatTimeouts, SectionTimeouts]:
+        """The launcher's limits, with the ones that this client has learned or loaded before."""
+        assert self.cfg is not None
+        heartbeats = self.hb_timeouts
+        if not heartbeats.were_calculated:
+            heartbeats = self._learn.HeartbeatTimeouts(
+                self.cfg.get("initial_rank_heartbeat_timeout"), self.cfg.get("rank_heartbeat_timeout"), False
+            )
+        configured = self._learn.SectionTimeouts(
+            self.cfg.get("rank_section_timeouts") or {}, self.cfg.get("rank_out_of_section_timeout")
+        )
+        return heartbeats, self._learn.with_learned(configured, self.section_timeouts)
+
+    def _apply(self, heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> None:
+        """Have the monitor use these limits; they are ours once it has said yes."""
+        if told := self._learn.to_message(heartbeats, sections):
+            transport.request(self._path, "limits", **told)
+        self.hb_timeouts, self.section_timeouts = heartbeats, sections
+
+    def _need_cfg(self, what: str) -> _Config:
+        if self._words is None or self.cfg is None:
+            raise self._uninitialized(what)
+        return self.cfg
+
+    def _not_done(self, what: str, error: Exception) -> RankMonitorClientError:
+        if isinstance(error, SectionError):
+            return RankMonitorClientError(str(error))
+        if self._words is None:
+            return self._uninitialized(what)
+        return RankMonitorClientError(f"{what}() needs the name of a section ({error})")
+
+    def _uninitialized(self, what: str) -> RankMonitorClientError:
+        return RankMonitorClientError(
+            f"{what}() needs init_workload_monitoring() first, in the rank's own process "
+            "(not in one forked from it) and before shutdown_workload_monitoring()"
+        )
+
     def _detach(self) -> None:
-        self._words = None
+        self._words = self._sections = None
         if self._page is not None:
             self._page.close()
             self._page = None
+
+
+def _longest_of_all_s(times_ns: list[int]) -> list[float]:
+    from nvrx_slurm.monitor.collective import longest_of_all
+
+    return [time_ns / 1e9 for time_ns in longest_of_all(times_ns)]
+
+
+def _not_ready(error: Exception, skip: bool) -> bool:
+    if skip:
+        return False
+    raise RankMonitorClientError(str(error)) from None
+
+
+def _megatron_iteration() -> int | None:
+    """The iteration of Megatron's training loop, None where there is none."""
+    arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+    for name in ("curr_iteration", "iteration"):
+        iteration = getattr(arguments, name, None)
+        if type(iteration) is int:
+            return iteration
+    return None
 
 
 def _map(fd: int | None) -> Page:

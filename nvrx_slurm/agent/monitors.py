@@ -143,14 +143,14 @@ class RankMonitor:
         pidfd: int,
         cycle: int,
         rank: int,
-        limits: Mapping[str, float | None],
+        limits: Mapping[str, Any],
         signum: int = signal.SIGKILL,
         cfg: Mapping[str, Any] | None = None,
     ) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: seconds by the names of `core.watch.Limits`, None
-        or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.watch.Limits`, None or
+        absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
         (JSON). Raises ValueError for a bad limit and for settings over 64 KiB; nothing has changed then.
         """
         life = self._life

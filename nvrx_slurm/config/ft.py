@@ -102,23 +102,36 @@ class FaultToleranceConfig(Section):
 
     # Hang detection by sections and learned timeouts.
     rank_section_timeouts: Mapping[str, float | None] = setting(
-        v.SECTION_TIMEOUTS, {}, MONITORING, built=False, help="Kill a rank that stays longer in one of these sections."
+        v.SECTION_TIMEOUTS,
+        {},
+        MONITORING,
+        help="Kill a rank that stays longer in one of these sections; none: only time it. Others are ignored.",
     )
     rank_out_of_section_timeout: float | None = setting(
-        v.TIMEOUT, None, MONITORING, built=False, help="Kill a rank that was in no section for this long."
+        v.TIMEOUT,
+        None,
+        MONITORING,
+        help="Kill a rank that was in no section for this long. If there is a section step and none named warmup,"
+        " the time before the first step does not count.",
     )
     safety_factor: float = setting(
         v.real(1.0, high=1000.0),
         5.0,
         MONITORING,
-        built=False,
-        help="A learned timeout is this many times the longest time seen.",
+        help="A timeout that a rank calculates is this many times the longest time seen.",
     )
     num_warmup_iterations: int = setting(
-        v.integer(0), 5, MONITORING, built=False, help="First steps that use the timeout of section warmup."
+        v.integer(0),
+        5,
+        MONITORING,
+        help="This many first sections step have the timeout of section warmup, if it is in rank_section_timeouts.",
     )
     skip_section_response: bool = setting(
-        v.BOOL, True, MONITORING, built=False, help="Sections and heartbeats wait for no answer."
+        v.BOOL,
+        True,
+        MONITORING,
+        no_effect="heartbeats and sections are written to shared memory, nobody waits for an answer",
+        help="Accepted for compatibility; nothing waits for an answer.",
     )
     install_exception_hook: bool = setting(
         v.BOOL, False, MONITORING, built=False, help="An uncaught exception in a rank ends its process at once."

@@ -108,6 +108,9 @@ def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[s
         value = getattr(getattr(config, item.section), item.name)
         if item.no_effect and value != item.default:
             yield f"{origins[item.key].name} has no effect: {item.no_effect}"
+    if config.ft.rank_out_of_section_timeout is not None and not config.ft.rank_section_timeouts:
+        origin = origins["ft_rank_out_of_section_timeout"].name
+        yield f"{origin} has no effect: there are no sections, see --ft-rank-section-timeouts"
     for name in RDZV_NO_EFFECT:
         if getattr(config.launch.rdzv_conf, name) != getattr(RendezvousConfig(), name):
             yield f"{origins['rdzv_conf'].name}: {name} has no effect here"

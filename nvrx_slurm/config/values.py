@@ -16,10 +16,13 @@ from dataclasses import dataclass, fields, replace
 from enum import IntFlag
 from typing import Any, NamedTuple
 
+from nvrx_slurm.core.watch import MAX_SECTIONS
+
 # poll() and epoll take milliseconds in 32 bits; a longer wait must be "none" instead.
 MAX_SECONDS = 2_000_000.0
 MAX_NODES = 1_000_000
 MAX_TEXT = 4096
+MAX_SECTION_NAMES_BYTES = 4096  # of all together
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -347,11 +350,17 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
     problem = "must be NAME:SECONDS,... (SECONDS > 0, or none), each name once, for example setup:600,step:30"
     try:
         # "step:" without a number is "no timeout", as in the seeds' launcher
-        return {
+        timeouts = {
             name: TIMEOUT.parse(None if value == "" else value) for name, value in _pairs(raw, ":", problem).items()
         }
     except ValueError:
         raise ValueError(problem) from None
+    if not all(name.isprintable() for name in timeouts):
+        raise ValueError(problem)
+    # Everything about a rank goes to its monitor in one message of at most 64 KiB.
+    if len(timeouts) > MAX_SECTIONS or sum(len(name.encode()) for name in timeouts) > MAX_SECTION_NAMES_BYTES:
+        raise ValueError(f"must be at most {MAX_SECTIONS} sections with {MAX_SECTION_NAMES_BYTES} bytes of names")
+    return timeouts
 
 
 SECTION_TIMEOUTS = Kind("NAME:SECONDS,...", _section_timeouts, dict)

@@ -1,7 +1,7 @@
 """When is a rank hung? The rank monitor's decision, pure: no clock, no files, no imports.
 
 All times are monotonic seconds of this host (float), all limits are seconds (None = no limit). Source of the
-names and meanings: shared/seeds (heartbeats) and reference 2.1; `rank_init_timeout` is ours.
+names and meanings: shared/seeds (heartbeats, sections) and reference 2.1; `rank_init_timeout` is ours.
 
 This module is loaded by every rank monitor (a few MB in all), hence plain classes and not one import.
 """
@@ -19,6 +19,13 @@ STACKS = "stacks"
 SIGNAL = "signal"
 KILL = "kill"
 
+MAX_SECTIONS = 128  # one word of the shared page each
+LEAST_LEARNED_S = 1.0  # a learned limit below this (and below the configured one) is enforced as this: machines hiccup
+
+# Steps of one name are slower at first (compilers, caches): the first ones have the limit of another section.
+STEP_SECTION = "step"
+WARMUP_SECTION = "warmup"
+
 
 class Limits:
     """How long a rank may give no sign of life.
@@ -26,20 +33,84 @@ class Limits:
     `rank_init_timeout`: from the worker's start to `init_workload_monitoring()`.
     `initial_rank_heartbeat_timeout`: from there to the first heartbeat.
     `rank_heartbeat_timeout`: between heartbeats.
+    `rank_out_of_section_timeout`: without any open section.
+    `rank_section_timeouts`: by name, in each section; at most MAX_SECTIONS. The order is that of the shared page.
     Each > 0 or None. Raises ValueError, one sentence, for anything else.
+
+    `slots`: the sections as the page has them, (what it is called, limit); see `slots_of()`.
     """
 
-    __slots__ = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_init_timeout")
+    __slots__ = (
+        "initial_rank_heartbeat_timeout",
+        "rank_heartbeat_timeout",
+        "rank_init_timeout",
+        "rank_out_of_section_timeout",
+        "rank_section_timeouts",
+        "slots",
+    )
 
     def __init__(
         self,
         rank_init_timeout: float | None = None,
         initial_rank_heartbeat_timeout: float | None = None,
         rank_heartbeat_timeout: float | None = None,
+        rank_out_of_section_timeout: float | None = None,
+        rank_section_timeouts: dict[str, float | None] | None = None,
     ) -> None:
         self.rank_init_timeout = _limit("rank_init_timeout", rank_init_timeout)
         self.initial_rank_heartbeat_timeout = _limit("initial_rank_heartbeat_timeout", initial_rank_heartbeat_timeout)
         self.rank_heartbeat_timeout = _limit("rank_heartbeat_timeout", rank_heartbeat_timeout)
+        self.rank_out_of_section_timeout = _limit("rank_out_of_section_timeout", rank_out_of_section_timeout)
+        sections = _sections(rank_section_timeouts)
+        self.rank_section_timeouts = sections
+        self.slots = tuple(
+            (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", sections[name])
+            for name, own in slots_of(list(sections))
+        )
+
+    def changed(self, told: dict[str, object]) -> Limits:
+        """These limits with the ones that a rank has learned, by the same names.
+
+        Raises ValueError, one sentence, for a limit that cannot be learned, a bad one, or an unknown section.
+        """
+        sections = dict(self.rank_section_timeouts)
+        found: dict[str, float | None] = {}
+        for name, value in told.items():
+            if name == "rank_section_timeouts":
+                learned = _sections(value)
+                if not learned.keys() <= sections.keys():
+                    raise ValueError("a section that is not in rank_section_timeouts has no limit to change")
+                sections.update((section, _enforced(limit, sections[section])) for section, limit in learned.items())
+            elif name in _LEARNED:
+                found[name] = _enforced(_limit(name, value), getattr(self, name))
+            else:
+                raise ValueError(f"{str(name)[:40]!r} is not a limit that a rank can change")
+        return self.with_values([found.get(name, getattr(self, name)) for name in _LEARNED] + list(sections.values()))
+
+    def values(self) -> list[float | None]:
+        """The limits that changed() can change, in a fixed order."""
+        return [getattr(self, name) for name in _LEARNED] + list(self.rank_section_timeouts.values())
+
+    def with_values(self, values: list[float | None]) -> Limits:
+        """These limits with others in the order of values(), as many. Raises ValueError for a bad one."""
+        initial, between, outside, *in_sections = values
+        sections = dict(zip(self.rank_section_timeouts, in_sections, strict=True))
+        return Limits(self.rank_init_timeout, initial, between, outside, sections)
+
+
+_LEARNED = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout")
+
+
+def slots_of(sections: list[str]) -> list[tuple[str, bool]]:
+    """What each section word of the page is for, in order: (whose limit it has, whether it is that section's own).
+
+    One word per section, and one more for a "step" during warm-up where a section "warmup" lends it its limit: so which
+    limit applies is in the word itself, and no second word has to agree with it.
+    """
+    slots = [(name, True) for name in sections]
+    if STEP_SECTION in sections and WARMUP_SECTION in sections:
+        slots.append((WARMUP_SECTION, False))
+    return slots
 
 
 def _limit(name: str, value: object) -> float | None:
@@ -50,15 +121,32 @@ def _limit(name: str, value: object) -> float | None:
     return float(value)
 
 
+def _enforced(learned: float | None, configured: float | None) -> float | None:
+    least_s = LEAST_LEARNED_S if configured is None else min(LEAST_LEARNED_S, configured)
+    return None if learned is None else max(learned, least_s)
+
+
+def _sections(value: object) -> dict[str, float | None]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError("rank_section_timeouts must be seconds by the names of sections")
+    if len(value) > MAX_SECTIONS:
+        raise ValueError(f"rank_section_timeouts has {len(value)} sections, the limit is {MAX_SECTIONS}")
+    return {name: _limit(f"the timeout of section {name!r}", limit) for name, limit in value.items()}
+
+
 class View:
     """What is known of one rank at one moment.
 
     `started_s`: its worker's start. `initialized_s`, `heartbeat_s`: the last one, None = never.
     `finished`: it called `shutdown_workload_monitoring()` after its last init.
-    `resumed_s`: until then the whole node part was stopped (0 = never); no limit runs before it.
+    `resumed_s`: until then the whole node part was stopped, or other limits were in force (0 = never); no limit runs
+    before it. `sections`: by slot, since when it is open, None = closed; () = none is open.
+    `outside_s`: since when it has been in no section, None = it is in one, or that does not count yet.
     """
 
-    __slots__ = ("finished", "heartbeat_s", "initialized_s", "resumed_s", "started_s")
+    __slots__ = ("finished", "heartbeat_s", "initialized_s", "outside_s", "resumed_s", "sections", "started_s")
 
     def __init__(
         self,
@@ -67,12 +155,17 @@ class View:
         heartbeat_s: float | None = None,
         finished: bool = False,
         resumed_s: float = 0.0,
+        sections: tuple[float | None, ...] = (),
+        outside_s: float | None = None,
     ) -> None:
         self.started_s = started_s
         self.initialized_s = initialized_s
         self.heartbeat_s = heartbeat_s
         self.finished = finished
         self.resumed_s = resumed_s
+        self.sections = sections
+        # Two words of the page: where they disagree (threads of the rank, a read in between), the lenient one counts.
+        self.outside_s = None if any(since_s is not None for since_s in sections) else outside_s
 
 
 class Verdict:
@@ -118,16 +211,25 @@ def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
             running.append((view.initialized_s, limits.initial_rank_heartbeat_timeout, "no first heartbeat"))
     elif limits.rank_heartbeat_timeout is not None:
         running.append((view.heartbeat_s, limits.rank_heartbeat_timeout, "no heartbeat"))
-    # Sections join here: one entry per open section, and one for the time outside all of them.
+    for since_s, (what, limit_s) in zip(view.sections, limits.slots, strict=False):  # () = none is open
+        if since_s is not None and limit_s is not None:
+            running.append((since_s, limit_s, f"in {what}"))
+    if view.outside_s is not None and limits.rank_out_of_section_timeout is not None:
+        running.append((view.outside_s, limits.rank_out_of_section_timeout, "in no section"))
     return running
 
 
 def _startable(limits: Limits, view: View) -> list[float]:
     """The limits that do not run but that the rank can start through its page, in seconds."""
-    if view.finished or view.initialized_s is None or view.heartbeat_s is not None:
+    if view.finished or view.initialized_s is None:
         return []
-    # Sections join here: the limit of each closed section.
-    return [] if limits.rank_heartbeat_timeout is None else [limits.rank_heartbeat_timeout]
+    startable = [] if view.heartbeat_s is not None else [limits.rank_heartbeat_timeout]
+    for slot, (_, limit_s) in enumerate(limits.slots):
+        if slot >= len(view.sections) or view.sections[slot] is None:
+            startable.append(limit_s)
+    if view.outside_s is None and limits.slots:
+        startable.append(limits.rank_out_of_section_timeout)
+    return [limit_s for limit_s in startable if limit_s is not None]
 
 
 def stop_ladder(signum: int, prints_stacks: bool) -> tuple[tuple[str, float], ...]:

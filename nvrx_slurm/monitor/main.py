@@ -20,7 +20,17 @@ from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core import watch as core
 from nvrx_slurm.monitor import kill, wire
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, RANK_PID, Page
+from nvrx_slurm.monitor.page import (
+    FINISHED,
+    HEARTBEAT,
+    INIT,
+    LIMITS,
+    LIMITS_AT,
+    OUTSIDE,
+    RANK_PID,
+    SECTIONS,
+    Page,
+)
 from nvrx_slurm.monitor.requests import Requests
 
 WATCH_FDS = 3  # pidfd, page, listening socket
@@ -74,7 +84,7 @@ class _Watched:
         self.pid: int = message["pid"]
         self.signum: int = message["signal"]
         self.cfg: dict[str, Any] = message["cfg"]
-        self.limits = core.Limits(**message["limits"])
+        self._configured = self.limits = core.Limits(**message["limits"])
         self.pidfd = self._rank_pidfd = pidfd
         self._rank_pid = self.pid
         self.page_fd = page_fd
@@ -87,17 +97,49 @@ class _Watched:
         init_ns = self.page.words[INIT]
         self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
         self._heartbeat_ns = 0  # the last plausible one
+        self._limits_ns = 0  # since when the limits are other than the agent's
+        self._recall_limits()
+
+    def _recall_limits(self) -> None:
+        """What the rank told a monitor of this life before us; what is not plausible was not told."""
+        since_ns = self.page.words[LIMITS_AT]
+        if not self._init_ns or not self._init_ns <= since_ns <= monotonic_ns():
+            return
+        values_ns = self._limit_words().tolist()
+        try:
+            self.limits = self._configured.with_values([value / 1e9 if value else None for value in values_ns])
+            self._limits_ns = since_ns
+        except ValueError:
+            pass
+
+    def _limit_words(self) -> memoryview:
+        return self.page.words[LIMITS : LIMITS + len(self._configured.values())]
+
+    def change_limits(self, told: dict[str, Any]) -> None:
+        """The rank has learned limits; every limit begins anew. Raises ValueError and changes nothing for bad ones."""
+        if not self._init_ns:
+            raise ValueError("limits can be changed after init_workload_monitoring() only")
+        limits = self._configured.changed(told)
+        self.page.words[LIMITS_AT] = 0  # killed from here on, we have a successor that the rank tells again
+        words = self._limit_words()
+        for position, limit_s in enumerate(limits.values()):
+            words[position] = round(limit_s * 1e9) if limit_s else 0
+        self._limits_ns = self.page.words[LIMITS_AT] = monotonic_ns()
+        self.limits = limits
 
     def initialize(self, pid: int) -> None:
-        """Process `pid` called init_workload_monitoring(): what happened before no longer counts."""
+        """Process `pid` called init_workload_monitoring(): what happened or was told before no longer counts."""
+        self.page.words[LIMITS_AT] = self._limits_ns = 0
+        self.limits = self._configured
         self._init_ns = self.page.words[INIT] = monotonic_ns()
         self.page.words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
     def judge(self, due_s: float) -> core.Verdict:
         """The verdict now, which should have been asked for at `due_s` (monotonic)."""
-        heartbeat_ns = self.page.words[HEARTBEAT]
-        finished_ns = self.page.words[FINISHED]
+        words = self.page.words
+        heartbeat_ns, finished_ns, outside_ns = words[HEARTBEAT], words[FINISHED], words[OUTSIDE]
+        opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         now_ns = monotonic_ns()  # after the words: a heartbeat of this very moment is not "in the future"
         if now_ns / 1e9 > due_s + core.LATE_S:
             self._resumed_s = now_ns / 1e9  # we were stopped, and so was the rank: `scontrol suspend`, a frozen machine
@@ -109,7 +151,9 @@ class _Watched:
             init_ns / 1e9 if init_ns else None,
             self._heartbeat_ns / 1e9 if self._heartbeat_ns and init_ns else None,
             bool(init_ns) and init_ns <= finished_ns <= now_ns,
-            self._resumed_s,
+            max(self._resumed_s, self._limits_ns / 1e9),
+            tuple(since_ns / 1e9 if 0 < init_ns <= since_ns <= now_ns else None for since_ns in opened_ns),
+            outside_ns / 1e9 if 0 < init_ns <= outside_ns <= now_ns else None,
         )
         return core.judge(self.limits, view, now_ns / 1e9)
 
@@ -202,6 +246,8 @@ class Monitor:
 
     def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:
         watched = self._watched
+        if watched is not None and message["type"] == "limits":
+            return self._change_limits(watched, message), []
         if message["type"] != "init" or watched is None:
             raise wire.WireError(f"this monitor does not know the request {str(message['type'])[:40]!r}")
         watched.initialize(pid)
@@ -209,6 +255,14 @@ class Monitor:
             "ok", cycle=watched.cycle, rank=watched.rank, local_rank=watched.local_rank, cfg=watched.cfg
         )
         return reply, [watched.page_fd]
+
+    def _change_limits(self, watched: _Watched, message: dict[str, object]) -> bytes:
+        told = {name: value for name, value in message.items() if name not in ("v", "type")}
+        try:
+            watched.change_limits(told)
+        except ValueError as error:
+            raise wire.WireError(str(error)) from None
+        return wire.encode("ok")
 
     # --- the agent --------------------------------------------------------------------------------
 

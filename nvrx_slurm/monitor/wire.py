@@ -1,7 +1,9 @@
 """One JSON object per line: the messages of rank, rank monitor and agent. Versioned and bounded.
 
-Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1,"num_warmup_iters":null}`
+Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1}`
+                                               `{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,...}`
 monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fd of the page
+                                               `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
 agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
 monitor -> agent                               `ready`, `hang`

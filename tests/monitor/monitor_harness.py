@@ -127,7 +127,7 @@ class Rig:
         self.hangs.append(message)
         self._hang.set()
 
-    def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: float | None) -> Worker:
+    def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
         self._workers.append(worker)
         self.monitor.watch(
@@ -160,3 +160,18 @@ class Rig:
         assert b"does not know" in await asyncio.wait_for(reader.readline(), WAIT_S)
         writer.close()
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
+
+
+async def kill_monitor(rig: Rig) -> None:
+    """SIGKILL the monitor and wait until another one has taken over."""
+    old = rig.pid
+    pidfd = os.pidfd_open(old)
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    await readable(pidfd)
+    os.close(pidfd)
+    deadline_s = time.monotonic() + WAIT_S
+    while rig.monitor.pid in (None, old):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0)  # let the loop see its exit
+    await rig.settled()
+    assert rig.pid != old

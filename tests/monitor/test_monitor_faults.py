@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_harness import ROOT, WAIT_S, Rig, readable, status, until
+from monitor_harness import ROOT, Rig, kill_monitor, readable, status, until
 
 from nvrx_slurm.agent import monitors
 from nvrx_slurm.errors import UsageError
@@ -26,21 +26,6 @@ SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 def stop_monitor(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     until(lambda: status(pid)["State"].startswith("T"), "the monitor is stopped")
-
-
-async def kill_monitor(rig: Rig) -> None:
-    """SIGKILL the monitor and wait until another one has taken over."""
-    old = rig.pid
-    pidfd = os.pidfd_open(old)
-    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    await readable(pidfd)
-    os.close(pidfd)
-    deadline_s = time.monotonic() + WAIT_S
-    while rig.monitor.pid in (None, old):
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0)  # let the loop see its exit
-    await rig.settled()
-    assert rig.pid != old
 
 
 def test_a_killed_monitor_is_replaced_and_forgets_nothing():

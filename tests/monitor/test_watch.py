@@ -10,10 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.watch import KILL, SIGNAL, SIGNAL_GRACE_S, STACKS, STACKS_GRACE_S, Limits, View, judge, stop_ladder
+from nvrx_slurm.core.watch import (
+    KILL,
+    LEAST_LEARNED_S,
+    MAX_SECTIONS,
+    SIGNAL,
+    SIGNAL_GRACE_S,
+    STACKS,
+    STACKS_GRACE_S,
+    Limits,
+    View,
+    judge,
+    stop_ladder,
+)
 
 ALL = Limits(60, 30, 3)
 NONE = Limits()
+SECTIONS = Limits(None, None, None, 7, {"outer": 5, "inner": 3, "timed only": None})
+WARMUP = Limits(None, None, None, None, {"step": 2, "warmup": 9})
+IN = (100, 150, 151, False, 0.0)  # started, init, heartbeat, finished, resumed
 
 TABLE = [
     # limits, view, now -> hung, deadline, sentence
@@ -34,6 +49,28 @@ TABLE = [
     (Limits(None, 2, 3), View(100, 150), 150, False, 152, "no first heartbeat for 0.00 s (limit 2 s)"),
     (Limits(None, None, 3), View(100), 150, False, None, "no limit is running"),
     (Limits(None, 30, None), View(100, 150, 151), 1e6, False, None, "no limit is running"),
+    # All open sections count, whichever was opened last. (Look again: a closed one can be opened any time.)
+    (SECTIONS, View(*IN, (160, None, None)), 161, False, 164, "in section 'outer' for 1.00 s (limit 5 s)"),
+    (SECTIONS, View(*IN, (160, 164, None)), 164.5, False, 165, "in section 'outer' for 4.50 s (limit 5 s)"),
+    (SECTIONS, View(*IN, (160, 164, None)), 165, True, 165, "in section 'outer' for 5.00 s (limit 5 s)"),
+    (SECTIONS, View(*IN, (164, 160, None)), 163, True, 163, "in section 'inner' for 3.00 s (limit 3 s)"),
+    (SECTIONS, View(*IN, (164, None, None), 100), 165, False, 168, "in section 'outer' for 1.00 s (limit 5 s)"),
+    (SECTIONS, View(*IN, (None, None, 160), None), 1e6, False, 1e6 + 3, "no limit is running"),
+    (SECTIONS, View(*IN, (None, None, None), 160), 166, False, 167, "in no section for 6.00 s (limit 7 s)"),
+    (SECTIONS, View(*IN, (), 160), 167, True, 167, "in no section for 7.00 s (limit 7 s)"),
+    (SECTIONS, View(100, 150, 151, True, 0.0, (160, 160, 160), 160), 1e6, False, None, "no limit is running"),
+    (
+        SECTIONS,
+        View(100, 150, 151, False, 166, (160, None, None)),
+        167,
+        False,
+        170,
+        "in section 'outer' for 7.00 s (limit 5 s)",
+    ),
+    (SECTIONS, View(100), 1e6, False, None, "no limit is running"),
+    (WARMUP, View(*IN, (None, None, 160)), 168, False, 169, "in section 'step' (warm-up) for 8.00 s (limit 9 s)"),
+    (WARMUP, View(*IN, (160, None, None)), 162, True, 162, "in section 'step' for 2.00 s (limit 2 s)"),
+    (WARMUP, View(*IN, (None, 160, 160)), 169, True, 169, "in section 'warmup' for 9.00 s (limit 9 s)"),
 ]
 
 
@@ -44,6 +81,16 @@ def test_table(limits, view, now_s, hung, deadline_s, sentence):
 
 
 limit = st.none() | st.floats(0.01, 1000)
+names = st.lists(st.sampled_from(["a", "b", "step", "warmup"]), unique=True)
+limits_of_any_kind = st.builds(
+    lambda names, values, *rest: Limits(*rest, dict(zip(names, values, strict=False))),
+    names,
+    st.lists(limit, min_size=4, max_size=4),
+    limit,
+    limit,
+    limit,
+    limit,
+)
 moment = st.floats(1, 10000)
 
 
@@ -55,9 +102,20 @@ def views(draw):
     return View(started, initialized, heartbeat, draw(st.booleans()), draw(st.sampled_from([0.0, started + 5])))
 
 
-@given(st.builds(Limits, limit, limit, limit), views(), moment)
-def test_the_deadline_is_exact(limits, view, after):
-    now = max(view.started_s, view.initialized_s or 0, view.heartbeat_s or 0) + after
+def with_sections(draw, limits, view):
+    """`view`, with sections opened after its last event, or with none open since then."""
+    last = max(view.started_s, view.initialized_s or 0, view.heartbeat_s or 0)
+    since = st.none() | st.floats(0, 100).map(lambda after: last + after)
+    slots = tuple(draw(since) for _ in limits.slots)
+    return View(
+        view.started_s, view.initialized_s, view.heartbeat_s, view.finished, view.resumed_s, slots, draw(since)
+    ), last + 100
+
+
+@given(limits_of_any_kind, views(), moment, st.data())
+def test_the_deadline_is_exact(limits, view, after, data):
+    view, last = with_sections(data.draw, limits, view)
+    now = last + after
     verdict = judge(limits, view, now)
     if verdict.hung:
         assert verdict.deadline_s <= now
@@ -89,6 +147,85 @@ def test_bad_limits_are_one_sentence(value):
     with pytest.raises(ValueError, match="rank_heartbeat_timeout must be a number of seconds above 0") as error:
         Limits(rank_heartbeat_timeout=value)
     assert "\n" not in str(error.value)
+
+
+@given(limits_of_any_kind, views(), moment, st.data())
+def test_sleeping_to_the_deadline_misses_no_section(limits, view, after, data):
+    """Whenever a section is opened (or the last one closed) before the next look, its limit has not run out by then."""
+    view, last = with_sections(data.draw, limits, view)
+    now = last + after
+    verdict = judge(limits, view, now)
+    if verdict.hung or view.finished or view.initialized_s is None:
+        return
+    look = now + 1e9 if verdict.deadline_s is None else verdict.deadline_s
+    then = data.draw(st.floats(now, look))
+    slots = list(view.sections)
+    if slots and data.draw(st.booleans()):
+        slot = data.draw(st.integers(0, len(slots) - 1))
+        if slots[slot] is not None:
+            return
+        slots[slot] = then
+        outside = None
+    elif limits.slots:
+        slots, outside = [None] * len(slots), then
+    else:
+        return
+    beat = view.heartbeat_s or then
+    later = View(view.started_s, view.initialized_s, beat, False, view.resumed_s, tuple(slots), outside)
+    assert verdict.deadline_s is None or not judge(limits, later, verdict.deadline_s - 0.001).hung
+    if verdict.deadline_s is None:
+        assert not judge(limits, later, then + 1e8).hung
+
+
+def test_sections_have_one_word_each_and_a_step_in_warm_up_has_its_own():
+    assert [what for what, _ in SECTIONS.slots] == ["section 'outer'", "section 'inner'", "section 'timed only'"]
+    assert WARMUP.slots[2] == ("section 'step' (warm-up)", 9)
+    assert len(Limits(rank_section_timeouts={"warmup": 1}).slots) == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"a": 0}, "the timeout of section 'a' must be a number of seconds above 0"),
+        ({3: 1}, "must be seconds by the names of sections"),
+        ([("a", 1)], "must be seconds by the names of sections"),
+        (dict.fromkeys(map(str, range(MAX_SECTIONS + 1)), 1.0), "has 129 sections, the limit is 128"),
+    ],
+)
+def test_bad_sections_are_one_sentence(sections, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Limits(rank_section_timeouts=sections)
+
+
+def test_learned_limits_replace_the_configured_ones_and_are_never_absurdly_short():
+    configured = Limits(60, 30, 0.25, None, {"a": 5, "b": None})
+    changed = configured.changed(
+        {
+            "initial_rank_heartbeat_timeout": 90,
+            "rank_heartbeat_timeout": 0.001,  # not below the configured one, where that is short
+            "rank_out_of_section_timeout": 0.001,  # nor below LEAST_LEARNED_S
+            "rank_section_timeouts": {"b": 2},
+        }
+    )
+    assert changed.values() == [90, 0.25, LEAST_LEARNED_S, 5, 2] and changed.rank_init_timeout == 60
+    assert configured.values() == [30, 0.25, None, 5, None]
+    assert configured.with_values(changed.values()).values() == changed.values()
+    assert configured.changed({}).values() == configured.values()
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"rank_init_timeout": 1}, "'rank_init_timeout' is not a limit that a rank can change"),
+        ({"rank_heartbeat_timeout": -1}, "rank_heartbeat_timeout must be a number"),
+        ({"rank_heartbeat_timeout": float("nan")}, "rank_heartbeat_timeout must be a number"),
+        ({"rank_section_timeouts": {"c": 1}}, "a section that is not in rank_section_timeouts"),
+        ({"rank_section_timeouts": 1}, "must be seconds by the names of sections"),
+    ],
+)
+def test_bad_learned_limits_are_one_sentence(told, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ALL.changed(told)
 
 
 def test_ladder():

@@ -1,0 +1,40 @@
+"""The one place where ranks tell each other what they saw. Uses the torch that the script has, imports none."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nvrx_slurm.monitor.transport import RankMonitorClientError
+
+
+def longest_of_all(times_ns: list[int]) -> list[int]:
+    """Each value replaced by the largest of all ranks. A collective call on torch.distributed's default group.
+
+    Takes as long as the slowest rank, at most the group's own timeout. Raises RankMonitorClientError if there is no
+    group or it has neither gloo nor nccl, and what torch raises when the call fails.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        raise RankMonitorClientError(
+            "timeouts are calculated by all ranks together: call torch.distributed.init_process_group() first"
+        )
+    torch: Any = sys.modules["torch"]
+    device = device_for(str(torch.distributed.distributed_c10d.get_backend_config()))
+    tensor = torch.tensor(times_ns, dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+    return [int(value) for value in tensor.tolist()]
+
+
+def device_for(backends: str) -> str:
+    """ "cpu" where gloo serves it (no wait for the GPU), "cuda" where only nccl is there.
+
+    `backends`: torch's own description, "gloo", "nccl" or "cpu:gloo,cuda:nccl". Raises RankMonitorClientError.
+    """
+    pairs = [part.rpartition(":") for part in backends.lower().split(",")]
+    for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
+        if any(found == backend and where in ("", device) for where, _, found in pairs):
+            return device
+    raise RankMonitorClientError(
+        f"timeouts are calculated over gloo or nccl, but the default process group has {backends}"
+    )

@@ -1,0 +1,192 @@
+"""Timeouts learned from what was seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.core.learn import (
+    HeartbeatTimeouts,
+    NotReady,
+    SectionTimeouts,
+    from_state,
+    learn_heartbeats,
+    learn_sections,
+    to_message,
+    to_state,
+    with_learned,
+)
+from nvrx_slurm.core.watch import Limits
+
+times = st.floats(1e-6, 1e5)
+names = st.sampled_from(["a", "b", "c", "d"])
+
+
+def test_defaults_and_properties():
+    assert HeartbeatTimeouts() == HeartbeatTimeouts(None, None, None)
+    assert not HeartbeatTimeouts(1.0).are_valid and HeartbeatTimeouts(1.0, 2.0).are_valid
+    nothing = SectionTimeouts()
+    assert (nothing.section, nothing.out_of_section, nothing.calculated_sections) == ({}, None, frozenset())
+    assert not nothing.were_calculated and not nothing.are_valid and not nothing.any_calculated
+    some = SectionTimeouts({"a": 1.0, "b": None}, 2.0, frozenset("a"), True)
+    assert not some.were_calculated and not some.are_valid and some.any_calculated
+    every = SectionTimeouts({"a": 1.0}, 2.0, frozenset("a"), True)
+    assert every.were_calculated and every.are_valid
+
+
+def test_heartbeats():
+    configured = HeartbeatTimeouts(600.0, None, False)
+    first = learn_heartbeats(10.0, 2.0, 5.0, configured)
+    assert first == HeartbeatTimeouts(50.0, 10.0, True)  # a configured limit counts for nothing
+    assert learn_heartbeats(20.0, 1.0, 5.0, first) == HeartbeatTimeouts(75.0, 7.5, True)  # a learned one for one half
+    for initial, longest, missing in (
+        (0, 0, "a first heartbeat"),
+        (0, 1, "a first heartbeat"),
+        (1, 0, "two heartbeats"),
+    ):
+        with pytest.raises(NotReady, match=f"cannot be calculated yet: no rank has sent {missing}"):
+            learn_heartbeats(initial, longest, 5.0, configured)
+
+
+CONFIGURED = SectionTimeouts({"a": 100.0, "b": None}, 30.0)
+
+
+def test_sections():
+    first = learn_sections({"a": 2.0, "b": 3.0}, 1.0, 5.0, CONFIGURED)
+    assert first == SectionTimeouts({"a": 10.0, "b": 15.0}, 5.0, frozenset("ab"), True)
+    again = learn_sections({"a": 4.0, "b": 5.0}, 2.0, 5.0, first, ["a"], outside=False)
+    assert again == SectionTimeouts({"a": 15.0, "b": 15.0}, 5.0, frozenset("ab"), True)  # not selected: as they were
+
+
+def test_only_the_selected_ones_are_needed_and_changed():
+    seen = {"a": 2.0, "b": 0.0}
+    assert learn_sections(seen, 0.0, 5.0, CONFIGURED, ["a"], outside=False) == SectionTimeouts(
+        {"a": 10.0, "b": None}, 30.0, frozenset("a")
+    )
+    assert learn_sections(seen, 1.0, 5.0, CONFIGURED, [], outside=True) == SectionTimeouts(
+        {"a": 100.0, "b": None}, 5.0, frozenset(), True
+    )
+    with pytest.raises(NotReady, match="no rank has completed section 'b', time out of all sections$"):
+        learn_sections(seen, 0.0, 5.0, CONFIGURED)
+    with pytest.raises(ValueError, match="section 'c' is not in rank_section_timeouts: a, b"):
+        learn_sections(seen, 0.0, 5.0, CONFIGURED, ["c"])
+
+
+@given(st.dictionaries(names, times, min_size=1), times, st.floats(1, 100), st.data())
+def test_a_learned_limit_lies_between_the_old_one_and_what_was_seen(seen, outside, factor, data):
+    configured = SectionTimeouts(dict.fromkeys(seen))
+    current = data.draw(
+        st.just(configured)
+        | st.builds(lambda limit: SectionTimeouts(dict.fromkeys(seen, limit), limit, frozenset(seen), True), times)
+    )
+    new = learn_sections(seen, outside, factor, current)
+    assert new.were_calculated and new.are_valid
+    for name, took in seen.items():
+        before = current.section[name]
+        ends = sorted([factor * took, factor * took if before is None else before])
+        assert ends[0] * (1 - 1e-9) <= new.section[name] <= ends[1] * (1 + 1e-9)
+        if before is None:
+            assert new.section[name] >= took  # what was seen once is allowed
+
+
+heartbeats = st.just(HeartbeatTimeouts()) | st.builds(HeartbeatTimeouts, times, times, st.booleans())
+
+
+@st.composite
+def sections(draw):
+    limits = draw(st.dictionaries(names, times))
+    calculated = draw(st.sets(st.sampled_from(sorted(limits)))) if limits else set()
+    return SectionTimeouts(limits, draw(times), frozenset(calculated), draw(st.booleans()))
+
+
+@given(heartbeats, sections())
+def test_a_state_is_json_and_has_what_was_calculated_and_nothing_else(heartbeats, sections):
+    state = json.loads(json.dumps(to_state(heartbeats, sections)))
+    loaded = from_state(state)
+    assert loaded[0] == (heartbeats if heartbeats.were_calculated else HeartbeatTimeouts())
+    assert loaded[1] == with_learned(SectionTimeouts(dict.fromkeys(sections.calculated_sections)), sections)
+    assert to_state(*loaded) == state
+    told = to_message(*loaded)
+    assert told == to_message(heartbeats, sections)
+    Limits(rank_section_timeouts=dict(sections.section)).changed(told)  # the monitor takes it
+
+
+def test_a_state_of_the_predecessor_is_understood():
+    """It also lists limits that were not calculated, and those must not override today's configuration."""
+    state = {
+        "current_timeouts": {
+            "heartbeat": {"initial": 10.0, "subsequent": 2.0, "were_calculated": True},
+            "section": {
+                "section": {"step": 4.0, "setup": 600.0},
+                "out_of_section": 9.0,
+                "calculated_sections": ["step"],
+                "is_out_of_section_calculated": False,
+            },
+        }
+    }
+    beats, saved = from_state(state)
+    assert beats == HeartbeatTimeouts(10.0, 2.0, True)
+    today = SectionTimeouts({"step": 1.0, "setup": 300.0}, 30.0)
+    assert with_learned(today, saved) == SectionTimeouts({"step": 4.0, "setup": 300.0}, 30.0, frozenset({"step"}))
+    assert with_learned(SectionTimeouts({"setup": 1.0}), saved) == SectionTimeouts({"setup": 1.0})  # step is gone
+
+
+def section(**changes):
+    good = {
+        "section": {"a": 1.0},
+        "calculated_sections": ["a"],
+        "out_of_section": 1,
+        "is_out_of_section_calculated": True,
+    }
+    return {"section": {**good, **changes}}
+
+
+BAD_STATES = [
+    (None, "it is not a mapping"),
+    ({}, "current_timeouts is not a mapping"),
+    ({"current_timeouts": []}, "current_timeouts is not a mapping"),
+    ({"heartbeat": 3}, "heartbeat is not a mapping"),
+    ({"heartbeat": {"were_calculated": True, "initial": 1}}, "subsequent is not a number of seconds above 0"),
+    ({"heartbeat": {"were_calculated": True, "initial": float("nan"), "subsequent": 1}}, "initial is not a number"),
+    ({"section": 3}, "section is not a mapping"),
+    (section(calculated_sections="a"), "calculated_sections is not a list of names"),
+    (section(calculated_sections=[1]), "calculated_sections is not a list of names"),
+    (section(calculated_sections=["b"]), "b is not a number of seconds above 0 but 'None'"),
+    (section(section={"a": True}), "a is not a number"),
+    (section(section={"a": -1}), "a is not a number"),
+    (section(section={"a": 1e10}), "a is not a number"),
+    (section(section=None), "section.section is not a mapping"),
+    (section(out_of_section=None), "out_of_section is not a number"),
+    (section(calculated_sections=["a"] * 20000), "more than 10000 sections"),
+]
+
+
+@pytest.mark.parametrize(("state", "sentence"), BAD_STATES)
+def test_a_bad_state_is_one_sentence(state, sentence):
+    if state and "current_timeouts" not in state:
+        state = {"current_timeouts": state}
+    with pytest.raises(ValueError, match=sentence) as error:
+        from_state(state)
+    assert "\n" not in str(error.value)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["heartbeat", "section", "initial", "were_calculated", "calculated_sections", "a"]), inner
+        )
+    ),
+)
+
+
+@given(json_like)
+def test_no_state_at_all_does_anything_but_load_or_raise_one_error(state):
+    try:
+        from_state({"current_timeouts": state})
+    except ValueError:
+        pass
