@@ -8,6 +8,7 @@ SERVICE = "nvrx.control.v1.Control"
 SESSION = f"/{SERVICE}/Session"
 GET_TOKEN = f"/{SERVICE}/GetToken"
 HANDSHAKE_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 3.0
 QUEUE_LENGTH = 256  # messages waiting for one slow peer; more means it is lost
 
 Option = tuple[str, int]
@@ -18,7 +19,7 @@ def keepalive_options(interval_s: float, timeout_s: float) -> list[Option]:
     return [
         ("grpc.keepalive_time_ms", int(interval_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(timeout_s * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(timeout_s * 1000)),  # else 60 s: of newer gRPC's two timers only this one runs
+        ("grpc.http2.ping_timeout_ms", int(timeout_s * 1000)),  # newer gRPC waits this long, by default 60 s
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
@@ -43,5 +44,6 @@ def channel_options(interval_s: float, timeout_s: float) -> list[Option]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.enable_http_proxy", 0),  # login environments often carry http_proxy; nodes are not behind it
         ("grpc.enable_retries", 0),
+        ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),  # how long one connection attempt may take
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -23,6 +23,8 @@ from nvrx_slurm.control.options import HANDSHAKE_TIMEOUT_S, QUEUE_LENGTH, SERVIC
 from nvrx_slurm.core import coordinator_events as ev
 from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, ProtocolError
 
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError)
+
 
 class _Session:
     """One agent's stream: a bounded queue of what is to be pushed."""
@@ -31,14 +33,20 @@ class _Session:
         self.node_id = node_id
         self.queue: asyncio.Queue[pb.FromCoordinator | None] = asyncio.Queue(QUEUE_LENGTH)
         self.why_lost = "its connection broke or went silent"
-        self.overrun = False
+        self.ended = asyncio.Event()
 
     def push(self, message: pb.FromCoordinator | None) -> None:
         """Queue a message (None = close). A peer that lets the queue fill up is as good as lost."""
         try:
             self.queue.put_nowait(message)
         except asyncio.QueueFull:
-            self.overrun = True
+            self.end(f"its agent did not take {QUEUE_LENGTH} messages")
+
+    def end(self, why: str = "") -> None:
+        """Close the stream, whatever is still to be read or written; `why` if more is known than that it broke."""
+        if not self.ended.is_set():
+            self.why_lost = why or self.why_lost
+            self.ended.set()
 
 
 class ControlServer:
@@ -120,13 +128,18 @@ class ControlServer:
         if register is None:
             return
         session = _Session(register.node.node_id)
+        older = self._sessions.get(session.node_id)
         self._sessions[session.node_id] = session
+        if older is not None:
+            older.end()
         self._post(ev.Joined(register))
-        writer = asyncio.ensure_future(self._write(session, context))
+        tasks = [asyncio.ensure_future(half(session, context)) for half in (self._read, self._write)]
         try:
-            await self._read(session, context)
+            # not the reader's end: a peer that takes nothing blocks the writer, and its reader has nothing to read
+            await session.ended.wait()
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             if self._sessions.get(session.node_id) is session:
                 del self._sessions[session.node_id]
                 self._post(ev.Lost(session.node_id, session.why_lost))
@@ -172,30 +185,22 @@ class ControlServer:
         await context.write(pb.FromCoordinator(refused=refusal))
 
     async def _read(self, session: _Session, context: Any) -> None:
-        while True:
-            envelope = await context.read()
-            if envelope is grpc.aio.EOF:
-                return
-            try:
+        try:
+            while (envelope := await context.read()) is not grpc.aio.EOF:
                 message = codec.decode(envelope)
                 event = ev.FROM_AGENT[type(message)]
-            except (ProtocolError, KeyError) as error:
-                session.why_lost = f"its agent broke the protocol: {error}"
-                return
-            if session is self._sessions.get(session.node_id):
-                self._post(event(session.node_id, message))
+                if session is self._sessions.get(session.node_id):
+                    self._post(event(session.node_id, message))
+            session.end()
+        except Exception as error:  # also bytes that are no message at all, for which gRPC has no error class
+            session.end(f"its agent broke the protocol: {error}")
 
     async def _write(self, session: _Session, context: Any) -> None:
         try:
-            while not session.overrun:
-                message = await session.queue.get()
-                if message is None:
-                    break
+            while (message := await session.queue.get()) is not None:
                 await context.write(message)
-            if session.overrun:
-                session.why_lost = f"its agent did not take {QUEUE_LENGTH} messages"
-            await context.abort(grpc.StatusCode.OK if not session.overrun else grpc.StatusCode.RESOURCE_EXHAUSTED)
-        except (grpc.aio.BaseError, grpc.aio.AbortError, asyncio.InvalidStateError):
+            session.end()
+        except (*_BROKEN, asyncio.InvalidStateError):
             return  # the reader sees the same break and reports it
 
     # --- the token, for agents that Slurm started without one ------------------------------------------

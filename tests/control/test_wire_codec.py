@@ -1,0 +1,168 @@
+"""Every message survives the wire; what no peer of this version sends is a ProtocolError and never anything else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm import types as t
+from nvrx_slurm.control import codec
+from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.errors import ProtocolError
+
+PROTO = Path(codec.__file__).with_name("control.proto")
+COUNT = st.integers(0, 10_000_000)
+RANK = st.integers(-1, 10_000_000)
+PORT = st.integers(0, 65535)
+CODE = st.integers(0, 255)
+
+
+def text(limit: int = 256) -> st.SearchStrategy[str]:
+    return st.text(max_size=min(limit, 40)) | st.just("x" * limit)
+
+
+NODE = st.builds(
+    t.Node,
+    text(),
+    RANK,
+    text(),
+    text(),
+    st.integers(1, 4096),
+    st.lists(st.integers(0, 2**64 - 1), max_size=8).map(tuple),
+)
+RUNNING = st.builds(t.Running, COUNT, COUNT, COUNT, COUNT, st.booleans())
+FAULT = st.builds(
+    t.RankFault, st.sampled_from(t.FaultKind), text(), RANK, RANK, RANK, COUNT, st.integers(-255, 255), text(2000),
+    text(16_000), text(4096),
+)  # fmt: skip
+FROM_AGENT = st.one_of(
+    st.builds(t.Register, NODE, PORT, st.none() | RUNNING, RANK, COUNT),
+    st.builds(t.Failed, COUNT, COUNT, st.lists(FAULT, min_size=1, max_size=3).map(tuple)),
+    st.builds(t.Succeeded, COUNT, COUNT),
+    st.builds(t.Stopped, COUNT, COUNT, PORT),
+    st.builds(t.EndJob, CODE, text(4000)),
+)
+FROM_COORDINATOR = st.one_of(
+    st.builds(t.Plan, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, text(), PORT, RANK, RANK),
+    st.builds(t.Stop, COUNT, COUNT, text(4000)),
+    st.builds(t.Finish, CODE, text(4000)),
+    st.builds(t.Refused, CODE, text(4000)),
+)
+
+
+@given(FROM_AGENT)
+def test_agents_messages_survive_the_wire(message: t.AgentMessage) -> None:
+    wire = codec.from_agent(message).SerializeToString()
+    assert codec.decode(pb.FromAgent.FromString(wire)) == message
+
+
+@given(FROM_COORDINATOR)
+def test_coordinators_messages_survive_the_wire(message: t.CoordinatorMessage) -> None:
+    wire = codec.from_coordinator(message).SerializeToString()
+    assert codec.decode(pb.FromCoordinator.FromString(wire)) == message
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=300), st.sampled_from([pb.FromAgent, pb.FromCoordinator]))
+def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: type) -> None:
+    try:
+        codec.decode(envelope.FromString(data))  # type: ignore[attr-defined]
+    except (DecodeError, ProtocolError):
+        return
+
+
+@settings(max_examples=300)
+@given(FROM_AGENT, st.data())
+def test_damaged_messages_are_an_error_or_a_message_within_bounds(message: t.AgentMessage, data: st.DataObject) -> None:
+    wire = bytearray(codec.from_agent(message).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        if wire:
+            wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        got = codec.decode(pb.FromAgent.FromString(bytes(wire)))
+    except (DecodeError, ProtocolError):
+        return
+    assert codec.decode(codec.from_agent(got)) == got  # whatever it is, it is a message of ours
+
+
+FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "what"),
+    [
+        (pb.FromAgent(), "without content"),
+        (pb.FromCoordinator(), "without content"),
+        (pb.FromAgent(hello=pb.Hello(version=1)), "hello"),
+        (pb.FromCoordinator(challenge=pb.Challenge(version=1)), "challenge"),
+        (pb.FromAgent(register=pb.Register()), "Register.node is missing"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=0))), "Node.nproc is 0"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=5000))), "Node.nproc is 5000"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1), port=65536)), "Register.port is 65536"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, infra_rank=-2))), "Node.infra_rank is -2"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, host="h" * 257))), "Node.host has 257 characters"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, order=[1] * 9))), "Node.order has 9 entries"),
+        (pb.FromAgent(failed=pb.Failed()), "Failed.faults has 0 entries"),
+        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit")] * 65)), "Failed.faults has 65 entries"),
+        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="gremlin")])), "'gremlin', which is no kind of fault"),
+        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit", exit_code=-256)])), "exit_code is -256"),
+        (pb.FromAgent(succeeded=pb.Succeeded(cycle=2**32 - 1)), "Succeeded.cycle is 4294967295"),
+        (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
+        (pb.FromAgent(end_job=pb.EndJob(reason="r" * 4001)), "EndJob.reason has 4001 characters"),
+        (pb.FromCoordinator(plan=pb.Plan(world_size=10_000_001)), "Plan.world_size is 10000001"),
+    ],
+)
+def test_bounds(envelope: pb.FromAgent | pb.FromCoordinator, what: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(what)):
+        codec.decode(envelope)
+
+
+def test_the_sender_cuts_what_is_too_long() -> None:
+    long = replace(FAULT_1, message="m" * 9000, traceback="t" * 90_000, host="h" * 900, log="l" * 9000)
+    message = t.Failed(1, 0, (long,) * 100)
+    wire = codec.from_agent(message).SerializeToString()
+    assert len(wire) < 2 * codec.MAX_MESSAGE_BYTES  # and 64 faults of the longest kind are just above one message
+    got = codec.decode(pb.FromAgent.FromString(wire))
+    assert len(got.faults) == 64 and {len(got.faults[0].message), len(got.faults[0].log)} == {2000, 4096}
+
+
+def test_words_that_are_not_unicode_are_sent_all_the_same() -> None:
+    """File names and workers' last words may hold lone surrogates."""
+    fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
+    got = codec.decode(codec.from_agent(t.Failed(1, 0, (fault,))))
+    assert got.faults[0].message == "caf? ?" and got.faults[0].log == "/logs/?"
+
+
+# --- the generated module is of the .proto beside it ---------------------------------------------------------------
+
+
+def test_generated_code_matches_the_proto() -> None:
+    """Names, numbers, types and labels of every field, read from the .proto by its own (simple) grammar."""
+    source = re.sub(r"//.*", "", PROTO.read_text())
+    wanted: dict[str, set[tuple[str, int, str, bool]]] = {}
+    for name, body in re.findall(r"message (\w+) \{((?:[^{}]|\{[^{}]*\})*)\}", source):
+        found = re.findall(r"(repeated )?([\w.]+) (\w+) = (\d+);", body)
+        wanted[name] = {(field, int(number), kind, bool(repeated)) for repeated, kind, field, number in found}
+    assert len(wanted) >= 16 and "Plan" in wanted
+    kinds = {4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32", 17: "sint32"}
+    built: dict[str, set[tuple[str, int, str, bool]]] = {}
+    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
+        built[name] = {
+            (f.name, f.number, f.message_type.name if f.message_type else kinds[f.type], _repeated(f))
+            for f in message.fields
+        }
+    assert built == wanted
+    rpcs = set(re.findall(r"rpc (\w+)", source))
+    assert {m.name for m in pb.DESCRIPTOR.services_by_name["Control"].methods} == rpcs
+    assert pb.DESCRIPTOR.package in source
+
+
+def _repeated(field: object) -> bool:
+    repeated = getattr(field, "is_repeated", None)  # protobuf >= 6.31; before: label == 3
+    return bool(repeated) if repeated is not None else getattr(field, "label", 0) == 3

@@ -1,0 +1,423 @@
+"""Broken, silent and slow streams; strangers; fake coordinators; ports that somebody else has."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+from wire_harness import JOB, NODE, SLOW, TOKEN, Client, Process, Raw, Server, run
+
+from nvrx_slurm import types as t
+from nvrx_slurm.control import auth
+from nvrx_slurm.control import client as client_module
+from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control import server as server_module
+from nvrx_slurm.control.options import QUEUE_LENGTH
+from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.errors import NvrxError
+
+PLAN = t.Plan(1, 0, 0, 3, 1, 2, "127.0.0.1", 1234, 0, 0)
+
+
+@asynccontextmanager
+async def good_agent(server: Server) -> AsyncIterator[Client]:
+    """An agent of the job that must not notice what strangers do; checked in both directions at the end."""
+    async with Client(server.port) as client:
+        await client.inbox.next(ag.Connected)
+        joined = await server.inbox.next(ev.Joined)
+        yield client
+        assert server.server.send(joined.message.node.node_id, PLAN)
+        assert await client.inbox.next(t.Plan) == PLAN
+        client.client.send(t.Succeeded(1, 0))
+        assert (await server.inbox.next(ev.GotSucceeded)).message == t.Succeeded(1, 0)
+        assert server.inbox.empty() and client.inbox.empty()
+
+
+def test_messages_go_both_ways_and_both_ends_part() -> None:
+    async def body() -> None:
+        async with Server() as server:
+            async with good_agent(server):
+                pass
+            assert (await server.inbox.next(ev.Lost)).node_id == "n0"
+
+    run(body())
+
+
+def test_what_is_pushed_before_a_drop_arrives() -> None:
+    async def body() -> None:
+        async with Server() as server, Client(server.port) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+            server.server.send("n0", t.Refused(95, "not wanted"))
+            server.server.drop("n0")
+            assert (await client.inbox.next(t.Refused)).reason == "not wanted"
+            assert "closed" in (await client.inbox.next(ag.Disconnected)).why
+
+    run(body())
+
+
+def test_second_stream_of_the_same_agent_ends_the_first() -> None:
+    async def body() -> None:
+        async with Server() as server, Raw(server.port) as first, Raw(server.port) as second:
+            for raw in (first, second):
+                await raw.greet()
+                await raw.say(_register(NODE))
+                await server.inbox.next(ev.Joined)
+            assert await first.hear() is None
+            server.server.send("n0", PLAN)
+            assert (await second.hear()).WhichOneof("what") == "plan"
+            assert server.inbox.empty()  # it has not left
+
+    run(body())
+
+
+def test_killed_client_is_lost_at_once() -> None:
+    async def body() -> None:
+        async with Server() as server:
+            with Process("client", server.port, SLOW) as peer:
+                await server.inbox.next(ev.Joined)
+                peer.process.send_signal(signal.SIGKILL)
+                since_s = time.monotonic()
+                assert (await server.inbox.next(ev.Lost)).node_id == "n0"
+                assert time.monotonic() - since_s < 5  # of a keepalive of 60
+
+    run(body())
+
+
+def test_stopped_client_is_lost_within_the_keepalive() -> None:
+    async def body() -> None:
+        keepalive = (0.5, 0.5)
+        async with Server(keepalive=keepalive) as server:
+            with Process("client", server.port, keepalive) as peer:
+                await server.inbox.next(ev.Joined)
+                peer.process.send_signal(signal.SIGSTOP)
+                since_s = time.monotonic()
+                assert (await server.inbox.next(ev.Lost)).node_id == "n0"
+                assert 0.3 < time.monotonic() - since_s < 5
+
+    run(body())
+
+
+def test_idle_peers_stay_connected_over_many_keepalives() -> None:
+    async def body() -> None:
+        keepalive = (0.3, 0.3)
+        async with Server(keepalive=keepalive) as server, Client(server.port, keepalive=keepalive) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+            with pytest.raises(asyncio.TimeoutError):
+                await server.inbox.next(ev.Lost, 2.0)
+            assert client.inbox.empty()
+
+    run(body())
+
+
+def test_stopped_server_is_noticed_and_found_again() -> None:
+    async def body() -> None:
+        keepalive = (0.5, 0.5)
+        with Process("server", 0, keepalive) as peer:
+            port = int(await peer.line())
+            async with Client(port, keepalive=keepalive) as client:
+                await client.inbox.next(ag.Connected)
+                assert (await peer.line()).startswith("Joined")
+                peer.process.send_signal(signal.SIGSTOP)
+                await client.inbox.next(ag.Disconnected)
+                peer.process.send_signal(signal.SIGCONT)
+                await client.inbox.next(ag.Connected)
+
+    run(body())
+
+
+def test_killed_server_is_noticed_at_once_and_its_successor_found() -> None:
+    async def body() -> None:
+        with Process("server", 0, SLOW) as peer:
+            port = int(await peer.line())
+            async with Client(port) as client:
+                await client.inbox.next(ag.Connected)
+                peer.process.send_signal(signal.SIGKILL)
+                await client.inbox.next(ag.Disconnected, 5)
+                async with Server(ports=(port,)) as server:
+                    await client.inbox.next(ag.Connected)
+                    await server.inbox.next(ev.Joined)
+
+    run(body())
+
+
+def test_peer_that_takes_nothing_is_lost() -> None:
+    """It keeps its stream open and answers keepalives, but never reads."""
+
+    async def body() -> None:
+        async with Server() as server, Raw(server.port) as slow:
+            await slow.greet()
+            await slow.say(_register(NODE))
+            await server.inbox.next(ev.Joined)
+            message = t.Stop(1, 0, "x" * 4000)
+            for _ in range(40 * QUEUE_LENGTH):
+                if not server.inbox.empty():
+                    break
+                server.server.send("n0", message)
+                await asyncio.sleep(0.0005)  # so slowly that the network's own buffers fill up before our queue does
+            lost = await server.inbox.next(ev.Lost)
+            assert f"did not take {QUEUE_LENGTH} messages" in lost.why
+
+    run(body())
+
+
+def _register(node: t.Node) -> pb.FromAgent:
+    from nvrx_slurm.control.codec import from_agent
+
+    return from_agent(t.Register(node, 1))
+
+
+# --- strangers ------------------------------------------------------------------------------------------------------
+
+
+async def _refusal(raw: Raw) -> str:
+    answer = await raw.hear()
+    assert answer is not None and answer.WhichOneof("what") == "refused", answer
+    assert answer.refused.code == 95
+    assert await raw.hear() is None  # and the stream is closed
+    return answer.refused.reason
+
+
+HELLO = pb.Hello(version=auth.VERSION, nonce=b"n" * 16, job=JOB)
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (pb.FromAgent(hello=pb.Hello(version=99, nonce=b"n" * 16, job=JOB)), "speaks protocol 99, this coordinator 1"),
+        (pb.FromAgent(hello=pb.Hello(version=1, nonce=b"n" * 16, job="other")), "belongs to another job"),
+        (pb.FromAgent(), "did not send its hello"),
+        (pb.FromAgent(proof=pb.Proof(proof=b"p")), "did not send its hello"),
+        (_register(NODE), "did not send its hello"),
+        (pb.FromAgent(end_job=pb.EndJob(code=0, reason="stop")), "did not send its hello"),
+    ],
+)
+def test_wrong_beginnings_are_refused_with_a_reason(first: pb.FromAgent, why: str) -> None:
+    async def body() -> None:
+        async with Server() as server, good_agent(server), Raw(server.port) as raw:
+            await raw.say(first)
+            assert why in await _refusal(raw)
+            assert any("refused a connection" in line and why in line for line in server.said)
+
+    run(body())
+
+
+@pytest.mark.parametrize("nonce", [b"", b"n", b"n" * 15, b"n" * 17, b"n" * 100_000])
+def test_nonces_of_a_wrong_length_are_refused(nonce: bytes) -> None:
+    async def body() -> None:
+        async with Server() as server, good_agent(server), Raw(server.port) as raw:
+            await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=nonce, job=JOB)))
+            answer = await raw.hear()
+            assert answer is not None
+            if answer.WhichOneof("what") == "challenge":
+                proof = auth.proof(TOKEN, "agent", JOB, nonce, answer.challenge.nonce)
+                await raw.say(pb.FromAgent(proof=pb.Proof(proof=proof)))
+                assert "nonce of a wrong length" in await _refusal(raw)
+
+    run(body())
+
+
+def test_wrong_token_and_replayed_or_reflected_proofs_are_refused() -> None:
+    async def body() -> None:
+        async with Server() as server, good_agent(server):
+            async with Raw(server.port) as raw:
+                await raw.greet(token="wrong")
+                assert "does not hold this job's token" in await _refusal(raw)
+            old = auth.proof(TOKEN, "agent", JOB, HELLO.nonce, b"c" * 16)  # was right for the challenge c...c
+            for reflect in (False, True):
+                async with Raw(server.port) as raw:
+                    await raw.say(pb.FromAgent(hello=HELLO))
+                    challenge = (await raw.hear()).challenge
+                    given = challenge.proof if reflect else old
+                    await raw.say(pb.FromAgent(proof=pb.Proof(proof=given)))
+                    assert "does not hold this job's token" in await _refusal(raw)
+
+    run(body())
+
+
+def test_authenticated_agent_that_breaks_the_protocol_is_lost_and_nothing_else() -> None:
+    async def body() -> None:
+        async with Server() as server, good_agent(server):
+            for number, bad in enumerate([_register(NODE), pb.FromAgent(), pb.FromAgent(hello=HELLO), b"\xff" * 50]):
+                async with Raw(server.port) as raw:
+                    await raw.greet()
+                    await raw.say(_register(replace(NODE, node_id=f"bad{number}", infra_rank=5)))
+                    await server.inbox.next(ev.Joined)
+                    await raw.say(bad)
+                    assert (await server.inbox.next(ev.Lost)).node_id == f"bad{number}"
+
+    run(body())
+
+
+def test_garbage_and_silence_do_not_reach_the_job() -> None:
+    async def body() -> None:
+        async with Server() as server, good_agent(server):
+            for data in (b"", b"\0" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(data)
+                writer.close()
+            async with Raw(server.port) as raw:
+                await raw.say(b"\xff" * 50)
+                assert await raw.hear() is None
+            async with Raw(server.port) as raw:  # larger than any message may be
+                await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=b"n" * (1 << 21), job=JOB)))
+                assert await raw.hear() is None
+
+    run(body())
+
+
+def test_flood_of_silent_connections_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.5)
+
+    async def body() -> None:
+        async with Server() as server, good_agent(server):
+            sockets = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
+            streams = [Raw(server.port) for _ in range(100)]
+            for raw in streams:
+                await raw.say(pb.FromAgent(hello=HELLO))
+            for raw in streams:
+                assert (await raw.hear()).WhichOneof("what") == "challenge"
+            async with Client(server.port, node=replace(NODE, node_id="n1", infra_rank=1)) as second:
+                await second.inbox.next(ag.Connected)
+                assert (await server.inbox.next(ev.Joined)).message.node.node_id == "n1"
+            assert (await server.inbox.next(ev.Lost)).node_id == "n1"
+            assert "in time" in await _refusal(streams[0])  # nobody may stay without a proof
+            for raw in streams:
+                await raw.__aexit__()
+            for _, writer in sockets:
+                writer.close()
+            assert len(server.said) <= 6  # a flood of strangers is no flood of log lines
+
+    run(body())
+
+
+# --- fake coordinators and foreign listeners --------------------------------------------------------------------------
+
+
+class Fake:
+    """A gRPC server that claims to be the coordinator; `answer` is what it says to a hello."""
+
+    def __init__(self, answer: pb.FromCoordinator) -> None:
+        self.heard: list[str] = []
+        self._answer = answer
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._session, pb.FromAgent.FromString, pb.FromCoordinator.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler("nvrx.control.v1.Control", {"Session": handler})
+        self._server.add_generic_rpc_handlers((service,))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+    async def _session(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self.heard.append(message.WhichOneof("what"))
+            await context.write(self._answer)
+
+    async def __aenter__(self) -> Fake:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._server.stop(0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pb.FromCoordinator(challenge=pb.Challenge(version=1, nonce=b"c" * 16, proof=b"p" * 32)),
+        pb.FromCoordinator(challenge=pb.Challenge(version=1, nonce=b"", proof=b"")),
+        pb.FromCoordinator(refused=pb.Refused(code=95, reason="x" * 5000)),
+        pb.FromCoordinator(finish=pb.Finish(code=0, reason="all done")),
+        pb.FromCoordinator(),
+    ],
+)
+def test_fake_coordinator_gets_no_proof_and_the_agent_goes_on(answer: pb.FromCoordinator) -> None:
+    async def body() -> None:
+        async with Fake(answer) as fake, Server() as server, Client(fake.port, server.port) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+            assert fake.heard == ["hello"]  # a nonce, the job's name, and nothing that the token was used for
+
+    run(body())
+
+
+def test_proof_of_the_agent_cannot_serve_as_the_coordinators() -> None:
+    nonces = b"a" * 16, b"b" * 16
+    assert auth.proof(TOKEN, "agent", JOB, *nonces) != auth.proof(TOKEN, "coordinator", JOB, *nonces)
+    assert auth.proof(TOKEN, "agent", JOB, *nonces) != auth.proof(TOKEN, "agent", JOB, *reversed(nonces))
+
+
+async def _mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def _http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(100)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", [_mute, _http])
+def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides go on to the next candidate, whoever has the first."""
+    monkeypatch.setattr(client_module, "HANDSHAKE_TIMEOUT_S", 0.7)
+
+    async def body() -> None:
+        foreign = await asyncio.start_server(kind, "127.0.0.1", 0)  # type: ignore[arg-type]
+        taken = foreign.sockets[0].getsockname()[1]
+        async with Server(ports=(taken, 0)) as server:
+            assert server.port != taken
+            async with Client(taken, server.port) as client:
+                await client.inbox.next(ag.Connected)
+                await server.inbox.next(ev.Joined)
+        foreign.close()
+
+    run(body())
+
+
+def test_another_jobs_coordinator_on_the_first_port() -> None:
+    async def body() -> None:
+        async with Server(job="another", token="its own") as other, Server(ports=(other.port, 0)) as server:
+            assert server.port != other.port
+            async with Client(other.port, server.port) as client:
+                await client.inbox.next(ag.Connected)
+                await server.inbox.next(ev.Joined)
+            assert other.inbox.empty()
+
+    run(body())
+
+
+def test_no_port_left_is_one_sentence() -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(NvrxError, match=rf"ports {port}, {port} are taken"):
+                async with Server(ports=(port, port)):
+                    raise AssertionError("unreachable")
+
+    run(body())
+
+
+def test_client_that_finds_nobody_keeps_looking_and_can_be_closed() -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        async with Client(port) as client:
+            with pytest.raises(asyncio.TimeoutError):
+                await client.inbox.next(ag.Connected, 0.3)
+            assert f"127.0.0.1:{port}" in client.client.last_problem
+            async with Server(ports=(port,)) as server:
+                await client.inbox.next(ag.Connected)
+                await server.inbox.next(ev.Joined)
+
+    run(body())
