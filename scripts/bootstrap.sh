@@ -50,8 +50,8 @@ need_venv() {
         python3 -m venv "$venv"
     fi
     say "pip install torch (about 200 MB; once)"
-    "$venv/bin/pip" install -q --disable-pip-version-check -c scripts/constraints.txt torch
+    "$venv/bin/pip" install -qq --disable-pip-version-check -c scripts/constraints.txt torch
     say "pip install -e .${extras:+[$extras]}"
-    "$venv/bin/pip" install -q --disable-pip-version-check -c scripts/constraints.txt -e ".${extras:+[$extras]}"
+    "$venv/bin/pip" install -qq --disable-pip-version-check -c scripts/constraints.txt -e ".${extras:+[$extras]}"
     printf '%s\n' "$wanted" >"$stamp"
 }
