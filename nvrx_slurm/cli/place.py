@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm.agent.job import Job, Meeting
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
-from nvrx_slurm.config import SETTINGS, Config, NodeRange, Std
-from nvrx_slurm.config.settings import MONITORING
+from nvrx_slurm.config import Config, NodeRange, Std
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.core.agent import AgentSettings
 from nvrx_slurm.core.coordinator import CoordinatorSettings
@@ -142,17 +140,11 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     spec = WorkerSpec(
         argv=worker_argv(config, script, args),
         contract=WorkerContract(directory.job_id, config.launch.role, str(directory.path)),
-        limits={
-            "rank_init_timeout": config.ft.rank_init_timeout,
-            "initial_rank_heartbeat_timeout": config.ft.initial_rank_heartbeat_timeout,
-            "rank_heartbeat_timeout": config.ft.rank_heartbeat_timeout,
-            "rank_out_of_section_timeout": config.ft.rank_out_of_section_timeout,
-            "rank_section_timeouts": dict(config.ft.rank_section_timeouts),
-        },
+        limits=config.ft.rank_limits(),
         termination_signal=config.ft.rank_termination_signal,
         shown=_shown(config),
         monitored=not config.launch.disable_rank_monitors,
-        settings=_shown_to_ranks(config),
+        settings=config.ft.rank_settings(),
     )
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
@@ -165,12 +157,6 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     coordinator = _coordinator(config, slurm, nodes, agent) if hosts else None
     unsure = slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None
     return Job(node, directory, spec, agent, coordinator, meeting, may_yield=unsure)
-
-
-def _shown_to_ranks(config: Config) -> dict[str, Any]:
-    """What a rank finds in `RankMonitorClient.cfg` besides its limits: all that is about monitoring, as plain JSON."""
-    shown = (item for item in SETTINGS.values() if item.section == "ft" and item.group == MONITORING and item.built)
-    return {item.name: getattr(config.ft, item.name) for item in shown}
 
 
 def _coordinator(

@@ -181,7 +181,9 @@ class FaultToleranceConfig(Section):
     gpu_memory_poll_interval: float = setting(
         v.POSITIVE_SECONDS, 2.0, DEVICES, built=False, help="Time between two looks at it."
     )
-    numa_bind_strict: bool = setting(v.BOOL, True, DEVICES, built=False, help="numactl --membind; false: --localalloc.")
+    numa_bind_strict: bool = setting(
+        v.BOOL, True, DEVICES, help="With NVRX_GPUS_PER_NUMA: numactl --membind; false: --localalloc."
+    )
 
     # Health checks.
     node_health_check_interval: float = setting(
@@ -286,6 +288,21 @@ class FaultToleranceConfig(Section):
     def is_progress_tracking_enabled(self) -> bool:
         """Whether cycles without checkpoint progress are counted."""
         return self.checkpoint_iteration_file is not None and self.max_no_progress_cycles > 0
+
+    def rank_limits(self) -> dict[str, Any]:
+        """What a rank monitor enforces, by the names of `core.watch.Limits`; plain JSON."""
+        return {
+            "rank_init_timeout": self.rank_init_timeout,
+            "initial_rank_heartbeat_timeout": self.initial_rank_heartbeat_timeout,
+            "rank_heartbeat_timeout": self.rank_heartbeat_timeout,
+            "rank_out_of_section_timeout": self.rank_out_of_section_timeout,
+            "rank_section_timeouts": dict(self.rank_section_timeouts),
+        }
+
+    def rank_settings(self) -> dict[str, Any]:
+        """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""
+        shown = (item for item in settings_of(type(self)) if item.group == MONITORING and item.built)
+        return {item.name: getattr(self, item.name) for item in shown} | self.rank_limits()
 
     @classmethod
     def from_kwargs(cls, ignore_not_recognized: bool = False, **kwargs: Any) -> FaultToleranceConfig:
