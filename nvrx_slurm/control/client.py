@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ from nvrx_slurm.core import agent as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
 
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6
-_CONNECT_TIMEOUT_S = 3.0
+_RESOLVE_TIMEOUT_S = 3.0
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError)  # AioRpcError, a stream's usual end, is none of the latter
 _PROBLEMS_SAID = 8
 
@@ -101,8 +103,14 @@ class ControlClient:
 
     async def _try(self, host: str, port: int) -> None:
         """One endpoint: returns when a stream to our coordinator has ended; raises _NotThere if it never began."""
-        address = await _probe(host, port)
-        channel = grpc.aio.insecure_channel(address, options=self._options)
+        *others, last = await _targets(host, port)
+        for target in others:
+            with contextlib.suppress(_NotThere):
+                return await self._try_target(host, port, target)
+        await self._try_target(host, port, last)
+
+    async def _try_target(self, host: str, port: int, target: str) -> None:
+        channel = grpc.aio.insecure_channel(target, options=self._options)
         try:
             if not self._token:
                 self._token = await self._ask_for_token(channel)
@@ -190,16 +198,19 @@ class ControlClient:
                 self._queue.task_done()
 
 
-async def _probe(host: str, port: int) -> str:
-    """Connect and disconnect: cheap while nobody listens, and it fixes the address for gRPC ("ipv4:1.2.3.4:5")."""
+async def _targets(host: str, port: int) -> list[str]:
+    """The addresses behind `host` as gRPC writes them ("ipv4:1.2.3.4:5,6.7.8.9:5"), one target per family, the
+    preferred one first. The system resolves, not gRPC, which knows less of nsswitch.conf."""
+    resolving = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     try:
-        connecting = asyncio.open_connection(host, port)
-        _, writer = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
+        found = await asyncio.wait_for(resolving, _RESOLVE_TIMEOUT_S)
     except (OSError, asyncio.TimeoutError) as error:
-        raise _NotThere(str(error) or f"no answer within {_CONNECT_TIMEOUT_S:g} s") from None
-    address = writer.get_extra_info("peername")
-    writer.close()
-    return f"ipv6:[{address[0]}]:{port}" if ":" in address[0] else f"ipv4:{address[0]}:{port}"
+        raise _NotThere(str(error) or f"it did not resolve within {_RESOLVE_TIMEOUT_S:g} s") from None
+    families: dict[str, list[str]] = {}
+    for family, _, _, _, address in found:
+        scheme, shown = ("ipv6", f"[{address[0]}]") if family == socket.AF_INET6 else ("ipv4", address[0])
+        families.setdefault(scheme, []).append(f"{shown}:{port}")
+    return [f"{scheme}:{','.join(addresses)}" for scheme, addresses in families.items()]
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
