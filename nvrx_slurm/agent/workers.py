@@ -36,6 +36,7 @@ class WorkerSpec:
     shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
     monitored: bool = True
     settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
+    prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
 
 
 @dataclass
@@ -128,10 +129,11 @@ class Workers:
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
         env = worker_env(os.environ, rank_vars, self._node.nproc)
+        argv = [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *self._spec.argv]
         out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with out_path.open("ab") as out, err_path.open("ab") as err:
             self._show(local_rank, where.rank, out_path, err_path)
-            child = processes.start(self._spec.argv, env, out, err)
+            child = processes.start(argv, env, out, err)
         where = replace(where, pid=child.pid, log=str(err_path))
         self._alive[local_rank] = worker = _Worker(child, plan, where, err_path, error_file)
         self._nobody.clear()

@@ -26,7 +26,7 @@ from nvrx_slurm.core.coordinator import CoordinatorSettings
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.env import SlurmContext, Where, array_infra_rank, coordinator_ports, detect
-from nvrx_slurm.system import gpus
+from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.types import Node
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL of this cluster; the front asks Slurm once
@@ -127,6 +127,11 @@ def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]
     return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
 
 
+def _numa(config: Config, nproc: int) -> tuple[tuple[str, ...], ...]:
+    per_node = config.launch.gpus_per_numa
+    return () if per_node is None else numa.prefixes(nproc, per_node, config.ft.numa_bind_strict)
+
+
 def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, args: tuple[str, ...]) -> Job:
     """This node's part of the job. Asks Slurm at most for one node's address. Raises UsageError."""
     slurm = here.slurm
@@ -145,6 +150,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         shown=_shown(config),
         monitored=not config.launch.disable_rank_monitors,
         settings=config.ft.rank_settings(),
+        prefixes=_numa(config, node.nproc),
     )
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,

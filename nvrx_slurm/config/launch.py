@@ -285,7 +285,6 @@ class LaunchConfig(Section):
         None,
         DEVICES,
         flag="",
-        built=False,
         help="GPUs per NUMA node: worker i is bound to NUMA node i // N with numactl.",
     )
     node_local_tmpdir: str | None = setting(

@@ -1,0 +1,71 @@
+"""NUMA binding: the numactl line of seed 000, clear failures, and a real worker bound to the real node 0."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import numa
+
+
+def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path: Path) -> None:
+    online = tmp_path / "online"
+    online.write_text("0-1\n")
+    made = numa.prefixes(8, 4, strict=True, online=online)
+    assert made[:4] == (("numactl", "--cpunodebind=0", "--membind=0"),) * 4
+    assert made[4:] == (("numactl", "--cpunodebind=1", "--membind=1"),) * 4
+
+
+def test_not_strict_allocates_locally() -> None:
+    assert numa.prefix(5, 4, strict=False) == ("numactl", "--cpunodebind=1", "--localalloc")
+
+
+def test_a_missing_numa_node_is_one_sentence(tmp_path: Path) -> None:
+    online = tmp_path / "online"
+    online.write_text("0,2-3\n")
+    with pytest.raises(UsageError, match=r"puts local rank 3 on NUMA node 1, but this machine has nodes 0,2,3"):
+        numa.prefixes(4, 2, strict=True, online=online)
+
+
+@pytest.mark.parametrize("content", ["", "zero\n"])
+def test_an_unreadable_list_is_no_obstacle(tmp_path: Path, content: str) -> None:
+    online = tmp_path / "online"
+    online.write_text(content)
+    assert len(numa.prefixes(2, 1, strict=True, online=online)) == 2
+
+
+def test_without_numactl_it_fails_clearly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="numactl command, which is not on PATH"):
+        numa.prefixes(2, 1, strict=True)
+
+
+def run(tmp_path: Path, path: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "show.py"
+    script.write_text("import subprocess; print(subprocess.run(['numactl', '--show'], capture_output=True).stdout)\n")
+    argv = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node=2", *flags, str(script)]
+    env = {**os.environ, "NVRX_GPUS_PER_NUMA": "2", "PATH": path}
+    return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")
+def test_real_workers_are_bound(tmp_path: Path) -> None:
+    done = run(tmp_path, os.environ["PATH"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("policy: bind") == 2
+    relaxed = run(tmp_path, os.environ["PATH"], "--ft-numa-bind-strict=false")
+    assert relaxed.returncode == 0, relaxed.stderr
+    assert "policy: bind" not in relaxed.stdout
+
+
+def test_nvrx_run_without_numactl_exits_2(tmp_path: Path) -> None:
+    done = run(tmp_path, str(tmp_path))
+    assert done.returncode == 2
+    assert "numactl command, which is not on PATH" in done.stderr
+    assert "Traceback" not in done.stderr
