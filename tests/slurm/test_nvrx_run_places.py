@@ -74,9 +74,10 @@ def test_on_a_login_node_it_says_what_to_do(jobs: Jobs) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(300)  # about a minute on two idle cores
 def test_the_demo_holds_all_its_checks(needs_slurm: None) -> None:
     argv = [sys.executable, "-m", "nvrx_slurm.testing.demo"]
-    done = subprocess.run(argv, cwd=REPO, stdout=subprocess.PIPE, text=True, timeout=170, check=False)
+    done = subprocess.run(argv, cwd=REPO, stdout=subprocess.PIPE, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("  ok  ") == 8 and "FAILED" not in done.stdout
 
