@@ -230,6 +230,7 @@ class Program:
         core = Coordinator(settings, asyncio.get_running_loop().time())
         log = EventLog(self._job.run_dir.events("coordinator"), core, self._console.say)
         self._coordinator = CoordinatorShell(core, log, self._console)
+        self._coordinator.result.add_done_callback(self._on_coordinator_done)
         if self._job.meeting is not None and not await self._serve():
             self._coordinator.finish(None)
             self._coordinator = None
@@ -301,6 +302,12 @@ class Program:
             end = t.EndJob(signal_exit_code(signum), f"the coordinator's node got signal {signum}")
             self._coordinator.post(ev.GotEndJob(self._job.node.node_id, end))
 
+    def _on_coordinator_done(self, result: asyncio.Future[Any]) -> None:
+        """A coordinator that broke decides nothing any more: its agent must not wait for it."""
+        error = None if result.cancelled() else result.exception()
+        if isinstance(error, Exception):
+            self._agent.finish_with(error)
+
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that nobody caught, in a callback or task: end with it rather than go on half-done."""
         error = context.get("exception")
@@ -332,5 +339,14 @@ class Program:
 
 def run(job: Job, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
+    _hold_standard_descriptors()
     job.run_dir.create()
     return asyncio.run(Program(job, notes).run())
+
+
+def _hold_standard_descriptors() -> None:
+    """Where 0, 1 or 2 came closed, keep them taken: else a log of ours gets that number and the console's lines."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        fd = os.dup(fd)
+    os.close(fd)
