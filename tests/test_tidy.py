@@ -1,0 +1,305 @@
+"""What a reviewer would have to say again and again: sizes, layers, owners of imports, things that are never done."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+PACKAGE = REPO / "nvrx_slurm"
+GENERATED = {PACKAGE / "control" / "control_pb2.py"}
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 70, 5  # each: below this
+
+# design.md section 3: who may import whom. `testing` may import anything.
+LAYERS: dict[str, set[str]] = {
+    "__init__": set(),
+    "types": set(),
+    "errors": set(),
+    "core": {"__init__", "types", "errors"},
+    "config": {"__init__", "types", "errors", "core"},
+}
+LAYERS["system"] = LAYERS["config"] | {"config"}
+LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
+# A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
+LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
+LAYERS["monitor"] = LAYERS["health"]
+LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
+LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
+LAYERS["inprocess"] = LAYERS["agent"]
+LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "testing"}
+LAYERS["sbatch_templates"] = set()
+
+OWNERS: dict[str, tuple[str, ...]] = {
+    "click": ("cli/",),
+    "yaml": ("config/files.py",),
+    "grpc": ("control/", "health/"),
+    "google": ("control/", "health/"),
+    "pynvml": ("system/gpus.py",),
+    "filelock": ("system/files.py",),
+    "pyslurm": ("slurm/control.py",),
+    "torch": ("inprocess/", "testing/"),
+}
+BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+def our_files() -> list[Path]:
+    """All files that git has or would take; where there is no git, all files."""
+    command = ["git", "-C", str(REPO), "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if listed.returncode:
+        return [path for path in sorted(REPO.rglob("*")) if path.is_file() and ".venv" not in path.parts]
+    return [path for path in map(REPO.joinpath, sorted(listed.stdout.splitlines())) if path.is_file()]
+
+
+def is_python(path: Path) -> bool:
+    """Scripts without a suffix are told by their first line."""
+    if path in GENERATED or path.suffix not in ("", ".py"):
+        return False
+    return path.suffix == ".py" or path.read_bytes()[:80].split(b"\n")[0].endswith(b"python3")
+
+
+OURS = [path for path in our_files() if is_python(path)]
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Our own Python files below these folders."""
+    return [path for path in OURS if any(path.is_relative_to(REPO / folder) for folder in folders)]
+
+
+EVERYWHERE = python_files("nvrx_slurm", "scripts", "tests", "examples", "benchmarks", "prolog")
+IN_PACKAGE = python_files("nvrx_slurm")
+TESTS = python_files("tests")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(REPO))
+
+
+def functions(module: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(module) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+_BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+def nesting(node: ast.AST, depth: int = 0) -> int:
+    """Deepest block below `node`; an elif is as deep as its if; a nested function starts anew."""
+    deepest = depth
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                continue
+            is_elif = field == "orelse" and isinstance(node, ast.If) and isinstance(child, ast.If) and len(value) == 1
+            deeper = depth + (isinstance(child, _BLOCKS) and not is_elif)
+            deepest = max(deepest, nesting(child, deeper))
+    return deepest
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, absolute module, whether only for types) of every import in a file, also those inside functions."""
+    module = tree(path)
+    typing_only = {
+        id(inner)
+        for node in ast.walk(module)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) in typing_only
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}", id(node) in typing_only
+
+
+def layer(module: str) -> str:
+    """The layer of "nvrx_slurm.core.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
+    part = module.split(".")[1]
+    return part if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").exists() else "__init__"
+
+
+def test_files_are_short() -> None:
+    sizes = {name(path): len(path.read_text().splitlines()) for path in EVERYWHERE}
+    assert len(sizes) > 80
+    assert {n: size for n, size in sizes.items() if size >= MAX_FILE_LINES} == {}
+
+
+def test_functions_are_short_and_flat() -> None:
+    long, deep = {}, {}
+    for path in EVERYWHERE:
+        for function in functions(tree(path)):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            if lines >= MAX_FUNCTION_LINES:
+                long[f"{name(path)}:{function.lineno} {function.name}"] = lines
+            if nesting(function) >= MAX_NESTING:
+                deep[f"{name(path)}:{function.lineno} {function.name}"] = nesting(function)
+    assert (long, deep) == ({}, {})
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in IN_PACKAGE:
+        mine = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if mine == "testing":
+            continue
+        assert mine in LAYERS, f"{name(path)} is in no known layer"
+        for line, module, typing_only in imports(path):
+            if module.split(".")[0] != "nvrx_slurm" or typing_only:
+                continue
+            theirs = layer(module)
+            if theirs != mine and theirs not in LAYERS[mine]:
+                wrong.append(f"{name(path)}:{line} ({mine}) imports {module} ({theirs})")
+    assert wrong == []
+
+
+def test_third_party_imports_have_one_owner() -> None:
+    wrong = []
+    for path in IN_PACKAGE:
+        inside = str(path.relative_to(PACKAGE))
+        for line, module, _ in imports(path):
+            top = module.split(".")[0]
+            if top in sys.stdlib_module_names or top in ("nvrx_slurm", "__future__"):
+                continue
+            if not any(
+                inside == owner or (owner[-1] == "/" and inside.startswith(owner)) for owner in OWNERS.get(top, ())
+            ):
+                wrong.append(f"{name(path)}:{line} imports {top}")
+    assert wrong == []
+
+
+def test_core_is_pure() -> None:
+    """No clocks, environment, files, sockets, randomness, threads, logging in core/."""
+    impure = {
+        "os",
+        "time",
+        "random",
+        "socket",
+        "threading",
+        "logging",
+        "subprocess",
+        "asyncio",
+        "secrets",
+        "pathlib",
+        "io",
+    }
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in python_files("nvrx_slurm/core")
+        for line, module, _ in imports(path)
+        if module.split(".")[0] in impure
+    ]
+    assert wrong == []
+
+
+# --- things that are never done -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_unpickled_and_no_shell_is_used() -> None:
+    wrong = []
+    for path in EVERYWHERE:
+        if path == Path(__file__):
+            continue
+        wrong += [f"{name(path)}:{n} {m}" for n, m, _ in imports(path) if m.split(".")[0] in BANNED_MODULES]
+        for node in ast.walk(tree(path)):
+            shell = (
+                isinstance(node, ast.keyword)
+                and node.arg == "shell"
+                and getattr(node.value, "value", True) is not False
+            )
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if shell or called in ("os.system", "os.popen", "eval", "exec"):
+                wrong.append(f"{name(path)}:{getattr(node, 'lineno', 0)} {called or 'shell='}")
+    assert wrong == []
+
+
+def _swallows(handler: ast.ExceptHandler) -> bool:
+    """A handler for everything that does nothing."""
+    broad = handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+    return (
+        broad
+        and all(isinstance(node, (ast.Pass, ast.Continue, ast.Expr)) for node in handler.body)
+        and not any(isinstance(node, ast.Call) for inner in handler.body for node in ast.walk(inner))
+    )
+
+
+def test_no_exception_is_swallowed_blindly() -> None:
+    wrong = []
+    for path in EVERYWHERE:
+        handlers = (node for node in ast.walk(tree(path)) if isinstance(node, ast.ExceptHandler))
+        wrong += [f"{name(path)}:{node.lineno}" for node in handlers if node.type is None or _swallows(node)]
+    assert wrong == []
+
+
+def test_tests_do_not_sleep() -> None:
+    """Waiting is for events; workers' scripts are text and may do what users do."""
+    wrong = []
+    for path in TESTS:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep"):
+                wrong.append(f"{name(path)}:{node.lineno}")
+    assert wrong == []
+
+
+def test_every_module_and_public_name_says_what_it_is() -> None:
+    wrong = []
+    for path in IN_PACKAGE:
+        module = tree(path)
+        if module.body and ast.get_docstring(module) is None:
+            wrong.append(name(path))
+        for node in module.body:
+            public = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name[0] != "_"
+            if public and ast.get_docstring(node) is None:  # type: ignore[arg-type]
+                wrong.append(f"{name(path)}:{node.lineno} {node.name}")  # type: ignore[attr-defined]
+    assert wrong == []
+
+
+# --- what a process really imports ------------------------------------------------------------------------------------
+
+
+def loaded(code: str) -> set[str]:
+    """Top-level and our own modules after `code` in a fresh interpreter."""
+    probe = f"{code}\nimport sys; print(*sorted(sys.modules), sep='\\n')"
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, "-c", probe], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nvrx_slurm.cli.run",
+        "import nvrx_slurm.agent.program, nvrx_slurm.control.client, nvrx_slurm.control.server",
+        "import nvrx_slurm.monitor.main",
+        "import nvrx_slurm.fault_tolerance",
+    ],
+)
+def test_no_launcher_loads_torch(code: str) -> None:
+    modules = loaded(code)
+    assert not modules & {"torch", "numpy", "httpx"}
+    if "control" not in code:
+        assert "grpc" not in modules
+
+
+def test_the_monitor_is_standard_library_only_and_small() -> None:
+    modules = loaded("import nvrx_slurm.monitor.main")
+    foreign = {m for m in modules if m.split(".")[0] not in sys.stdlib_module_names} - {"nvrx_slurm", "__main__"}
+    allowed = ("nvrx_slurm.monitor", "nvrx_slurm.core")
+    site = {
+        m for m in loaded("") if m.split(".")[0] not in sys.stdlib_module_names
+    }  # what the environment brings along
+    assert {m for m in foreign - site if not m.startswith(allowed)} == set()
