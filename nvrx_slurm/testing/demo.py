@@ -245,8 +245,9 @@ def clean_up(stage: Stage, root: Path, checks: Checks) -> None:
         init.signal_process(one, signal.SIGKILL)
 
 
-def _environment() -> None:
-    """What the jobs inherit: our nvrx-run first, CPUs and loopback only."""
+def _environment(root: Path) -> None:
+    """What the jobs inherit: our nvrx-run first, CPUs and loopback only, and nothing left in /tmp by a lost node."""
+    os.environ["TMPDIR"] = str(root)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -263,9 +264,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the logs (they are kept anyway when a check fails)")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupted)
-    _environment()
     started = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="nvrx-demo-"))
+    _environment(root)
     stage, why_not = make_stage(root / "c", not args.no_slurm)
     if why_not:
         say(f"This demo goes on without Slurm: {why_not}")

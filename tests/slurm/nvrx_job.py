@@ -153,14 +153,17 @@ class Jobs:
         return job
 
     def environment(self, job: Job) -> tuple[str, ...]:
-        """For sbatch: our nvrx-run in PATH, and a mark by which all of the job's processes are known."""
-        return (f"--export=ALL,PATH={_path()},TEST_JOB={job.directory}",)
+        """For sbatch: our nvrx-run in PATH, and a mark by which all of the job's processes are known.
+
+        TMPDIR: what a lost node leaves in it goes with the cluster's directory.
+        """
+        return (f"--export=ALL,PATH={_path()},TEST_JOB={job.directory},TMPDIR={job.directory}",)
 
     def srun(self, job: Job, *words: str, code: int = 0) -> str:
         """srun directly, without a batch script; returns its output and errors. `code`: what it must exit with."""
         argv = ["srun", f"--chdir={job.directory}", *words]
         env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | self.cluster.env()
-        env |= {"PATH": _path(), "TEST_JOB": str(job.directory)}
+        env |= {"PATH": _path(), "TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
         done = subprocess.run(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=PATIENCE_S, check=False,
