@@ -63,8 +63,8 @@ class FaultToleranceConfig(Section):
         v.POSITIVE_SECONDS,
         5.0,
         MONITORING,
-        no_effect="a monitor sleeps to the exact deadline, nothing is polled",
-        help="Accepted for compatibility; a monitor wakes at the exact deadline.",
+        help="A timeout that a rank calculates is enforced as at least this, unless a shorter one is configured."
+        " (Nothing is polled: configured timeouts are exact.)",
     )
     log_level: int = setting(
         v.LOG_LEVEL, logging.INFO, LOGS, help="Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
@@ -297,6 +297,7 @@ class FaultToleranceConfig(Section):
             "rank_heartbeat_timeout": self.rank_heartbeat_timeout,
             "rank_out_of_section_timeout": self.rank_out_of_section_timeout,
             "rank_section_timeouts": dict(self.rank_section_timeouts),
+            "workload_check_interval": self.workload_check_interval,
         }
 
     def rank_settings(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ SIGNAL = "signal"
 KILL = "kill"
 
 MAX_SECTIONS = 128  # one word of the shared page each
-LEAST_LEARNED_S = 1.0  # a learned limit below this (and below the configured one) is enforced as this: machines hiccup
 
 # Steps of one name are slower at first (compilers, caches): the first ones have the limit of another section.
 STEP_SECTION = "step"
@@ -35,7 +34,9 @@ class Limits:
     `rank_heartbeat_timeout`: between heartbeats.
     `rank_out_of_section_timeout`: without any open section.
     `rank_section_timeouts`: by name, in each section; at most MAX_SECTIONS. The order is that of the shared page.
-    Each > 0 or None. Raises ValueError, one sentence, for anything else.
+    Each > 0 or None. `workload_check_interval`: limits that a rank learns are enforced as at least this, unless a
+    shorter one was configured: nobody chose a learned limit of milliseconds, and machines do hiccup.
+    Raises ValueError, one sentence, for anything else.
 
     `slots`: the sections as the page has them, (what it is called, limit); see `slots_of()`.
     """
@@ -47,6 +48,7 @@ class Limits:
         "rank_out_of_section_timeout",
         "rank_section_timeouts",
         "slots",
+        "workload_check_interval",
     )
 
     def __init__(
@@ -56,11 +58,13 @@ class Limits:
         rank_heartbeat_timeout: float | None = None,
         rank_out_of_section_timeout: float | None = None,
         rank_section_timeouts: dict[str, float | None] | None = None,
+        workload_check_interval: float = 5.0,
     ) -> None:
         self.rank_init_timeout = _limit("rank_init_timeout", rank_init_timeout)
         self.initial_rank_heartbeat_timeout = _limit("initial_rank_heartbeat_timeout", initial_rank_heartbeat_timeout)
         self.rank_heartbeat_timeout = _limit("rank_heartbeat_timeout", rank_heartbeat_timeout)
         self.rank_out_of_section_timeout = _limit("rank_out_of_section_timeout", rank_out_of_section_timeout)
+        self.workload_check_interval = _limit("workload_check_interval", workload_check_interval) or 0.0
         sections = _sections(rank_section_timeouts)
         self.rank_section_timeouts = sections
         self.slots = tuple(
@@ -80,9 +84,9 @@ class Limits:
                 learned = _sections(value)
                 if not learned.keys() <= sections.keys():
                     raise ValueError("a section that is not in rank_section_timeouts has no limit to change")
-                sections.update((section, _enforced(limit, sections[section])) for section, limit in learned.items())
+                sections.update((name, self._enforced(limit, sections[name])) for name, limit in learned.items())
             elif name in _LEARNED:
-                found[name] = _enforced(_limit(name, value), getattr(self, name))
+                found[name] = self._enforced(_limit(name, value), getattr(self, name))
             else:
                 raise ValueError(f"{str(name)[:40]!r} is not a limit that a rank can change")
         return self.with_values([found.get(name, getattr(self, name)) for name in _LEARNED] + list(sections.values()))
@@ -95,7 +99,11 @@ class Limits:
         """These limits with others in the order of values(), as many. Raises ValueError for a bad one."""
         initial, between, outside, *in_sections = values
         sections = dict(zip(self.rank_section_timeouts, in_sections, strict=True))
-        return Limits(self.rank_init_timeout, initial, between, outside, sections)
+        return Limits(self.rank_init_timeout, initial, between, outside, sections, self.workload_check_interval)
+
+    def _enforced(self, learned: float | None, configured: float | None) -> float | None:
+        least_s = self.workload_check_interval
+        return None if learned is None else max(learned, least_s if configured is None else min(least_s, configured))
 
 
 _LEARNED = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout")
@@ -119,11 +127,6 @@ def _limit(name: str, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
         raise ValueError(f"{name} must be a number of seconds above 0 (or none for no limit), not {value!r}")
     return float(value)
-
-
-def _enforced(learned: float | None, configured: float | None) -> float | None:
-    least_s = LEAST_LEARNED_S if configured is None else min(LEAST_LEARNED_S, configured)
-    return None if learned is None else max(learned, least_s)
 
 
 def _sections(value: object) -> dict[str, float | None]:

@@ -209,12 +209,14 @@ def test_what_changes_nothing_is_said() -> None:
         "rdzv_conf": "timeout=5",
         "standalone": True,
         "rdzv_endpoint": "h:1",
+        "ft_rank_out_of_section_timeout": "5",
     }
-    notes = resolve(flags, {"NVRX_FT_WORKLOAD_CHECK_INTERVAL": "1"}).notes
+    notes = resolve(flags, {"NVRX_FT_SKIP_SECTION_RESPONSE": "no"}).notes
     starts = [note.split(":")[0] for note in notes]
     assert starts == [
         "--rdzv-backend has no effect", "--monitor-interval has no effect",
-        "NVRX_FT_WORKLOAD_CHECK_INTERVAL has no effect", "--rdzv-conf", "--rdzv-endpoint has no effect",
+        "NVRX_FT_SKIP_SECTION_RESPONSE has no effect", "--ft-rank-out-of-section-timeout has no effect",
+        "--rdzv-conf", "--rdzv-endpoint has no effect",
     ]  # fmt: skip
     assert resolve({"monitor_interval": "0.3", "rdzv_backend": "c10d"}, {}).notes == ()
 

@@ -139,6 +139,17 @@ def test_log_levels() -> None:
             v.LOG_LEVEL.parse(bad)
 
 
+def test_sections_fit_into_one_message() -> None:
+    many = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}
+    assert v.SECTION_TIMEOUTS.parse(many) == many
+    for bad in (many | {"one more": 1.0}, {"x" * 5000: 1.0}):
+        with pytest.raises(ValueError, match="must be at most 128 sections with 4096 bytes of names"):
+            v.SECTION_TIMEOUTS.parse(bad)
+    for bad in ({"two\nlines": 1.0}, "\udc80:3"):
+        with pytest.raises(ValueError, match="must be NAME:SECONDS"):
+            v.SECTION_TIMEOUTS.parse(bad)
+
+
 def test_section_timeouts() -> None:
     text = "setup:600, step:30,idle:none,eval:"
     expected = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}

@@ -288,6 +288,7 @@ client.start_section("step")
     async def story():
         async with Rig() as rig:
             limits = {"rank_section_timeouts": {"step": 60.0, "setup": 60.0}, "rank_heartbeat_timeout": 0.7}
+            limits["workload_check_interval"] = 1.0
             worker = rig.worker(code + HANG, **limits)
             assert await worker.line() == "30.0 {'step': 1.5, 'setup': 60.0} frozenset({'step'})"
             if killed:
@@ -312,7 +313,8 @@ def test_limits_are_told_to_the_next_monitor_if_this_one_is_killed_in_between():
                 + LOADED.format(beat=1.2, step=50.0)
                 + "client.load_state_dict(state); client.send_heartbeat(); say('loaded')"
             )
-            worker = rig.worker(code + HANG, rank_section_timeouts={"step": 60.0}, rank_heartbeat_timeout=60.0)
+            limits = {"rank_section_timeouts": {"step": 60.0}, "rank_heartbeat_timeout": 60.0}
+            worker = rig.worker(code + HANG, workload_check_interval=1.0, **limits)
             assert await worker.line() == "init"
             os.kill(rig.pid, signal.SIGSTOP)
             until(lambda: status(rig.pid)["State"].startswith("T"), "the monitor is stopped")
@@ -339,7 +341,7 @@ say("loaded")
 
     async def story():
         async with Rig() as rig:
-            worker = rig.worker(code + HANG, rank_heartbeat_timeout=60.0)
+            worker = rig.worker(code + HANG, rank_heartbeat_timeout=60.0, workload_check_interval=1.0)
             with pytest.raises(asyncio.TimeoutError):
                 await readable(worker.pidfd, 1.2)
             loading_s = time.monotonic()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.watch import (
     KILL,
-    LEAST_LEARNED_S,
     MAX_SECTIONS,
     SIGNAL,
     SIGNAL_GRACE_S,
@@ -198,16 +197,16 @@ def test_bad_sections_are_one_sentence(sections, sentence):
 
 
 def test_learned_limits_replace_the_configured_ones_and_are_never_absurdly_short():
-    configured = Limits(60, 30, 0.25, None, {"a": 5, "b": None})
+    configured = Limits(60, 30, 0.25, None, {"a": 5, "b": None}, workload_check_interval=1.5)
     changed = configured.changed(
         {
             "initial_rank_heartbeat_timeout": 90,
             "rank_heartbeat_timeout": 0.001,  # not below the configured one, where that is short
-            "rank_out_of_section_timeout": 0.001,  # nor below LEAST_LEARNED_S
+            "rank_out_of_section_timeout": 0.001,  # nor below workload_check_interval
             "rank_section_timeouts": {"b": 2},
         }
     )
-    assert changed.values() == [90, 0.25, LEAST_LEARNED_S, 5, 2] and changed.rank_init_timeout == 60
+    assert changed.values() == [90, 0.25, 1.5, 5, 2] and changed.rank_init_timeout == 60
     assert configured.values() == [30, 0.25, None, 5, None]
     assert configured.with_values(changed.values()).values() == changed.values()
     assert configured.changed({}).values() == configured.values()
