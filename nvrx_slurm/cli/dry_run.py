@@ -9,6 +9,7 @@ import sys
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
 from nvrx_slurm.cli import place
 from nvrx_slurm.cli.front import step_argv
+from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.config import Config, Resolved
 from nvrx_slurm.types import Node, Plan
 
@@ -23,7 +24,8 @@ def dry_run(resolved: Resolved, here: place.Here, script: str, args: tuple[str, 
     directory = place.run_dir(config, here, os.environ)
     lines = [f"place: {here.place.value}"]
     if here.place is not place.Place.TASK and not config.launch.standalone:
-        words = [word for word in sys.argv[1:] if word != "--dry-run"]
+        flags = sys.argv[1 : len(sys.argv) - len(args) - 1]  # behind them: the script and what is the script's own
+        words = [*(word for word in flags if spelling(word) != "--dry-run"), script, *args]
         line = shlex.join(step_argv(config, here, directory, words))
         lines += ["", "srun line (in a batch script or salloc shell):", f"  {line}"]
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
