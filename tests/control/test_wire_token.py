@@ -1,0 +1,196 @@
+"""How an agent without a token gets it: by the site's user authentication, a fake one and a real private munged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from wire_harness import JOB, NODE, TOKEN, Client, Server, run
+
+from nvrx_slurm.control import auth
+from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control.options import GET_TOKEN
+from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.errors import AuthError
+from nvrx_slurm.slurm.munge import Munge
+
+
+class FakeMunge:
+    """What MUNGE promises: sealed by and for one user, opened once. `vault` is the site, shared by both ends."""
+
+    def __init__(self, vault: dict[str, tuple[str, bytes]], user: str) -> None:
+        self._vault = vault
+        self._user = user
+
+    def seal(self, payload: bytes) -> str:
+        credential = secrets.token_hex(8)
+        self._vault[credential] = (self._user, payload)
+        return credential
+
+    def open(self, credential: str) -> bytes:
+        user, payload = self._vault.get(credential, ("", b""))
+        if user != self._user:
+            raise AuthError("the credential is not of this user")
+        del self._vault[credential]
+        return payload
+
+
+def _munged_answers(munge: Munge) -> bool:
+    try:
+        return munge.open(munge.seal(b"x")) == b"x"
+    except AuthError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def munge_socket() -> Iterator[str]:
+    """The socket of a private munged."""
+    if shutil.which("munged") is None and not Path("/usr/sbin/munged").exists():
+        if os.environ.get("NVRX_REQUIRE_SLURM") == "1":
+            pytest.fail("NVRX_REQUIRE_SLURM=1, but munged is not installed")
+        pytest.skip("munged is not installed: apt-get install munge")
+    root = Path(tempfile.mkdtemp(prefix="nvrx-mg-"))
+    key = root / "key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    files = (f"--socket={root}/s", f"--key-file={key}", f"--seed-file={root}/seed", f"--pid-file={root}/pid")
+    argv = [shutil.which("munged") or "/usr/sbin/munged", "--foreground", "--force", *files, f"--log-file={root}/log"]
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    try:
+        munge = Munge.find(f"{root}/s")
+        assert munge is not None
+        deadline_s = time.monotonic() + 20
+        while not _munged_answers(munge):  # it sends no event when it is ready
+            assert time.monotonic() < deadline_s and process.poll() is None
+            select.select([], [], [], 0.01)
+        yield f"{root}/s"
+    finally:
+        process.terminate()
+        process.wait(20)
+        shutil.rmtree(root)
+
+
+@pytest.fixture(params=["fake", pytest.param("munge", marks=pytest.mark.slurm)])
+def credentials(request: pytest.FixtureRequest) -> tuple[auth.Credentials, auth.Credentials]:
+    """(the coordinator's, an agent's), of the same user."""
+    if request.param == "fake":
+        vault: dict[str, tuple[str, bytes]] = {}
+        return FakeMunge(vault, "me"), FakeMunge(vault, "me")
+    path = request.getfixturevalue("munge_socket")
+    ends = Munge.find(path), Munge.find(path)
+    assert ends[0] is not None and ends[1] is not None
+    return ends[0], ends[1]
+
+
+Both = tuple[auth.Credentials, auth.Credentials]
+
+
+def test_contract_of_credentials(credentials: Both) -> None:
+    ours, theirs = credentials
+    sealed = ours.seal(b"payload \0 \xff")
+    assert theirs.open(sealed) == b"payload \0 \xff"
+    for wrong in (sealed, "", "MUNGE:nonsense:", "x" * 100_000, sealed[:-8] + "AAAAAAA:"):
+        with pytest.raises(AuthError):
+            ours.open(wrong)
+
+
+def test_agent_without_a_token_gets_it_and_joins(credentials: Both) -> None:
+    async def body() -> None:
+        ours, theirs = credentials
+        async with Server(credentials=ours) as server, Client(server.port, token="", credentials=theirs) as client:
+            await client.inbox.next(ag.Connected)
+            assert (await server.inbox.next(ev.Joined)).message.node == NODE
+
+    run(body())
+
+
+def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None:
+    ours, theirs = credentials
+    for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
+        with pytest.raises(AuthError, match="another job"):
+            auth.answer_request(ours, JOB, TOKEN, theirs.seal(payload))
+    with pytest.raises(AuthError, match="another job"):
+        auth.read_answer(theirs, "other", auth.answer_request(ours, JOB, TOKEN, auth.seal_request(theirs, JOB)))
+
+
+async def _ask(port: int, credential: str) -> grpc.StatusCode:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(GET_TOKEN, pb.TokenRequest.SerializeToString, pb.TokenReply.FromString)
+        try:
+            await call(pb.TokenRequest(job=JOB, credential=credential), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            assert TOKEN not in str(error)
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> None:
+    async def body() -> None:
+        ours, theirs = credentials
+        request = auth.seal_request(theirs, JOB)
+        async with Server(credentials=ours) as server:
+            assert await _ask(server.port, request) is grpc.StatusCode.OK
+            for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 500_000):
+                assert await _ask(server.port, forged) is grpc.StatusCode.UNAUTHENTICATED
+            assert server.inbox.empty()
+
+    run(body())
+
+
+def test_other_users_get_no_token_and_cannot_give_one() -> None:
+    """A stranger's coordinator on the first candidate cannot make the agent take a token of its own."""
+
+    async def body() -> None:
+        vault: dict[str, tuple[str, bytes]] = {}
+        me, stranger = FakeMunge(vault, "me"), FakeMunge(vault, "stranger")
+        async with Server(token="evil", credentials=stranger) as fake, Server(credentials=me) as server:
+            async with Client(fake.port, server.port, token="", credentials=me) as client:
+                await client.inbox.next(ag.Connected)
+                await server.inbox.next(ev.Joined)
+            async with Client(server.port, token="", credentials=stranger, node=replace(NODE, node_id="x")) as bad:
+                await server.inbox.next(ev.Lost)
+                with pytest.raises(asyncio.TimeoutError):
+                    await bad.inbox.next(ag.Connected, 0.3)
+            assert fake.inbox.empty() and server.inbox.empty()
+
+    run(body())
+
+
+def test_no_credentials_at_all_is_said() -> None:
+    async def body() -> None:
+        async with Server() as server, Client(server.port, token="", credentials=None) as client:
+            with pytest.raises(asyncio.TimeoutError):
+                await client.inbox.next(ag.Connected, 0.3)
+            assert "NVRX_TOKEN is not set and there is no MUNGE" in client.client.last_problem
+
+    run(body())
+
+
+def test_coordinator_without_munge_hands_out_nothing() -> None:
+    async def body() -> None:
+        async with Server() as server:
+            assert await _ask(server.port, "x") is grpc.StatusCode.UNIMPLEMENTED
+
+    run(body())
+
+
+def test_munge_that_is_not_there_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    munge = Munge.find(str(tmp_path / "nobody"))
+    if munge is None:
+        pytest.skip("libmunge is not installed")
+    with pytest.raises(AuthError, match="MUNGE"):
+        munge.seal(b"x")
+    with pytest.raises(AuthError):
+        munge.open("MUNGE:x:")
