@@ -147,6 +147,8 @@ _SIGTERM, _SIGKILL, _SIGCONT = 15, 9, 18
 _SIGNAL_BASE = signal_exit_code(0)
 _STOP = (State.STOPPING, State.IDLE)
 _END = (State.LEAVING, State.GONE)
+_OUT = (State.GONE,)
+_LEAVE = (State.LEAVING,)
 
 
 class Agent(Machine):
@@ -158,44 +160,44 @@ class Agent(Machine):
         (State.IDLE, Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
         (State.IDLE, Plan): Row("on_plan_idle", (State.IDLE, State.RUNNING), "active: start; spare: wait"),
         (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE,), "nothing runs: say so again"),
-        (State.IDLE, Finish): Row("on_finish", _END, "the end"),
-        (State.IDLE, Refused): Row("on_finish", _END, "not wanted"),
+        (State.IDLE, Finish): Row("on_finish", _OUT, "the end"),
+        (State.IDLE, Refused): Row("on_finish", _OUT, "not wanted"),
         (State.IDLE, HangSeen): Row("ignore", (State.IDLE,), "late word: it is gone"),
-        (State.IDLE, Signalled): Row("on_signalled", _END, "end the job"),
+        (State.IDLE, Signalled): Row("on_signalled", _OUT, "end the job"),
         (State.IDLE, Warned): Row("ignore", (State.IDLE,), "no workers to warn"),
-        (State.IDLE, Tick): Row("on_tick_alone", _END, "no coordinator in time"),
+        (State.IDLE, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
         (State.RUNNING, Connected): Row("on_connected", (State.RUNNING,), "register with what runs"),
         (State.RUNNING, Disconnected): Row("on_disconnected", (State.RUNNING,), "workers go on for a while"),
         (State.RUNNING, Plan): Row("on_plan_running", (State.RUNNING, State.STOPPING), "a new term, or a new cycle"),
         (State.RUNNING, Stop): Row("on_stop", (State.RUNNING, State.STOPPING), "stop them"),
-        (State.RUNNING, Finish): Row("on_finish", _END, "the end"),
-        (State.RUNNING, Refused): Row("on_finish", _END, "not wanted any more"),
+        (State.RUNNING, Finish): Row("on_finish", _LEAVE, "the end"),
+        (State.RUNNING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
         (State.RUNNING, WorkerExited): Row(
             "on_exit_running", (State.RUNNING, State.SUCCEEDED, *_STOP), "any-failed: one fault stops all"
         ),
         (State.RUNNING, HangSeen): Row("on_hang", (State.RUNNING,), "it should be dead in a moment"),
-        (State.RUNNING, Signalled): Row("on_signalled", _END, "end the job"),
+        (State.RUNNING, Signalled): Row("on_signalled", _LEAVE, "end the job"),
         (State.RUNNING, Warned): Row("on_warned", (State.RUNNING,), "pass it on"),
         (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphan, or a hung rank lives"),
         (State.SUCCEEDED, Connected): Row("on_connected", (State.SUCCEEDED,), "register with the success"),
         (State.SUCCEEDED, Disconnected): Row("on_disconnected", (State.SUCCEEDED,), "look for the coordinator"),
         (State.SUCCEEDED, Plan): Row("on_plan_succeeded", (State.SUCCEEDED, State.RUNNING, State.IDLE), "once more"),
         (State.SUCCEEDED, Stop): Row("on_stop_succeeded", (State.SUCCEEDED, State.IDLE), "others failed"),
-        (State.SUCCEEDED, Finish): Row("on_finish", _END, "the end"),
-        (State.SUCCEEDED, Refused): Row("on_finish", _END, "not wanted any more"),
+        (State.SUCCEEDED, Finish): Row("on_finish", _OUT, "the end"),
+        (State.SUCCEEDED, Refused): Row("on_finish", _OUT, "not wanted any more"),
         (State.SUCCEEDED, HangSeen): Row("ignore", (State.SUCCEEDED,), "it finished after all"),
-        (State.SUCCEEDED, Signalled): Row("on_signalled", _END, "end the job"),
+        (State.SUCCEEDED, Signalled): Row("on_signalled", _OUT, "end the job"),
         (State.SUCCEEDED, Warned): Row("ignore", (State.SUCCEEDED,), "no workers to warn"),
-        (State.SUCCEEDED, Tick): Row("on_tick_alone", _END, "no coordinator in time"),
+        (State.SUCCEEDED, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
         (State.STOPPING, Connected): Row("on_connected", (State.STOPPING,), "register with what still runs"),
         (State.STOPPING, Disconnected): Row("on_disconnected", (State.STOPPING,), "finish stopping first"),
         (State.STOPPING, Plan): Row("on_plan_stopping", (State.STOPPING,), "for when they are gone"),
         (State.STOPPING, Stop): Row("ignore", (State.STOPPING,), "doing it"),
-        (State.STOPPING, Finish): Row("on_finish", _END, "the end"),
-        (State.STOPPING, Refused): Row("on_finish", _END, "not wanted any more"),
+        (State.STOPPING, Finish): Row("on_finish", _LEAVE, "the end"),
+        (State.STOPPING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
         (State.STOPPING, WorkerExited): Row("on_exit_stopping", (*_STOP, State.RUNNING), "one fewer"),
         (State.STOPPING, HangSeen): Row("ignore", (State.STOPPING,), "it is being stopped anyway"),
-        (State.STOPPING, Signalled): Row("on_signalled", _END, "end the job"),
+        (State.STOPPING, Signalled): Row("on_signalled", _LEAVE, "end the job"),
         (State.STOPPING, Warned): Row("ignore", (State.STOPPING,), "they are being stopped"),
         (State.STOPPING, Tick): Row("on_tick_ladder", (State.STOPPING, State.GONE), "next rung of the stop ladder"),
         (State.LEAVING, Connected): Row("ignore", (State.LEAVING,), "too late"),
@@ -293,7 +295,8 @@ class Agent(Machine):
 
     def on_plan_stopping(self, event: Plan, now: float) -> None:
         """Keep the newest plan until our workers are gone."""
-        if self._is_new(event):
+        kept = self._next_plan
+        if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
             self._next_plan = event
 
     def _is_new(self, plan: Plan) -> bool:

@@ -60,7 +60,8 @@ class CoordinatorSettings:
 
 
 _ALL = (Phase.GATHERING, Phase.RUNNING, Phase.STOPPING, Phase.FINISHED)
-_ON = (Phase.RUNNING, Phase.STOPPING, Phase.GATHERING, Phase.FINISHED)
+_NEXT = (Phase.STOPPING, Phase.GATHERING, Phase.RUNNING)
+_FAULT = (Phase.STOPPING, Phase.FINISHED)
 
 
 def _lost(node: Node, why: str) -> RankFault:
@@ -74,24 +75,24 @@ class Coordinator(Machine):
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
         (Phase.GATHERING, Joined): Row("on_joined", _ALL, "count it; plan when there are enough"),
         (Phase.GATHERING, Lost): Row("on_lost", (Phase.GATHERING,), "one fewer"),
-        (Phase.GATHERING, GotFailed): Row("on_failed_gathering", _ON, "of a cycle that is over, or to be carried on"),
+        (Phase.GATHERING, GotFailed): Row("on_failed_gathering", (Phase.GATHERING, *_FAULT), "of an older term?"),
         (Phase.GATHERING, GotSucceeded): Row("on_succeeded_gathering", (Phase.GATHERING,), "one that we may carry on"),
         (Phase.GATHERING, GotStopped): Row("on_stopped_gathering", _ALL, "one more is ready"),
         (Phase.GATHERING, GotEndJob): Row("on_end", (Phase.FINISHED, Phase.CLOSED), "told to end"),
         (Phase.GATHERING, Tick): Row("on_tick_gathering", (*_ALL, Phase.CLOSED), "last call or join timeout"),
-        (Phase.RUNNING, Joined): Row("on_joined", _ON, "a new spare, or an old friend"),
-        (Phase.RUNNING, Lost): Row("on_lost", (*_ON, Phase.CLOSED), "a fault if it was active"),
-        (Phase.RUNNING, GotFailed): Row("on_failed", _ON, "restart, or the end"),
+        (Phase.RUNNING, Joined): Row("on_joined", _ALL, "a new spare, or an old friend"),
+        (Phase.RUNNING, Lost): Row("on_lost", (*_ALL, Phase.CLOSED), "a fault if it was active"),
+        (Phase.RUNNING, GotFailed): Row("on_failed", (Phase.RUNNING, *_FAULT), "restart, or the end"),
         (Phase.RUNNING, GotSucceeded): Row("on_succeeded", (Phase.RUNNING, Phase.FINISHED), "the end when all have"),
-        (Phase.RUNNING, GotStopped): Row("on_stopped_running", _ON, "a returned node is a spare now"),
-        (Phase.RUNNING, GotEndJob): Row("on_end", (Phase.FINISHED, Phase.CLOSED), "told to end"),
-        (Phase.STOPPING, Joined): Row("on_joined", _ON, "it may be needed at once"),
-        (Phase.STOPPING, Lost): Row("on_lost", _ON, "nobody waits for it any more"),
+        (Phase.RUNNING, GotStopped): Row("on_stopped_running", _ALL, "a returned node is a spare now"),
+        (Phase.RUNNING, GotEndJob): Row("on_end", (Phase.FINISHED,), "told to end"),
+        (Phase.STOPPING, Joined): Row("on_joined", _NEXT, "it may be needed at once"),
+        (Phase.STOPPING, Lost): Row("on_lost", _NEXT, "nobody waits for it any more"),
         (Phase.STOPPING, GotFailed): Row("on_more_faults", (Phase.STOPPING,), "for the first-cause report"),
         (Phase.STOPPING, GotSucceeded): Row("ignore", (Phase.STOPPING,), "too late: the cycle is being stopped"),
-        (Phase.STOPPING, GotStopped): Row("on_stopped_stopping", _ON, "next cycle when all are"),
-        (Phase.STOPPING, GotEndJob): Row("on_end", (Phase.FINISHED, Phase.CLOSED), "told to end"),
-        (Phase.STOPPING, Tick): Row("on_tick_stopping", _ON, "give up on nodes that do not stop"),
+        (Phase.STOPPING, GotStopped): Row("on_stopped_stopping", _NEXT, "next cycle when all are"),
+        (Phase.STOPPING, GotEndJob): Row("on_end", (Phase.FINISHED,), "told to end"),
+        (Phase.STOPPING, Tick): Row("on_tick_stopping", (Phase.GATHERING, Phase.RUNNING), "give up on the stubborn"),
         (Phase.FINISHED, Joined): Row("on_joined_finished", (Phase.FINISHED,), "it learns the end, too"),
         (Phase.FINISHED, Lost): Row("on_lost_finished", (Phase.FINISHED, Phase.CLOSED), "it has left"),
         (Phase.FINISHED, GotFailed): Row("on_more_faults", (Phase.FINISHED,), "for the first-cause report"),

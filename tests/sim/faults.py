@@ -36,6 +36,8 @@ def strike(world: World) -> None:
     weights = [KINDS[name][1] for name in names]
     for _ in range(_TRIES):
         name = world.rng.choices(names, weights)[0]
+        if world.story is not None:
+            world.story.mark()  # the fault is told before what follows from it
         sentence = KINDS[name][0](world)
         if sentence is not None:
             world.happens(name, sentence)
@@ -288,8 +290,22 @@ def signal_at_one(world: World) -> str | None:
 
 
 @_kind(weight=2)
+def scancel(world: World) -> str | None:
+    """Slurm signals every process of the step itself: agents and workers."""
+    agents = world.living_agents()
+    if not agents or not world.settings.agent.in_step:
+        return None
+    for agent in agents:
+        after_s = world.rng.uniform(0.0, 1.0)
+        world.clock.after(after_s, agent.step, Signalled(15, everybody=True))
+        world.clock.after(after_s + world.rng.uniform(0.0, 0.1), agent.slurm_signals_workers, 15)
+    world.busy_until(world.clock.now + 1.0)
+    return "scancel: Slurm sends SIGTERM to every process"
+
+
+@_kind(weight=2)
 def signal_at_all(world: World) -> str | None:
-    """scancel, or the time limit: every agent, not quite at once, some twice."""
+    """Every agent is told to end, not quite at once, some twice."""
     agents = world.living_agents()
     if not agents:
         return None

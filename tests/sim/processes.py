@@ -237,6 +237,11 @@ class SimAgent(Process):
             message = replace(message, port=next(self.world.ports))
         self.stream.up(message)
 
+    def slurm_signals_workers(self, signum: int) -> None:
+        """They get it past the agent."""
+        for worker in self.living():
+            worker.signal(signum)
+
     def crash(self, in_flight: bool) -> None:
         """SIGKILL to the agent; its workers die with it."""
         self._end("connection reset", in_flight)

@@ -27,6 +27,7 @@ class Story:
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
+        self._mark = 0
         self._open: dict[str, _Line] = {}  # by what the agents said, without its numbers
 
     def stepped(self, now: float, process: Any, commands: Sequence[Any]) -> None:
@@ -45,6 +46,14 @@ class Story:
     def tell(self, now: float, who: str, what: str) -> None:
         """One line."""
         self._lines.append(_Line(now, who, what))
+
+    def mark(self) -> None:
+        """Remember this place."""
+        self._mark = len(self._lines)
+
+    def tell_at_mark(self, now: float, who: str, what: str) -> None:
+        """One line, at the remembered place."""
+        self._lines.insert(self._mark, _Line(now, who, what))
 
     def _agent_says(self, now: float, core: Any, what: str) -> None:
         key = re.sub(r"\d+", "#", what)

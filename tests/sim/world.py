@@ -1,6 +1,6 @@
 """The simulated cluster: hosts, agents, one coordinator at a time, the training, and who watches them.
 
-    world = World(WorldSettings(nodes=80, min_nodes=76, seed=1)); outcome = world.run()
+outcome = World(WorldSettings(nodes=80, min_nodes=76, seed=1)).run()
 """
 
 from __future__ import annotations
@@ -43,6 +43,21 @@ class WorldSettings:
     record: bool = False  # keep the event logs
     agent: AgentSettings = field(default_factory=AgentSettings)
     join_timeout_s: float = 60.0
+
+
+def random_settings(seed: int, nodes: int) -> WorldSettings:
+    """A job of `nodes` nodes whose shape, budget and number of faults follow from the seed."""
+    rng = random.Random(seed)
+    spares = rng.choice((0, 2, 4, 8)) if nodes > 20 else rng.randrange(nodes)
+    return WorldSettings(
+        nodes=nodes,
+        min_nodes=nodes - spares,
+        max_restarts=rng.choice((0, 2, 4, 8)),
+        seed=seed,
+        nproc=rng.choice((1, 2)),
+        faults=rng.randint(0, 8),
+        agent=AgentSettings(in_step=rng.random() < 0.5),
+    )
 
 
 @dataclass
@@ -144,7 +159,7 @@ class World:
         """A fault strikes."""
         self.fired[kind] += 1
         if self.story is not None:
-            self.story.tell(self.clock.now, "FAULT", sentence)
+            self.story.tell_at_mark(self.clock.now, "FAULT", sentence)
 
     # --- running ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,68 @@
+"""State diagrams of the cores, drawn from the tables that they run on.
+
+python -m nvrx_slurm.core.diagram > docs/state-machines.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from nvrx_slurm.core.agent import Agent
+from nvrx_slurm.core.coordinator import Coordinator
+from nvrx_slurm.core.machine import Machine
+
+_INTRODUCTION = """\
+# State machines
+
+Generated from the tables in `nvrx_slurm/core` by `python -m nvrx_slurm.core.diagram`; a test compares. An event that
+has no row in a state is a defect and raises `UnknownTransition`. Where a row names several states, the method decides;
+rows that stay where they are without doing anything are left out of the diagram, but not of the table.
+"""
+
+
+def mermaid(machine: type[Machine]) -> str:
+    """A mermaid `stateDiagram-v2` of all transitions to another state, and of what is done without one."""
+    first = next(iter(machine.table))[0]
+    lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (state, event), row in machine.table.items():
+        for target in row.to:
+            if row.do != "ignore":
+                arrows.setdefault((state.name, target.name), []).append(event.__name__)
+    lines += [f"    {state} --> {target}: {', '.join(events)}" for (state, target), events in arrows.items()]
+    lines += [f"    {state.name} --> [*]" for state in _last(machine)]
+    return "\n".join(lines)
+
+
+def _last(machine: type[Machine]) -> Iterator[Enum]:
+    """States without rows: nothing is handled any more."""
+    with_rows = {state for state, _ in machine.table}
+    yield from (state for state in type(next(iter(with_rows))) if state not in with_rows)
+
+
+def table(machine: type[Machine]) -> str:
+    """All rows as a Markdown table."""
+    lines = ["| state | event | leads to | why |", "|---|---|---|---|"]
+    for (state, event), row in machine.table.items():
+        to = ", ".join(target.name for target in row.to)
+        lines.append(f"| {state.name} | {event.__name__} | {to} | {row.why} |")
+    return "\n".join(lines)
+
+
+def _states(machine: type[Machine]) -> str:
+    states = type(next(iter(machine.table))[0])
+    return "\n".join(f"- **{state.name}**: {state.value}" for state in states)
+
+
+def document() -> str:
+    """docs/state-machines.md."""
+    parts = [_INTRODUCTION]
+    for machine in (Coordinator, Agent):
+        parts.append(f"## {machine.__name__}\n\n{_states(machine)}\n")
+        parts.append(f"```mermaid\n{mermaid(machine)}\n```\n\n{table(machine)}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,232 @@
+"""A coordinator and an agent on the bench: tests say what happens, in words, and look at what the core answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.agent import Agent, AgentSettings
+from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.machine import Machine, Say, Tick
+from nvrx_slurm.types import (
+    AgentMessage,
+    EndJob,
+    Failed,
+    FaultKind,
+    Finish,
+    Node,
+    Plan,
+    RankFault,
+    Refused,
+    Register,
+    Running,
+    Stop,
+    Stopped,
+    Succeeded,
+)
+
+
+class Bench:
+    """A core, and the time, which only a test moves."""
+
+    core: Machine
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.commands: list[Any] = []  # of the last event
+        self.said: list[str] = []  # everything, ever
+
+    def tell(self, event: Any) -> None:
+        """Hand an event to the core."""
+        self.commands = self.core.step(event, self.now)
+        self.said += [command.text for command in self.commands if isinstance(command, Say)]
+
+    def wait(self) -> None:
+        """Until the core's next deadline, which comes."""
+        deadline = self.core.deadline()
+        assert deadline is not None, "the core waits for nothing"
+        self.now = max(self.now, deadline)
+        self.tell(Tick())
+
+    def did(self, kind: type) -> list[Any]:
+        """The commands of that kind, of the last event."""
+        return [command for command in self.commands if isinstance(command, kind)]
+
+    @property
+    def state(self) -> str:
+        """Its name."""
+        return self.core.state.name
+
+
+def a_node(rank: int, life: int = 0, nproc: int = 2) -> Node:
+    """The agent's `life` on the host with that infra rank."""
+    return Node(f"h{rank}.{life}", rank, f"h{rank}", f"10.0.0.{rank}", nproc)
+
+
+def a_fault(rank: int, kind: FaultKind = FaultKind.EXIT, code: int = 1, local_rank: int = 0) -> RankFault:
+    """Of a worker on the host with infra rank `rank`."""
+    return RankFault(kind, f"h{rank}", rank, 2 * rank + local_rank, local_rank, 4711, code, "boom")
+
+
+class CoordinatorBench(Bench):
+    """Nodes are named by their infra rank."""
+
+    core: Coordinator
+
+    def __init__(self, min_nodes: int, nodes: int, max_restarts: int = 3, term: int = 1) -> None:
+        super().__init__()
+        names = tuple(f"h{rank}" for rank in range(nodes))
+        self.core = Coordinator(CoordinatorSettings(term, min_nodes, nodes, max_restarts, expected=names), 0.0)
+        self.max_restarts = max_restarts
+
+    @classmethod
+    def running(cls, min_nodes: int, nodes: int, max_restarts: int = 3) -> CoordinatorBench:
+        """All nodes are here, and cycle 0 runs."""
+        bench = cls(min_nodes, nodes, max_restarts)
+        for rank in range(nodes):
+            bench.join(rank)
+        assert bench.state == "RUNNING"
+        return bench
+
+    @classmethod
+    def stopping(cls, min_nodes: int = 2, nodes: int = 3) -> CoordinatorBench:
+        """Node 0 has failed; all active nodes have yet to stop."""
+        bench = cls.running(min_nodes, nodes)
+        bench.fails(0)
+        assert bench.state == "STOPPING"
+        return bench
+
+    def join(self, rank: int, life: int = 0, last_cycle: int = -1, used: int = 0) -> None:
+        """An agent without workers registers."""
+        self.tell(ev.Joined(Register(a_node(rank, life), 1000 + rank, None, last_cycle, used)))
+
+    def join_running(self, rank: int, running: Running, life: int = 0) -> None:
+        """An agent with workers registers."""
+        register = Register(a_node(rank, life), 1000 + rank, running, running.cycle, running.cycle)
+        self.tell(ev.Joined(register))
+
+    def lose(self, rank: int, life: int = 0) -> None:
+        """The stream of an agent breaks."""
+        self.tell(ev.Lost(f"h{rank}.{life}", "connection reset"))
+
+    def hear(self, rank: int, message: AgentMessage, life: int = 0) -> None:
+        """An agent sends a message."""
+        self.tell(ev.FROM_AGENT[type(message)](f"h{rank}.{life}", message))
+
+    def fails(self, rank: int, cycle: int = 0) -> None:
+        """A worker there fails."""
+        self.hear(rank, Failed(1, cycle, (a_fault(rank),)))
+
+    def succeeds(self, rank: int, cycle: int = 0) -> None:
+        """All workers there are done."""
+        self.hear(rank, Succeeded(1, cycle))
+
+    def stops(self, rank: int, cycle: int = 0, life: int = 0) -> None:
+        """No worker is left there."""
+        self.hear(rank, Stopped(1, cycle, 2000 + rank), life)
+
+    def ends(self, rank: int, code: int = 143) -> None:
+        """That agent was told to end the job."""
+        self.hear(rank, EndJob(code, "got signal 15"))
+
+    # --- what was sent by the last event -------------------------------------------------------------------
+
+    def sent(self, kind: type) -> dict[int, Any]:
+        """Messages of that kind, by infra rank of the receiver."""
+        sent = [c for c in self.did(ev.SendTo) if isinstance(c.message, kind)]
+        return {int(c.node_id[1:].partition(".")[0]): c.message for c in sent}
+
+    def placed(self) -> dict[int, int]:
+        """Infra rank -> group rank, of the plans that were sent."""
+        return {rank: plan.group_rank for rank, plan in self.sent(Plan).items()}
+
+    def stopped(self) -> set[int]:
+        """Who was told to stop."""
+        return set(self.sent(Stop))
+
+    def finished(self) -> dict[int, int]:
+        """Infra rank -> exit code, of those who were told the end."""
+        return {rank: int(end.code) for rank, end in self.sent(Finish).items()}
+
+    def refused(self) -> set[int]:
+        """Who was refused."""
+        return set(self.sent(Refused))
+
+
+def a_plan(cycle: int = 0, group_rank: int = 0, term: int = 1) -> Plan:
+    """Two active nodes with two workers each; group_rank -1 = for a spare."""
+    offset = 2 * group_rank if group_rank >= 0 else -1
+    return Plan(term, cycle, cycle, 3, 2, 4, "10.0.0.0", 1000, group_rank, offset)
+
+
+class AgentBench(Bench):
+    """One agent with two workers, on infra rank 1."""
+
+    core: Agent
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.core = Agent(a_node(1), replace(AgentSettings(), **settings), 0.0)
+
+    @classmethod
+    def running(cls, **settings: Any) -> AgentBench:
+        """It is connected and runs cycle 0 as group rank 0."""
+        bench = cls(**settings)
+        bench.tell(ag.Connected())
+        bench.tell(a_plan())
+        assert bench.state == "RUNNING"
+        return bench
+
+    @classmethod
+    def stopping(cls, **settings: Any) -> AgentBench:
+        """One worker has failed, the other one is being stopped."""
+        bench = cls.running(**settings)
+        bench.exits(0, code=1)
+        assert bench.state == "STOPPING"
+        return bench
+
+    @classmethod
+    def succeeded(cls) -> AgentBench:
+        """Both workers have ended well."""
+        bench = cls.running()
+        bench.exits(0)
+        bench.exits(1)
+        assert bench.state == "SUCCEEDED"
+        return bench
+
+    @classmethod
+    def leaving(cls) -> AgentBench:
+        """It got SIGTERM and is stopping both workers."""
+        bench = cls.running()
+        bench.tell(ag.Signalled(15))
+        assert bench.state == "LEAVING"
+        return bench
+
+    def exits(self, local_rank: int, code: int = 0) -> None:
+        """A worker ends."""
+        fault = a_fault(1, code=code, local_rank=local_rank) if code else None
+        self.tell(ag.WorkerExited(local_rank, fault))
+
+    def hangs(self, local_rank: int) -> None:
+        """A monitor reports a hang."""
+        self.tell(ag.HangSeen(a_fault(1, FaultKind.HANG, -9, local_rank)))
+
+    # --- what the last event led to ------------------------------------------------------------------------
+
+    def sent(self) -> list[AgentMessage]:
+        """Messages to the coordinator."""
+        return [command.message for command in self.did(ag.Send)]
+
+    def started(self) -> list[int]:
+        """Cycles that were started."""
+        return [command.plan.cycle for command in self.did(ag.StartWorkers)]
+
+    def signals(self) -> list[int]:
+        """Signals to the workers."""
+        return [command.signum for command in self.did(ag.SignalWorkers)]
+
+    def exit(self) -> ag.Exit | None:
+        """How it ended, if it did."""
+        return next(iter(self.did(ag.Exit)), None)

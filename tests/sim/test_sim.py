@@ -1,0 +1,96 @@
+"""The real cores under seeded faults: `invariants.py` is what must hold, and every run must come to its right end.
+
+A failure names its seed; `scripts/simulate --nodes N --seed S` tells its story.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.errors import ExitCode
+
+from .faults import KINDS
+from .story import Story
+from .world import Outcome, World, WorldSettings, random_settings
+
+
+def run(settings: Iterable[WorldSettings]) -> list[Outcome]:
+    return [World(s).run() for s in settings]
+
+
+@pytest.fixture(scope="module")
+def many() -> list[Outcome]:
+    """200 seeds x 80 nodes; building it is the test, invariants and all."""
+    return run(random_settings(seed, nodes=80) for seed in range(200))
+
+
+def test_200_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> None:
+    codes = Counter(outcome.code for outcome in many)
+    assert codes[ExitCode.OK] > 80, codes
+    assert codes[ExitCode.FAILED] and codes[ExitCode.TOO_FEW_NODES] and codes[143], codes
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "duplicate"])
+def test_every_kind_of_fault_fires_in_them(many: list[Outcome], kind: str) -> None:
+    assert sum((outcome.fired for outcome in many), Counter())[kind] > 0
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_small_clusters_meet_what_large_ones_meet_rarely(chunk: int) -> None:
+    """With few nodes most faults hit somebody who matters: this is where most defects were found."""
+    run(random_settings(seed, nodes=1 + seed % 8) for seed in range(chunk * 500, chunk * 500 + 500))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kind_of_fault_again_and_again(kind: str) -> None:
+    agent = AgentSettings(in_step=True)
+    run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in range(50))
+
+
+def test_10_000_nodes() -> None:
+    kinds = ("worker-killed", "agent-crashes", "host-vanishes", "comes-back", "coordinator-replaced")
+    settings = WorldSettings(10_000, min_nodes=9_990, max_restarts=8, seed=1, nproc=1, faults=8, kinds=kinds)
+    outcome = World(settings).run()
+    assert outcome.code == ExitCode.OK
+    assert outcome.fired["coordinator-replaced"] and outcome.fired["comes-back"]
+
+
+def test_without_faults_nothing_is_restarted() -> None:
+    world = World(WorldSettings(faults=0, max_restarts=3, twice=0.0))
+    outcome = world.run()
+    assert outcome.code == ExitCode.OK
+    assert outcome.exits == {ExitCode.OK: 80}
+    assert len(world.training.runs) == 1
+    assert outcome.took_s < 25.0
+
+
+def test_equal_seeds_tell_equal_stories() -> None:
+    texts = []
+    for _ in range(2):
+        story = Story()
+        World(random_settings(seed=7, nodes=80), story).run()
+        texts.append(story.text())
+    assert texts[0] == texts[1] != ""
+
+
+def test_the_end_of_the_budget_is_said_with_its_cause() -> None:
+    [outcome] = run([WorldSettings(nodes=4, min_nodes=4, max_restarts=0, faults=1, kinds=("worker-exits",), seed=4)])
+    assert outcome.code == ExitCode.FAILED
+    assert outcome.exits == {ExitCode.FAILED: 4}
+    assert "ValueError: loss is NaN; no restart was allowed (--max-restarts=0)" in outcome.reason
+
+
+def test_too_few_nodes_are_said_by_name() -> None:
+    [outcome] = run([WorldSettings(nodes=4, min_nodes=4, max_restarts=3, faults=1, kinds=("host-vanishes",), seed=2)])
+    assert outcome.code == ExitCode.TOO_FEW_NODES
+    assert outcome.exits == {ExitCode.TOO_FEW_NODES: 3}
+    assert outcome.reason == "60 s (join timeout) are over; 3 of at least 4 nodes are here; missing: h3"
+
+
+def test_agents_without_a_coordinator_give_up() -> None:
+    [outcome] = run([WorldSettings(nodes=4, min_nodes=4, faults=1, kinds=("coordinator-gone",), seed=3)])
+    assert outcome.exits == {ExitCode.COORDINATOR_LOST: 4}
