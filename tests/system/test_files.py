@@ -1,0 +1,69 @@
+"""The agent's private directory: unguessable, ours alone, and cleared away after an owner that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.system.files import PrivateDir
+
+OWNER = """
+import sys
+from nvrx_slurm.system.files import PrivateDir
+made = PrivateDir()
+(made.path / "socket").touch()
+print(made.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path
+
+
+def start_owner() -> tuple[subprocess.Popen[str], Path]:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    return owner, Path(owner.stdout.readline().strip())
+
+
+def test_it_is_private_and_goes_with_its_owner(base: Path) -> None:
+    made = PrivateDir()
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
+    assert made.path.parent == base
+    made.remove()
+    assert list(base.iterdir()) == []
+
+
+def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path) -> None:
+    living, kept = start_owner()
+    killed, left = start_owner()
+    try:
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.communicate(timeout=10)
+        assert left.is_dir()
+        mine = PrivateDir()
+        assert not left.exists()
+        assert (kept / "socket").exists()
+        mine.remove()
+    finally:
+        living.communicate("", timeout=10)
+
+
+def test_what_others_could_have_put_there_is_left_alone(base: Path) -> None:
+    (base / "nvrx-file").write_text("not a directory")
+    (base / "nvrx-open").mkdir(mode=0o777)
+    (base / "nvrx-open").chmod(0o777)
+    (base / "target").mkdir(mode=0o700)
+    (base / "nvrx-link").symlink_to(base / "target")
+    PrivateDir().remove()
+    assert sorted(p.name for p in base.iterdir()) == ["nvrx-file", "nvrx-link", "nvrx-open", "target"]

@@ -1,0 +1,194 @@
+"""The small edges to the kernel: ports that stay ours, children that cannot outlive us, files that tell of growth."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.system import gpus, processes
+from nvrx_slurm.system.inotify import Inotify
+from nvrx_slurm.system.ports import PortReservation
+
+REPO = Path(__file__).resolve().parents[2]
+WAIT_MS = 20_000
+
+
+def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+# --- ports ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_reserved_port_can_be_listened_on_by_its_user_only(host: str) -> None:
+    reserved = PortReservation()
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        if family == socket.AF_INET6 and not socket.has_ipv6:
+            pytest.skip("no IPv6 here")
+        with socket.socket(family) as careless, pytest.raises(OSError):
+            careless.bind((host, reserved.port))  # without SO_REUSEADDR
+        with socket.socket(family) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((host, reserved.port))
+            server.listen()
+            target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+            socket.create_connection((target, reserved.port), 5).close()
+    finally:
+        reserved.release()
+
+
+def test_reserved_ports_are_given_to_nobody_else() -> None:
+    reserved = [PortReservation() for _ in range(50)]
+    mine = {one.port for one in reserved}
+    assert len(mine) == 50
+    for _ in range(500):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            assert other.getsockname()[1] not in mine
+    for one in reserved:
+        one.release()
+
+
+# --- children ---------------------------------------------------------------------------------------------------------
+
+
+def start(*argv: str, out: Path) -> processes.Child:
+    with out.open("wb") as file:
+        return processes.start(argv, os.environ, file, subprocess.STDOUT)
+
+
+def test_child_is_a_session_leader_and_its_end_is_seen(tmp_path: Path) -> None:
+    code = "import os; print(os.getsid(0) == os.getpid() == os.getpgid(0)); os._exit(7)"
+    child = start(sys.executable, "-c", code, out=tmp_path / "out")
+    assert readable(child.pidfd)
+    assert child.reap() == 7
+    child.signal_group(signal.SIGKILL)  # harmless now
+    assert (tmp_path / "out").read_text() == "" or (tmp_path / "out").read_text() == "True\n"
+
+
+@pytest.mark.parametrize(("command", "code"), [("/nonexistent/program", 127), ("/etc/passwd", 126)])
+def test_commands_that_cannot_be_started(tmp_path: Path, command: str, code: int) -> None:
+    child = start(command, out=tmp_path / "out")
+    assert readable(child.pidfd)
+    assert child.reap() == code
+    assert f"nvrx-run: cannot start {command}: " in (tmp_path / "out").read_text()
+
+
+def test_child_starts_with_no_signal_blocked_or_ignored(tmp_path: Path) -> None:
+    """As from a shell: Python ignores SIGPIPE for itself, and a launcher blocks the signals that it reads."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    try:
+        child = start("grep", "^Sig[BI]", "/proc/self/status", out=tmp_path / "out")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    assert readable(child.pidfd)
+    assert child.reap() == 0
+    masks = dict(line.split(":\t") for line in (tmp_path / "out").read_text().splitlines())
+    assert masks == {"SigBlk": "0" * 16, "SigIgn": "0" * 16}
+
+
+def test_reaping_kills_what_is_left_of_the_group(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    child = start("sh", "-c", f"sleep 1000 8>{fifo} & exit 3", out=tmp_path / "out")
+    with fifo.open("rb") as reader:  # at its end when nobody has it open for writing any more: the sleeper is gone
+        assert readable(child.pidfd)
+        assert child.reap() == 3
+        assert readable(reader.fileno()) and reader.read() == b""
+
+
+def test_child_dies_with_its_parent(tmp_path: Path) -> None:
+    """Also a child that has not come to its exec yet."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(REPO)!r})
+from nvrx_slurm.system import processes
+for _ in range(5):
+    processes.start(["sh", "-c", "exec 8>{fifo}; sleep 1000"], os.environ, -3, -3)
+print("started", flush=True)
+sys.stdin.read()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdin is not None and parent.stdout is not None
+    with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        assert parent.stdout.readline() == b"started\n"
+        parent.kill()
+        parent.wait()
+        assert readable(reader.fileno(), 2000) or reader.read() in (b"", None)
+    parent.stdin.close()
+    parent.stdout.close()
+    left = [p for p in os.listdir("/proc") if p.isdigit() and _command(p).endswith(f"8>{fifo}; sleep 1000")]
+    for pid in left:
+        fd = os.pidfd_open(int(pid))
+        assert readable(fd, 1000), f"{pid} outlived its parent"
+        os.close(fd)
+
+
+def _command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+# --- inotify ----------------------------------------------------------------------------------------------------------
+
+
+def test_inotify_names_files_that_grow_or_come(tmp_path: Path) -> None:
+    inotify = Inotify()
+    try:
+        inotify.watch(str(tmp_path))
+        assert not readable(inotify.fd, 0)
+        (tmp_path / "new").write_text("x")
+        (tmp_path / "ren").write_text("x")
+        (tmp_path / "ren").rename(tmp_path / "moved")
+        seen: set[str] = set()
+        while readable(inotify.fd, 0):
+            seen |= inotify.wait()
+        assert {"new", "moved"} <= seen
+        with pytest.raises(OSError):
+            inotify.watch(str(tmp_path / "missing"))
+    finally:
+        inotify.close()
+
+
+def test_inotify_wakes_a_waiting_thread(tmp_path: Path) -> None:
+    inotify = Inotify()
+    inotify.watch(str(tmp_path))
+    writer = threading.Thread(target=(tmp_path / "late").write_text, args=("x",))
+    writer.start()
+    assert "late" in inotify.wait()
+    writer.join()
+    inotify.close()
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("", 0), ("0", 1), ("0,1,2", 3), ("GPU-a,GPU-b", 2), ("0,-1,2", 1), ("-1", 0), (" 0 , 1 ", 2)],
+)
+def test_visible_gpus_are_counted_as_cuda_does(visible: str, expected: int) -> None:
+    assert gpus.count({"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
+def test_all_gpus_count_where_none_is_hidden() -> None:
+    """0 without a driver; with one, what the driver's own directory shows."""
+    listed = Path("/proc/driver/nvidia/gpus")
+    present = len(list(listed.iterdir())) if listed.is_dir() else 0
+    assert gpus.count({}) == present
