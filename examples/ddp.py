@@ -9,6 +9,8 @@ What makes it restartable, and what to keep when you change it:
 * the script starts the same way the first time and after every fault: join, resume, train;
 * SIGTERM is left alone: the launcher decides when the processes stop.
 
+Hangs are noticed by heartbeats here, one per step; `ddp_sections.py` is the same training with sections instead.
+
 Run it with `nvrx-run --nproc-per-node 2 examples/ddp.py --checkpoint-dir ckpt`, or with torchrun, or by itself.
 """
 
@@ -21,6 +23,7 @@ import os
 import sys
 import time
 import zipfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -44,6 +47,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank (default: %(default)s)")
     parser.add_argument(
+        "--learn-timeouts", action="store_true", help="calculate the timeouts from what is seen; kept in the checkpoint"
+    )
+    parser.add_argument(
         "--progress-file", metavar="PATH", help="keep '<step> <pid>' in PATH.<rank>, for fault injectors"
     )
     return parser.parse_args()
@@ -62,16 +68,48 @@ def make_deterministic(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def connect_monitor():
-    """The rank monitor that kills this process when its heartbeats stop; None where no launcher provides one."""
-    if "FT_RANK_MONITOR_IPC_SOCKET" not in os.environ:
-        say("no rank monitor here (not started by nvrx-run): hangs go unnoticed")
-        return None
-    from nvrx_slurm.fault_tolerance import RankMonitorClient
+class Heartbeats:
+    """The rank monitor that kills this process when its heartbeats stop; nothing where no launcher provides one."""
 
-    monitor = RankMonitorClient()
-    monitor.init_workload_monitoring()
-    return monitor
+    def __init__(self, learns: bool) -> None:
+        self.client = None
+        self.learns = learns
+        self.checkpoints = 0  # written since the start
+        self.resumed = False
+        if "FT_RANK_MONITOR_IPC_SOCKET" not in os.environ:
+            say("no rank monitor here (not started by nvrx-run): hangs go unnoticed")
+            return
+        from nvrx_slurm.fault_tolerance import RankMonitorClient
+
+        self.client = RankMonitorClient()
+        self.client.init_workload_monitoring()
+
+    def section(self, name: str) -> AbstractContextManager:
+        """A part of the training; heartbeats do not tell them apart."""
+        return nullcontext()
+
+    def after_step(self) -> None:
+        if self.client:
+            self.client.send_heartbeat()  # its timeout must also cover the slowest checkpoint
+
+    def before_checkpoint(self) -> None:
+        """All ranks together: new timeouts, from the longest times of any rank so far."""
+        if self.client and self.learns and self.checkpoints:  # the first one was not seen yet, and it may take longest
+            self.client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+        self.checkpoints += 1
+
+    def state_dict(self) -> dict:
+        """The timeouts learned so far: plain numbers, the same on all ranks."""
+        return self.client.state_dict() if self.client else {}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.resumed = True
+        if self.client and self.learns and state:
+            self.client.load_state_dict(state)
+
+    def close(self) -> None:
+        if self.client:
+            self.client.shutdown_workload_monitoring()
 
 
 def make_batch(seed: int, step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,7 +207,7 @@ def load_newest_checkpoint(directory: Path) -> dict | None:
     return None
 
 
-def resume(trainer: Trainer, directory: Path, device: torch.device) -> None:
+def resume(trainer: Trainer, monitor: Heartbeats, directory: Path, device: torch.device) -> None:
     """Load the newest valid checkpoint. Rank 0 chooses it for all: on a shared file system others may see it later."""
     state = None
     if dist.get_rank() == 0:
@@ -179,7 +217,9 @@ def resume(trainer: Trainer, directory: Path, device: torch.device) -> None:
     dist.broadcast(chosen, src=0)
     if chosen == 0:
         return
-    trainer.load_state_dict(state or load_checkpoint(directory / f"step_{int(chosen):08d}.pt"))
+    state = state or load_checkpoint(directory / f"step_{int(chosen):08d}.pt")
+    trainer.load_state_dict(state)
+    monitor.load_state_dict(state.get("timeouts", {}))
     say(f"resumed from step {trainer.step}")
 
 
@@ -189,22 +229,24 @@ def note_progress(prefix: str, step: int) -> None:
     os.replace(path + ".tmp", path)
 
 
-def train(trainer: Trainer, args: argparse.Namespace, monitor) -> None:
+def train(trainer: Trainer, args: argparse.Namespace, monitor: Heartbeats) -> None:
     while trainer.step < args.steps:
-        loss = trainer.train_step()
-        if monitor:
-            monitor.send_heartbeat()  # its timeout must also cover the slowest checkpoint
+        with monitor.section("step"):
+            loss = trainer.train_step()
+        monitor.after_step()
         if args.progress_file:
             note_progress(args.progress_file, trainer.step)
         if trainer.step % args.checkpoint_every == 0 or trainer.step == args.steps:
-            dist.all_reduce(loss)
-            if dist.get_rank() == 0:
-                save_checkpoint(args.checkpoint_dir, trainer.state_dict())
+            with monitor.section("checkpointing"):
+                dist.all_reduce(loss)
+                monitor.before_checkpoint()
+                if dist.get_rank() == 0:
+                    save_checkpoint(args.checkpoint_dir, trainer.state_dict() | {"timeouts": monitor.state_dict()})
             say(f"step {trainer.step} loss {loss.item() / dist.get_world_size():.6f}")
 
 
 @record  # hands an exception's traceback to the launcher, which prints the first one of all ranks last
-def main() -> None:
+def main(monitor_class: type[Heartbeats] = Heartbeats) -> None:
     args = parse_args()
     make_deterministic(args.seed)
     use_cuda = torch.cuda.is_available()
@@ -212,11 +254,12 @@ def main() -> None:
     if use_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if use_cuda else "gloo")
-    monitor = connect_monitor()
+    monitor = monitor_class(args.learn_timeouts)
 
     trainer = Trainer(args, device)
-    resume(trainer, args.checkpoint_dir, device)
-    trainer.distribute()
+    with monitor.section("setup"):
+        resume(trainer, monitor, args.checkpoint_dir, device)
+        trainer.distribute()
     train(trainer, args, monitor)
     say(trainer.summary())
 
@@ -224,8 +267,7 @@ def main() -> None:
     # that needs the GIL to release our loss tensor, and the finished process would hang (seen with torch 2.13).
     del trainer.ddp
     dist.destroy_process_group()
-    if monitor:
-        monitor.shutdown_workload_monitoring()  # last, so that a hang until here is still noticed
+    monitor.close()  # last, so that a hang until here is still noticed
 
 
 if __name__ == "__main__":
