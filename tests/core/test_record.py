@@ -1,0 +1,208 @@
+"""Event logs: encoding, strict decoding, and running them again."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core import record
+from nvrx_slurm.core.agent import Agent, AgentSettings
+from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.record import Difference, decode, encode, header_line, replay, step_line
+from nvrx_slurm.errors import ExitCode, ProtocolError
+from nvrx_slurm.types import Finish, RankFault, Register
+
+from .benches import a_fault, a_node, a_plan
+
+
+def agent_log() -> list[str]:
+    """An agent that is connected, starts, and sees a worker fail."""
+    core = Agent(a_node(1), AgentSettings(), 10.0)
+    lines = [header_line(core)]
+    for now, event in ((10.5, ag.Connected()), (11.0, a_plan()), (12.0, ag.WorkerExited(1, a_fault(1)))):
+        commands = core.step(event, now)
+        lines.append(step_line(event, now, 1.7e9 + now, core, commands))
+    return lines
+
+
+# --- encoding ----------------------------------------------------------------------------------------------
+
+
+def registered() -> Iterator[type]:
+    yield from record._TYPES.values()
+
+
+@pytest.mark.parametrize("cls", registered(), ids=lambda cls: cls.__name__)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
+    drawn = data.draw(st.builds(cls, **{f.name: _values(typing.get_type_hints(cls)[f.name]) for f in fields(cls)}))
+    line = json.dumps(encode(drawn))
+    assert decode(json.loads(line)) == drawn
+
+
+def _values(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    return finite if hint is float else st.from_type(hint)
+
+
+def test_a_line_is_a_line_and_says_what_happened() -> None:
+    line = agent_log()[3]
+    assert "\n" not in line
+    step = json.loads(line)
+    assert (step["now"], step["wall"], step["state"]) == (12.0, 1700000012.0, "STOPPING")
+    assert step["event"]["type"] == "WorkerExited"
+    assert [command["type"] for command in step["commands"]] == ["Send", "Say", "SignalWorkers"]
+
+
+def test_what_is_no_record_cannot_be_logged() -> None:
+    for value in (object(), AgentSettings, {"a": 1}, ExitCode):
+        with pytest.raises(ProtocolError, match="is not a record of the cores"):
+            encode(value)
+    with pytest.raises(ProtocolError, match="cannot be logged as JSON"):
+        header_line(Agent(a_node(1), AgentSettings(join_timeout_s=float("nan")), 0.0))
+
+
+# --- strict decoding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ([], 'expected a record with a "type", not \\[\\]'),
+        ({"type": 7}, 'expected a record with a "type"'),
+        ({"type": "Popen", "args": "reboot"}, "unknown record type 'Popen'"),
+        ({"type": "Row", "do": "x", "to": [], "why": ""}, "unknown record type 'Row'"),
+        ({"type": "Finish", "code": 1}, "Finish lacks the field 'reason'"),
+        ({"type": "Finish", "code": 1, "reason": "", "x": 1}, "Finish has an unknown field 'x'"),
+        ({"type": "Finish", "code": "1", "reason": ""}, "Finish.code must be of type int, not '1'"),
+        ({"type": "Finish", "code": True, "reason": ""}, "Finish.code must be of type int, not True"),
+        ({"type": "Send", "message": {"type": "Tick"}}, "Send.message cannot be a Tick"),
+        ({"type": "Send", "message": None}, 'expected a record with a "type", not None'),
+        ({**encode(a_node(1)), "order": 3}, "Node.order must be a list, not 3"),
+        ({**encode(a_node(1)), "order": ["a"]}, "Node.order must be of type int, not 'a'"),
+        ({**encode(a_fault(1)), "kind": "fun"}, "RankFault.kind: no FaultKind is called 'fun'"),
+        ({**encode(a_fault(1)), "kind": []}, "RankFault.kind: no FaultKind is called \\[\\]"),
+    ],
+)
+def test_what_no_core_writes_is_refused(value: object, sentence: str) -> None:
+    with pytest.raises(ProtocolError, match=sentence):
+        decode(value)
+
+
+def test_a_whole_number_is_a_time_but_not_the_other_way_round() -> None:
+    coded = {**encode(AgentSettings()), "join_timeout_s": 60}
+    assert decode(coded) == AgentSettings(join_timeout_s=60)
+
+
+# --- running a log again -----------------------------------------------------------------------------------
+
+
+def test_an_honest_log_has_no_differences() -> None:
+    assert replay(agent_log()) == []
+
+
+def test_newlines_do_not_matter() -> None:
+    assert replay(line + "\n" for line in agent_log()) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9}, but now it is'),
+        ('"state":"STOPPING"', '"state":"IDLE"', "the log says state 'IDLE', the core is in STOPPING"),
+        (',{"type":"SignalWorkers","signum":15}', "", "2 commands were logged, but now there are 3"),
+        ('"type":"WorkerExited"', '"type":"Teapot"', "unknown record type 'Teapot'"),
+        ('"type":"WorkerExited"', '"type":"Tick"', "Tick has an unknown field 'fault'"),
+        ('"commands":[', '"commands":7,"x":[', "commands must be a list, not 7"),
+        ('"now":12.0', '"now":"noon"', "now must be a number, not 'noon'"),
+    ],
+)
+def test_an_altered_line_is_found_and_named(before: str, after: str, sentence: str) -> None:
+    lines = agent_log()
+    assert before in lines[3]
+    lines[3] = lines[3].replace(before, after)
+    [difference] = replay(lines)
+    assert difference.line == 4
+    assert not difference.torn
+    assert str(difference).startswith(f"line 4: {sentence}")
+
+
+def test_an_event_that_the_core_has_no_row_for_is_named_too() -> None:
+    lines = agent_log()
+    del lines[2]
+    [difference] = replay(lines)
+    assert str(difference) == "line 3: Agent: no row for WorkerExited in IDLE"
+
+
+def test_a_torn_last_line_is_reported_as_that() -> None:
+    lines = agent_log()
+    lines[3] = lines[3][:70]
+    assert replay(lines) == [Difference(4, "is torn: the program ended while writing it", torn=True)]
+
+
+def test_a_torn_line_in_the_middle_is_no_accident() -> None:
+    lines = agent_log()
+    lines[2] = lines[2][:70]
+    [difference] = replay(lines)
+    assert str(difference) == "line 3: is not one line of JSON"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_next_life_of_a_node_writes_after_the_torn_line_of_its_last(end: str) -> None:
+    lines = agent_log()
+    text = "\n".join(lines[:3]) + "\n" + lines[3][:70] + end + "\n".join(lines)
+    assert replay(text.splitlines()) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ([], "line 1: the log is empty"),
+        (['{"now":1}'], "line 1: the log does not start with a header"),
+        (["[]"], "line 1: the log does not start with a header"),
+        (
+            ['{"nvrx":"1","core":"kettle","settings":{"type":"Tick"},"node":{"type":"Tick"},"now":1}'],
+            "line 1: a header",
+        ),
+        (['{"nvrx":"1"}'], 'line 1: expected a record with a "type", not None'),
+    ],
+)
+def test_what_is_no_log(lines: list[str], sentence: str) -> None:
+    [difference] = replay(lines)
+    assert str(difference).startswith(sentence)
+
+
+def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = agent_log()
+    monkeypatch.setattr(record, "MAX_LINE_CHARS", 300)
+    assert str(replay(lines)[0]) == "line 1: is longer than 300 characters"
+    with pytest.raises(ProtocolError, match="a log line of [0-9]+ characters is too long"):
+        agent_log()
+
+
+def test_of_a_big_plan_the_first_commands_are_logged_and_the_others_weighed() -> None:
+    core = Coordinator(CoordinatorSettings(min_nodes=200, max_nodes=200), 0.0)
+    lines = [header_line(core)]
+    for rank in range(200):
+        event = ev.Joined(Register(a_node(rank), 1000))
+        lines.append(step_line(event, 1.0, 2.0, core, core.step(event, 1.0)))
+    step = json.loads(lines[-1])
+    assert (len(step["commands"]), step["more"]["count"]) == (64, 201 - 64)
+    assert replay(lines) == []
+    step["more"]["sha256"] = "0" * 64
+    lines[-1] = json.dumps(step)
+    assert str(replay(lines)[0]) == "line 201: the commands after the first 64 differ"
+
+
+def test_an_exit_code_is_a_number() -> None:
+    assert encode(Finish(ExitCode.FAILED, "")) == {"type": "Finish", "code": 1, "reason": ""}
+    assert isinstance(decode(encode(a_fault(1))), RankFault)
