@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
@@ -36,11 +35,7 @@ def agent_log() -> list[str]:
 # --- encoding ----------------------------------------------------------------------------------------------
 
 
-def registered() -> Iterator[type]:
-    yield from record._TYPES.values()
-
-
-@pytest.mark.parametrize("cls", registered(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", list(record._TYPES.values()), ids=lambda cls: cls.__name__)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
