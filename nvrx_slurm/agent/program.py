@@ -159,7 +159,6 @@ class Program:
         self._signals = SignalReader(wanted)
         self._coordinator: CoordinatorShell | None = None
         self._agent: AgentShell
-        self._workers: Workers
 
     async def run(self) -> int:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
@@ -168,11 +167,14 @@ class Program:
         self._console.start()
         for note in self._notes:
             self._console.say(note)
-        self._workers = Workers(job.node, job.spec, job.run_dir, self._console, self._on_exit, self._on_hang)
         try:
-            self._agent = self._make_agent()
-            self._workers.start_monitors()
-            return await self._run()
+            workers = Workers(job.node, job.spec, job.run_dir, self._console, self._on_exit, self._on_hang)
+            try:
+                self._agent = self._make_agent(workers)
+                workers.start_monitors()
+                return await self._run(workers)
+            finally:
+                await workers.close()
         except NvrxError as error:
             self._console.say(str(error))
             return error.exit_code
@@ -180,10 +182,9 @@ class Program:
             self._console.say("internal error, please report it:\n" + traceback.format_exc())
             return ExitCode.INTERNAL
         finally:
-            await self._workers.close()
             self._console.finish(_LAST_WORDS_S)
 
-    async def _run(self) -> int:
+    async def _run(self, workers: Workers) -> int:
         job = self._job
         if job.coordinator is not None:
             await self._become_coordinator(job.coordinator)
@@ -192,7 +193,7 @@ class Program:
         self._agent.link.start()
         end: ag.Exit = await self._agent.result
         await self._agent.link.close(_LAST_WORDS_S)
-        await self._workers.close()
+        await workers.close()
         if self._coordinator is None:
             self._console.say(f"node {job.node.host} ends with code {end.code}: {self._why(end)}")
             return end.code
@@ -202,11 +203,11 @@ class Program:
         self._write_result(done)
         return done.code
 
-    def _make_agent(self) -> AgentShell:
+    def _make_agent(self, workers: Workers) -> AgentShell:
         job = self._job
         core = ag.Agent(job.node, job.agent, asyncio.get_running_loop().time())
         log = EventLog(job.run_dir.events(f"agent_{job.node.infra_rank}"), core, self._console.say)
-        return AgentShell(core, log, self._workers, self._console)
+        return AgentShell(core, log, workers, self._console)
 
     async def _make_link(self) -> Link:
         if self._coordinator is not None:

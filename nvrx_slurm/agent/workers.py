@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.system import processes
+from nvrx_slurm.system.files import PrivateDir
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
@@ -72,7 +71,7 @@ class Workers:
         self._stopping = False
         self._nobody = asyncio.Event()  # no worker is alive
         self._nobody.set()
-        self._private = Path(tempfile.mkdtemp(prefix="nvrx-"))  # 0700: sockets of the monitors
+        self._private = PrivateDir()  # sockets of the monitors
         self._monitors: list[RankMonitor] = []
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
 
@@ -81,7 +80,7 @@ class Workers:
         if not self._spec.monitored:
             return
         for local_rank in range(self._node.nproc):
-            monitor = RankMonitor(local_rank, self._private, self._hung)
+            monitor = RankMonitor(local_rank, self._private.path, self._hung)
             monitor.start()
             self._monitors.append(monitor)
 
@@ -116,7 +115,7 @@ class Workers:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
         monitors, self._monitors = self._monitors, []
         await asyncio.gather(*(monitor.close() for monitor in monitors))
-        shutil.rmtree(self._private, ignore_errors=True)
+        self._private.remove()
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
