@@ -62,6 +62,7 @@ class ControlClient:
         self._said: set[str] = set()
         self._queue: asyncio.Queue[pb.FromAgent] = asyncio.Queue(QUEUE_LENGTH)
         self._open = False
+        self._closing = False
         self._task: asyncio.Task[None] | None = None
         self.last_problem = "not tried yet"
 
@@ -84,14 +85,16 @@ class ControlClient:
                 await asyncio.wait_for(self._queue.join(), grace_s)
             except asyncio.TimeoutError:
                 self.last_problem = "the last messages could not be delivered"
+        self._closing = True
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.wait({self._task}, timeout=grace_s)
 
     # --- finding the coordinator ----------------------------------------------------------------------
 
     async def _run(self) -> None:
         delay = _FIRST_RETRY_S
-        while True:
+        # up to Python 3.11 wait_for() may swallow a cancellation that meets the end of what it waits for
+        while not self._closing:
             for host, port in self._endpoints:
                 try:
                     await self._try(host, port)

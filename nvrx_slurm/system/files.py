@@ -1,4 +1,4 @@
-"""A private directory per process that others cannot guess, and that the next one clears away if its owner was killed."""
+"""A private directory per process that others cannot guess, cleared away by the next one if its owner was killed."""
 
 from __future__ import annotations
 
