@@ -1,0 +1,35 @@
+"""PyTorch Lightning callbacks: a Trainer whose ranks are watched, without a change to the model.
+
+    from nvrx_slurm.ptl_resiliency import FaultToleranceCallback
+
+    trainer = Trainer(callbacks=[FaultToleranceCallback(autoresume=True, calculate_timeouts=True)], ...)
+
+Works with `lightning` and with `pytorch_lightning`, whichever the script has imported (extra `lightning`). Names and
+arguments: nvidia_resiliency_ext.ptl_resiliency.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvrx_slurm.ptl_resiliency.fault_tolerance_callback import FaultToleranceCallback
+    from nvrx_slurm.ptl_resiliency.fault_tolerance_sections_callback import FaultToleranceSectionsCallback
+    from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
+
+__all__ = ["FaultToleranceCallback", "FaultToleranceSectionsCallback", "SimulatedFaultParams"]
+
+_MODULES = {
+    "FaultToleranceCallback": "fault_tolerance_callback",
+    "FaultToleranceSectionsCallback": "fault_tolerance_sections_callback",
+    "SimulatedFaultParams": "simulated_fault",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Lightning takes seconds to import: only with the class that needs it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

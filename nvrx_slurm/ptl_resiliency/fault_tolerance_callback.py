@@ -1,0 +1,86 @@
+"""FaultToleranceCallback: heartbeats from the hooks of a Lightning Trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.ptl_resiliency.monitored import MonitoredFit
+from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
+
+
+class FaultToleranceCallback(MonitoredFit):
+    """Sends a heartbeat after each training and validation batch (and around epochs and checkpoints) of a fit.
+
+    `autoresume`: when the training is completed, rank 0 makes the file that FAULT_TOL_FINISHED_FLAG_FILE names; the
+    script that starts job after job looks for it. `calculate_timeouts`: at the end of a fit that loaded and saved a
+    checkpoint, replace the heartbeat timeouts by calculated ones and keep them for the fits to come.
+    `simulated_fault_params`: a fault to inject, for tests. `exp_dir`: an existing directory, seen by all jobs, for the
+    calculated timeouts; None: `ft_state` in the Trainer's log_dir. `logger_name`: of the logger to use.
+
+    The hooks raise RankMonitorClientError where there is no rank monitor, or no timeout, configured or calculated.
+    """
+
+    _LEAST_BATCHES = 2
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | os.PathLike[str] | None = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+    ) -> None:
+        super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
+        self._beats = 0
+        self._beats_at_save = 0  # those before the last checkpoint was written
+        self._saw_checkpointing = False
+
+    def _begin(self, client: RankMonitorClient) -> None:
+        self._beats = self._beats_at_save = 0
+        self._saw_checkpointing = False
+        if not self.calculate_timeouts and not client.hb_timeouts.are_valid:
+            raise RankMonitorClientError(
+                "FaultToleranceCallback needs --ft-initial-rank-heartbeat-timeout and --ft-rank-heartbeat-timeout, or "
+                "calculate_timeouts=True"
+            )
+
+    def _end(self, client: RankMonitorClient, trainer: Any) -> None:
+        self._beat()
+        # Reading and writing checkpoints are what makes intervals long: without them, the timeouts would be too short.
+        seen = self.loaded_checkpoint and self._saw_checkpointing and self.train_batches >= self._LEAST_BATCHES
+        if self.calculate_timeouts and seen and client.calculate_and_set_hb_timeouts(skip_if_not_ready=True):
+            self._save_timeouts(trainer)
+
+    def _beat(self, *_: Any) -> None:
+        if self.fault_tol_client is None:
+            return  # a validation or a checkpoint outside of a fit
+        self.fault_tol_client.send_heartbeat()
+        self._beats += 1
+        self._saw_checkpointing = self._saw_checkpointing or 0 < self._beats_at_save < self._beats
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._beat()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.train_batches += 1
+        self._beat()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._beat()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._beat()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._beat()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._beat()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint is about to be written; two in a row are not one long interval."""
+        self._beat()
+        self._beats_at_save = self._beats

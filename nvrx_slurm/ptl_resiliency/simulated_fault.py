@@ -1,0 +1,55 @@
+"""A fault to inject into a training, for trying out that it is noticed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP}
+
+
+@dataclass(frozen=True)
+class SimulatedFaultParams:
+    """`fault_type`: "rank_killed" (SIGKILL), "rank_hung" (SIGSTOP) or "random" (one of them).
+
+    It happens `base_delay` seconds after the fit began, and up to `rand_delay` later; to `rank_to_fail`, None = to one
+    chosen at random. Raises ValueError for another type, a negative time or rank.
+    """
+
+    fault_type: str
+    base_delay: float
+    rand_delay: float = 0.0
+    rank_to_fail: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fault_type not in ("random", *_SIGNALS):
+            raise ValueError(f"fault_type must be random, rank_killed or rank_hung, not {self.fault_type!r}")
+        if self.base_delay < 0 or self.rand_delay < 0:
+            raise ValueError("base_delay and rand_delay must be seconds >= 0")
+        if self.rank_to_fail is not None and self.rank_to_fail < 0:
+            raise ValueError("rank_to_fail must be a rank >= 0, or None")
+
+
+def parse(params: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFaultParams | None:
+    """From the fields as a mapping (a DictConfig is one). Raises ValueError, TypeError for unknown fields."""
+    return params if params is None or isinstance(params, SimulatedFaultParams) else SimulatedFaultParams(**params)
+
+
+def arm(params: SimulatedFaultParams, rank: int, world_size: int) -> None:
+    """Have the fault happen in the background, if it is this rank's."""
+    # The same choices on all ranks without a word between them, and others in the next cycle.
+    seed = f"{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+    choice = random.Random(seed)
+    chosen, fault_type = choice.randrange(world_size), choice.choice(sorted(_SIGNALS))
+    delay_s = params.base_delay + choice.random() * params.rand_delay
+    if rank != (chosen if params.rank_to_fail is None else params.rank_to_fail):
+        return
+    signum = _SIGNALS[fault_type if params.fault_type == "random" else params.fault_type]
+    timer = threading.Timer(delay_s, os.kill, (os.getpid(), signum))
+    timer.daemon = True
+    timer.start()

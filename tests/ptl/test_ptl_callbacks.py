@@ -1,0 +1,259 @@
+"""The Lightning callbacks with a real Trainer (ddp on a CPU, one rank) and a real rank monitor, in both packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = str(Path(__file__).resolve().parents[2])
+BOUND_S = 100
+
+pytestmark = pytest.mark.torch
+PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request: pytest.FixtureRequest) -> str:
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed (extra: lightning)")
+    return PACKAGES[request.param]
+
+
+@pytest.fixture
+def any_package() -> str:
+    for name, path in PACKAGES.items():
+        if importlib.util.find_spec(name) is not None:
+            return path
+    pytest.skip("neither lightning nor pytorch_lightning is installed (extra: lightning)")
+
+
+PROGRAM = """
+import json, logging, os, signal, sys, threading, warnings
+sys.path.insert(0, {root!r})
+warnings.simplefilter("ignore")
+import {package} as pl
+from {package}.demos.boring_classes import BoringModel
+from {package}.callbacks import Callback, ModelCheckpoint
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.testing import standalone_monitor
+from nvrx_slurm import ptl_resiliency
+from nvrx_slurm.ptl_resiliency import FaultToleranceCallback, FaultToleranceSectionsCallback
+
+said = {{}}
+HEARTBEATS = dict(initial_rank_heartbeat_timeout=60.0, rank_heartbeat_timeout=60.0)
+SECTIONS = dict(rank_section_timeouts=dict(setup=60.0, step=60.0, checkpointing=60.0), rank_out_of_section_timeout=60.0)
+
+def fit(*callbacks, ckpt=None, strategy="ddp", model=None, **more):
+    save = ModelCheckpoint(dirpath="ckpt", save_last=True, every_n_train_steps=5)
+    options = dict(max_steps=30, limit_val_batches=2, val_check_interval=10) | more
+    trainer = pl.Trainer(strategy=strategy, devices=1, accelerator="cpu", logger=False, enable_progress_bar=False,
+                         enable_model_summary=False, default_root_dir=".", callbacks=[*callbacks, save], **options)
+    trainer.fit(model or BoringModel(), ckpt_path=ckpt)
+    return trainer
+
+{code}
+with open("said.json", "w") as file:
+    json.dump(said, file)
+"""
+
+
+def run(directory: Path, package: str, code: str, returncode: int = 0, **env: str) -> tuple[dict, str]:
+    """What the program said, and its stderr."""
+    program = PROGRAM.format(root=ROOT, package=package, code=textwrap.dedent(code))
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "FT_"))}
+    command = [sys.executable, "-c", program]
+    options = {"capture_output": True, "text": True, "timeout": BOUND_S, "cwd": directory}
+    done = subprocess.run(command, env=inherited | {"OMP_NUM_THREADS": "1"} | env, **options)  # type: ignore[call-overload]
+    assert done.returncode == returncode, done.stderr
+    path = directory / "said.json"
+    return (json.loads(path.read_text()) if path.exists() else {}), done.stderr
+
+
+def test_heartbeats_through_two_jobs(tmp_path: Path, package: str) -> None:
+    """The first job has no checkpoint to load and learns nothing; the second one does, and is the last."""
+    code = """
+    with standalone_monitor(**HEARTBEATS) as monitor:
+        callback = FaultToleranceCallback(autoresume=True, calculate_timeouts=True, exp_dir=".")
+        said["package"] = type(callback).__mro__[2].__module__
+        fit(callback, max_steps=20, max_time={"seconds": 3600})
+        said["after one"] = [os.path.exists("_ft_state.json"), os.path.exists("finished"), callback.is_initialized]
+        os.unlink("finished")
+        callback = FaultToleranceCallback(autoresume=True, calculate_timeouts=True, exp_dir=".")
+        fit(callback, ckpt="ckpt/last.ckpt")
+        said["after two"] = [json.load(open("_ft_state.json")), os.path.exists("finished")]
+        seen = []
+        class Look(Callback):
+            def on_train_start(self, *_):
+                seen.append(callback.fault_tol_client.hb_timeouts.were_calculated)
+        callback = FaultToleranceCallback(autoresume=False, calculate_timeouts=True, exp_dir=".")
+        fit(callback, Look(), ckpt="ckpt/last.ckpt", max_steps=40)
+        said["loaded"] = seen
+        said["hangs"] = monitor.hangs
+    """
+    said, _ = run(tmp_path, package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    assert said["package"].startswith(package)
+    assert said["after one"] == [False, True, False]
+    state, finished = said["after two"]
+    beats = state["current_timeouts"]["heartbeat"]
+    assert beats["were_calculated"] and beats["initial"] > 0 and beats["subsequent"] > 0
+    assert finished and said["loaded"] == [True] and said["hangs"] == []
+
+
+def test_sections_through_two_jobs(tmp_path: Path, package: str) -> None:
+    code = """
+    def learned():
+        return json.load(open("_ft_state_.json"))["current_timeouts"]["section"]
+    opened = []
+    start = RankMonitorClient.start_section
+    RankMonitorClient.start_section = lambda client, name: (opened.append(name), start(client, name))
+    with standalone_monitor(**SECTIONS) as monitor:
+        callback = FaultToleranceSectionsCallback(autoresume=False, calculate_timeouts=True, exp_dir=".")
+        trainer = fit(callback, max_steps=20)
+        said["first"] = learned()
+        said["unwrapped"] = "save_checkpoint" not in vars(trainer.strategy)
+        said["opened"] = list(opened)
+        fit(FaultToleranceSectionsCallback(False, True, exp_dir="."), ckpt="ckpt/last.ckpt", max_steps=45)
+        said["second"] = learned()
+        said["hangs"] = monitor.hangs
+    """
+    said, _ = run(tmp_path, package, code)
+    assert said["first"]["calculated_sections"] == ["checkpointing", "step"]
+    assert not said["first"]["is_out_of_section_calculated"]
+    assert said["second"]["calculated_sections"] == ["checkpointing", "setup", "step"]
+    assert said["second"]["is_out_of_section_calculated"] and said["second"]["out_of_section"] > 0
+    assert said["opened"][0] == "setup" and said["opened"].count("setup") == 1
+    assert said["opened"].count("step") == 20 + 2 * 2 + 2  # batches, two validations, the sanity check
+    assert said["opened"].count("checkpointing") >= 4
+    assert said["unwrapped"] and said["hangs"] == []
+
+
+def test_a_batch_that_hangs_is_in_section_step(tmp_path: Path, any_package: str) -> None:
+    code = """
+    SECTIONS["rank_section_timeouts"]["step"] = 1.0
+    class Hang(Callback):
+        def on_train_batch_start(self, trainer, *_):
+            if trainer.global_step == 3:
+                said["sentence"] = monitor.wait_for_hang(30.0)
+                sys.exit(3)
+    with standalone_monitor(**SECTIONS) as monitor:
+        try:
+            fit(FaultToleranceSectionsCallback(False, False), Hang())
+        except SystemExit as error:
+            said["code"] = error.code
+    """
+    said, _ = run(tmp_path, any_package, code)
+    assert said["sentence"].startswith("in section 'step' for 1.0") and said["code"] == 3
+
+
+def test_failures_and_exits(tmp_path: Path, any_package: str) -> None:
+    """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
+    code = """
+    class Raise(Callback):
+        def __init__(self, error):
+            self.error = error
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 12:
+                raise self.error
+    calls = []
+    calculate = RankMonitorClient.calculate_and_set_section_timeouts
+    RankMonitorClient.calculate_and_set_section_timeouts = lambda *a, **k: (calls.append(1), calculate(*a, **k))[1]
+    for name, error in dict(failure=ValueError("no"), exit=SystemExit(0), exit3=SystemExit(3)).items():
+        for cls, limits in ((FaultToleranceCallback, HEARTBEATS), (FaultToleranceSectionsCallback, SECTIONS)):
+            calls.clear()
+            with standalone_monitor(**limits) as monitor:
+                callback = cls(autoresume=True, calculate_timeouts=True, exp_dir=".")
+                try:
+                    fit(callback, Raise(error))
+                except BaseException as caught:
+                    said[f"{name} {cls.__name__}"] = [type(caught).__name__, callback.is_initialized, len(calls)]
+    said["finished"] = os.path.exists("finished")
+    """
+    said, _ = run(tmp_path, any_package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    at_checkpoints = 2  # after 5 and 10 batches
+    assert said == {
+        "failure FaultToleranceCallback": ["ValueError", False, 0],
+        "failure FaultToleranceSectionsCallback": ["ValueError", False, at_checkpoints],
+        "exit FaultToleranceCallback": ["SystemExit", False, 0],
+        "exit FaultToleranceSectionsCallback": ["SystemExit", False, at_checkpoints + 1],
+        "exit3 FaultToleranceCallback": ["SystemExit", False, 0],
+        "exit3 FaultToleranceSectionsCallback": ["SystemExit", False, at_checkpoints],
+        "finished": False,
+    }
+
+
+def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
+    code = """
+    def error(make, **limits):
+        with standalone_monitor(**limits):
+            try:
+                fit(make(), max_steps=1)
+                return "no error"
+            except (RankMonitorClientError, ValueError, ImportError) as error:
+                return str(error)
+    B, S = FaultToleranceCallback, FaultToleranceSectionsCallback
+    said["flag"] = error(lambda: B(True, False), **HEARTBEATS)
+    said["timeouts"] = error(lambda: B(False, False))
+    said["sections"] = error(lambda: S(False, False), rank_section_timeouts=dict(setup=60.0))
+    said["directory"] = error(lambda: B(False, True, exp_dir="nowhere"), **HEARTBEATS)
+    said["fault"] = error(lambda: B(False, True, {"fault_type": "x", "base_delay": 1}))
+    open("_ft_state.json", "w").write("{")
+    said["damaged"] = error(lambda: B(False, True, exp_dir="."), **HEARTBEATS)
+    if not hasattr(RankMonitorClient, "send_workload_control_request"):
+        said["policy"] = error(lambda: S(False, False, exc_handling_policy=print))
+    try:
+        fit(B(False, False), max_steps=1)
+    except RankMonitorClientError as e:
+        said["no launcher"] = str(e)
+    """
+    said, stderr = run(tmp_path, any_package, code)
+    assert said["flag"].startswith("autoresume needs FAULT_TOL_FINISHED_FLAG_FILE")
+    assert "needs --ft-initial-rank-heartbeat-timeout and --ft-rank-heartbeat-timeout" in said["timeouts"]
+    assert "needs step, checkpointing in --ft-rank-section-timeouts" in said["sections"]
+    assert said["directory"].endswith("does not exist: nowhere")
+    assert said["fault"].startswith("fault_type must be random, rank_killed or rank_hung")
+    assert said["damaged"] == "no error" and "_ft_state.json is not used" in stderr
+    assert "not built yet" in said.get("policy", "not built yet")
+    assert "start the script with nvrx-run" in said["no launcher"]
+
+
+def test_calculating_needs_a_process_group(tmp_path: Path, any_package: str) -> None:
+    code = """
+    with standalone_monitor(**HEARTBEATS):
+        try:
+            fit(FaultToleranceCallback(False, True), strategy="auto", max_steps=1)
+        except RankMonitorClientError as error:
+            said["error"] = str(error)
+        fit(FaultToleranceCallback(False, False), strategy="auto", max_steps=1)
+        said["without"] = True
+    """
+    said, _ = run(tmp_path, any_package, code)
+    assert "calculate_timeouts needs a process group" in said["error"] and said["without"]
+
+
+def test_a_simulated_fault_hits_the_rank(tmp_path: Path, any_package: str) -> None:
+    code = """
+    fault = {"fault_type": "rank_killed", "base_delay": 0.2, "rand_delay": 0.1}
+    with standalone_monitor(**HEARTBEATS):
+        fit(FaultToleranceCallback(False, False, fault), max_steps=-1, max_epochs=-1)
+    """
+    run(tmp_path, any_package, code, returncode=-9)
+
+
+def test_the_package_imports_no_lightning() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {ROOT!r}); import nvrx_slurm.ptl_resiliency as p\n"
+        "assert not {'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules)\n"
+        "print(p.SimulatedFaultParams('random', 1.0))\n"
+        "sys.modules.update(lightning=None, pytorch_lightning=None)\n"
+        "try:\n    p.FaultToleranceCallback\nexcept ImportError as error:\n    print(error)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert "SimulatedFaultParams(fault_type='random'" in said
+    assert "pip install 'nvrx_slurm[lightning]'" in said
