@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
 
-_PREFIX = "nvrx-"
+_PREFIX = "nvrx-agent-"  # so long that nobody's own directory, nor our cluster's, has it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LOOKED_AT = 10_000  # entries of a crowded /tmp
 
@@ -70,6 +70,18 @@ def _remove_if_free(directory: Path, lock: int) -> None:
     except OSError:
         return  # its owner lives
     else:
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove_sockets(directory)
     finally:
         os.close(lock)
+
+
+def _remove_sockets(directory: Path) -> None:
+    """Sockets are all that an agent keeps there; with anything else in it, it is somebody's and stays as it is."""
+    try:
+        entries = list(directory.iterdir())
+        if all(stat.S_ISSOCK(entry.lstat().st_mode) for entry in entries):
+            for entry in entries:
+                entry.unlink()
+            directory.rmdir()
+    except OSError:
+        return  # somebody else was faster

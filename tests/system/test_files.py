@@ -14,10 +14,11 @@ import pytest
 from nvrx_slurm.system.files import PrivateDir
 
 OWNER = """
-import sys
+import os, socket, sys
 from nvrx_slurm.system.files import PrivateDir
 made = PrivateDir()
-(made.path / "socket").touch()
+os.chdir(made.path)  # the path of a test is too long for a socket
+socket.socket(socket.AF_UNIX).bind("socket")
 print(made.path, flush=True)
 sys.stdin.read()
 """
@@ -60,10 +61,16 @@ def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path)
 
 
 def test_what_others_could_have_put_there_is_left_alone(base: Path) -> None:
-    (base / "nvrx-file").write_text("not a directory")
-    (base / "nvrx-open").mkdir(mode=0o777)
-    (base / "nvrx-open").chmod(0o777)
+    (base / "nvrx-agent-file").write_text("not a directory")
+    (base / "nvrx-agent-open").mkdir(mode=0o777)
+    (base / "nvrx-agent-open").chmod(0o777)
     (base / "target").mkdir(mode=0o700)
-    (base / "nvrx-link").symlink_to(base / "target")
+    (base / "nvrx-agent-link").symlink_to(base / "target")
+    names = {"nvrx-agent-file", "nvrx-agent-link", "nvrx-agent-open", "target"}
+    # A person's own, also of mode 0700: data is never taken for ours, whatever the directory is called.
+    for mine in ("nvrx-experiment", "nvrx-agent-results", "nvrx-mc-x"):
+        (base / mine).mkdir(mode=0o700)
+        (base / mine / "weights.pt").write_text("precious")
     PrivateDir().remove()
-    assert sorted(p.name for p in base.iterdir()) == ["nvrx-file", "nvrx-link", "nvrx-open", "target"]
+    assert {p.name for p in base.iterdir()} == names | {"nvrx-experiment", "nvrx-agent-results", "nvrx-mc-x"}
+    assert len(list(base.rglob("weights.pt"))) == 3
