@@ -158,6 +158,7 @@ class Program:
         wanted = [s for s in (*_ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN]
         self._signals = SignalReader(wanted)
         self._coordinator: CoordinatorShell | None = None
+        self._client: Any = None  # ControlClient, where the coordinator is on another node
         self._agent: AgentShell
 
     async def run(self) -> int:
@@ -180,8 +181,10 @@ class Program:
             return error.exit_code
         except Exception:
             self._console.say("internal error, please report it:\n" + traceback.format_exc())
+            await self._hang_up(t.Finish(ExitCode.INTERNAL, f"the coordinator on {job.node.host} broke"))
             return ExitCode.INTERNAL
         finally:
+            await self._hang_up()
             self._console.finish(_LAST_WORDS_S)
 
     async def _run(self, workers: Workers) -> int:
@@ -202,6 +205,16 @@ class Program:
             await self._coordinator.server.close(_LAST_WORDS_S)
         self._write_result(done)
         return done.code
+
+    async def _hang_up(self, last: t.Finish | None = None) -> None:
+        """gRPC that is open when the interpreter ends may crash or hang it. `last`: a word for the other nodes."""
+        if self._coordinator is not None and self._coordinator.server is not None:
+            server, self._coordinator.server = self._coordinator.server, None
+            if last is not None:
+                server.send_all(last)
+            await server.close(_LAST_WORDS_S if last is not None else 0.0)
+        if self._client is not None:
+            await self._client.close(0.0)
 
     def _make_agent(self, workers: Workers) -> AgentShell:
         job = self._job
@@ -234,6 +247,7 @@ class Program:
         self._coordinator.result.add_done_callback(self._on_coordinator_done)
         if self._job.meeting is not None and not await self._serve():
             self._coordinator.finish(None)
+            await self._hang_up()
             self._coordinator = None
             return
         self._job.run_dir.link_latest()

@@ -105,6 +105,11 @@ class ControlServer:
             session.push(codec.from_coordinator(message))
         return session is not None
 
+    def send_all(self, message: t.CoordinatorMessage) -> None:
+        """Push to every agent."""
+        for node_id in list(self._sessions):
+            self.send(node_id, message)
+
     def drop(self, node_id: str) -> None:
         """Close one agent's stream after what was pushed before."""
         session = self._sessions.pop(node_id, None)
