@@ -25,7 +25,7 @@ def main() -> None:
     if os.getppid() != parent:
         os._exit(1)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # `signal` would load `enum`, twice the start-up time
-    for signum in (_signal.SIGPIPE, _signal.SIGXFSZ):  # ignored by this interpreter for itself, and exec would keep that
+    for signum in (_signal.SIGPIPE, _signal.SIGXFSZ):  # ignored by this interpreter; exec would keep that
         _signal.signal(signum, _signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
