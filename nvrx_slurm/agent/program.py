@@ -32,6 +32,7 @@ _NO_TOKEN = (
     "NVRX_TOKEN is not set and there is no MUNGE to share one with; let nvrx-run start the step (in the batch script),"
     " or export the same random NVRX_TOKEN for all nodes"
 )
+_OWN_SIGNAL_S = 0.25  # how much later than a worker we may get the signal that ends the step
 _LAST_WORDS_S = 2.0  # for queued messages and console lines at the end
 
 
@@ -296,7 +297,14 @@ class Program:
     # --- events from this node ------------------------------------------------------------------------------
 
     def _on_exit(self, local_rank: int, fault: t.RankFault | None) -> None:
-        self._agent.post(ag.WorkerExited(local_rank, fault))
+        exited = ag.WorkerExited(local_rank, fault)
+        by_slurm = self._job.agent.in_step and fault is not None and -fault.exit_code in _ENDING
+        if by_slurm and self._agent.core.state is ag.State.RUNNING:
+            # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
+            # is no fault of the worker
+            asyncio.get_running_loop().call_later(_OWN_SIGNAL_S, self._agent.post, exited)
+        else:
+            self._agent.post(exited)
 
     def _on_hang(self, fault: t.RankFault) -> None:
         self._agent.post(ag.HangSeen(fault))
