@@ -28,6 +28,8 @@ def say(*words):
     print(*words, flush=True)
 """
 
+HANG = "\nthreading.Event().wait()\n"
+
 
 async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
     """Wait until `fd` is readable (a pidfd: until the process has ended)."""
