@@ -39,22 +39,23 @@ def pss_mb(pids: set[int]) -> float:
 
 
 def alone_mb(pids: set[int]) -> float:
-    """Upper bound of what these processes would need without any other process to share pages with (1e6 bytes).
+    """Upper bound of what these processes would need without any others to share pages with (1e6 bytes).
 
-    Private pages, plus each mapped file once with the largest resident size that any of its mappings here has.
+    Of mapped files the private pages, and each file once with the most that any of these processes shares of it;
+    of other memory (shared only where they forked from each other) the proportional size.
     """
-    private_kb, files = 0, dict[tuple[str, str], int]()
+    own_kb, shared_kb = 0, dict[tuple[str, str], int]()
     for pid in pids:
-        key: tuple[str, str] | None = None
+        file: tuple[str, str] | None = None
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
             words = line.split()
-            if not words[0].endswith(":"):  # "from-to perms offset dev inode path": each segment of a file counts once
-                key = (words[5], words[2]) if len(words) > 5 and words[4] != "0" else None
-            elif words[0] in ("Private_Clean:", "Private_Dirty:"):
-                private_kb += int(words[1])
-            elif words[0] in ("Shared_Clean:", "Shared_Dirty:") and key is not None:
-                files[key] = max(files.get(key, 0), int(words[1]))
-    return (private_kb + sum(files.values())) * 1024 / 1e6
+            if not words[0].endswith(":"):  # "from-to perms offset dev inode path": each segment of a file by itself
+                file = (words[5], words[2]) if len(words) > 5 and words[4] != "0" else None
+            elif words[0] in (("Private_Clean:", "Private_Dirty:") if file else ("Pss:",)):
+                own_kb += int(words[1])
+            elif file and words[0] in ("Shared_Clean:", "Shared_Dirty:"):
+                shared_kb[file] = max(shared_kb.get(file, 0), int(words[1]))
+    return (own_kb + sum(shared_kb.values())) * 1024 / 1e6
 
 
 def switches(pids: set[int]) -> int:
