@@ -205,6 +205,33 @@ def test_three_nested_sections_are_ended_within_milliseconds_of_the_deadline():
     assert min(late_s) <= 0.015, late_s
 
 
+def test_a_new_monitor_knows_the_open_sections():
+    """Three monitors in a row are killed while the section is open; its limit runs on from where it was."""
+
+    async def story():
+        async with Rig() as rig:
+            worker = rig.worker(
+                """
+                client.init_workload_monitoring()
+                client.start_section("a")
+                say("open")
+                threading.Event().wait()
+                """,
+                rank_section_timeouts={"a": 3.0},
+            )
+            assert await worker.line() == "open"
+            opened_s = time.monotonic()
+            for _ in range(3):
+                await kill_monitor(rig)
+            message = await rig.hang()
+            assert message["sentence"].startswith("in section 'a' for 3.0")
+            assert message["deadline_s"] <= opened_s + 3.0
+            await worker.ended()
+            assert len(rig.hangs) == 1
+
+    asyncio.run(story())
+
+
 def test_sections_cost_microseconds_also_when_the_monitor_is_stopped():
     async def story():
         async with Rig() as rig:
