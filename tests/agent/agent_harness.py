@@ -243,9 +243,9 @@ class Rig:
         return launcher
 
     def node(self, rank: int, nnodes: str, script: str, *flags: str, **env: str) -> Launcher:
-        """Start the agent of node `rank` of a job with several nodes on loopback; node 0 coordinates."""
+        """Start the agent of node `rank` of a job on loopback; node 0 coordinates and waits for all MAX nodes."""
         place = (f"--nnodes={nnodes}", f"--node-rank={rank}", f"--rdzv-endpoint=127.0.0.1:{self.port}")
-        return self.run(script, *place, "--rdzv-conf=join_timeout=60", *flags, **env)
+        return self.run(script, *place, "--rdzv-conf=join_timeout=60,last_call_timeout=30", *flags, **env)
 
     def nodes(self, count: int, nnodes: str, script: str, *flags: str, **env: str) -> list[Launcher]:
         """Nodes 0 .. count-1."""
