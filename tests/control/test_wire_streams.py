@@ -143,6 +143,7 @@ def test_killed_server_is_noticed_at_once_and_its_successor_found() -> None:
                 await client.inbox.next(ag.Connected)
                 peer.process.send_signal(signal.SIGKILL)
                 await client.inbox.next(ag.Disconnected, 5)
+                peer.process.wait()  # only then is its port free for certain
                 async with Server(ports=(port,)) as server:
                     await client.inbox.next(ag.Connected)
                     await server.inbox.next(ev.Joined)
