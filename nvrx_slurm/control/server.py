@@ -86,6 +86,8 @@ class ControlServer:
         """
         host = f"[{address}]" if ":" in address else address
         for port in ports:
+            if not _is_free(address, port):  # gRPC would find out, too, but not without a complaint on stderr
+                continue
             try:
                 bound = self._server.add_insecure_port(f"{host}:{port}")
             except RuntimeError:
@@ -231,6 +233,17 @@ def _with_address(register: t.Register, peer: str) -> t.Register:
         raise ProtocolError(f"the agent named no address and its stream comes from {peer!r}")
     address = rest.rpartition(":")[0].strip("[]")
     return replace(register, node=replace(register.node, addr=address))
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: TIME_WAIT is no obstacle
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
 
 
 async def resolve(host: str) -> str:
