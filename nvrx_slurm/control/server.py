@@ -21,7 +21,7 @@ from nvrx_slurm.control import auth, codec
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.options import HANDSHAKE_TIMEOUT_S, QUEUE_LENGTH, SERVICE, server_options
 from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, ProtocolError
+from nvrx_slurm.errors import AuthError, ExitCode, ProtocolError, UsageError
 
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError)
 
@@ -82,7 +82,7 @@ class ControlServer:
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
 
-        Raises NvrxError when none is free.
+        Raises UsageError when none is free.
         """
         host = f"[{address}]" if ":" in address else address
         for port in ports:
@@ -95,7 +95,7 @@ class ControlServer:
             if bound:
                 await self._server.start()
                 return f"{host}:{bound}"
-        raise NvrxError(
+        raise UsageError(
             f"the coordinator cannot listen on {address}: ports {', '.join(map(str, ports))} are taken or the address"
             f" is not this host's; give another with --rdzv-endpoint HOST:PORT"
         )
@@ -247,9 +247,9 @@ def _is_free(address: str, port: int) -> bool:
 
 
 async def resolve(host: str) -> str:
-    """The IP address behind `host`, to listen on exactly that. Raises NvrxError."""
+    """The IP address behind `host`, to listen on exactly that. Raises UsageError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise NvrxError(f"the coordinator's host name {host} does not resolve: {error.strerror}") from None
+        raise UsageError(f"the coordinator's host name {host} does not resolve: {error.strerror}") from None
     return str(found[0][4][0])
