@@ -22,12 +22,12 @@ class RunDir:
 
     log_dir: Path
     job_id: str
-    restart: int
+    run: str  # "r<Slurm restart>", and which step of several in one allocation
 
     @property
     def path(self) -> Path:
         """Directory of this run."""
-        return self.log_dir / self.job_id / f"r{self.restart}"
+        return self.log_dir / self.job_id / self.run
 
     @property
     def result(self) -> Path:
@@ -42,13 +42,20 @@ class RunDir:
         """Where the ranks of one node log in one cycle."""
         return self.path / f"cycle_{cycle}" / f"node_{infra_rank}_{host}"
 
+    def create_parent(self) -> None:
+        """Make the job's directory. Raises UsageError where that is impossible."""
+        self._make(self.path.parent)
+
     def create(self) -> None:
         """Make the directories. Raises UsageError where that is impossible."""
+        self._make(self.path / "events")
+
+    def _make(self, directory: Path) -> None:
         try:
-            (self.path / "events").mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"the log directory {self.path} cannot be made: {error.strerror}; give another with --log-dir"
+                f"the log directory {directory} cannot be made: {error.strerror}; give another with --log-dir"
             ) from None
 
     def link_latest(self) -> None:

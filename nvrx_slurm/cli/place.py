@@ -30,6 +30,7 @@ from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.types import Node
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL of this cluster; the front asks Slurm once
+RUN_ENV = "NVRX_RUN"  # name of the run's directory, from the front
 _KILL_WAIT_S = 30.0  # Slurm's default
 _KILL_WAIT_MARGIN_S = 5.0  # for us to reap, report and leave
 _KILL_TIMEOUT_S = 10.0
@@ -76,11 +77,16 @@ def run_dir(config: Config, here: Here, env: Mapping[str, str]) -> RunDir:
     slurm = here.slurm
     log_dir = Path(config.launch.log_dir).absolute()
     if slurm is not None:
-        return RunDir(log_dir, slurm.job_name_id, slurm.restart_count)
+        return RunDir(log_dir, slurm.job_name_id, _file_name(env.get(RUN_ENV, "") or _run_name(slurm)))
     run_id = config.launch.rdzv_id
     if run_id == "none" and config.launch.node_range(None).max == 1:
         run_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return RunDir(log_dir, _file_name(run_id), 0)
+    return RunDir(log_dir, _file_name(run_id), "r0")
+
+
+def _run_name(slurm: SlurmContext) -> str:
+    """r<Slurm restart>; steps that the user starts after the first one get a directory of their own."""
+    return f"r{slurm.restart_count}" + (f"_step{slurm.step_id}" if slurm.step_id > 0 else "")
 
 
 def _file_name(text: str) -> str:
@@ -118,6 +124,8 @@ def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]
     """Command line of one worker. Raises UsageError when the script is not there."""
     launch = config.launch
     if launch.no_python:
+        if shutil.which(script) is None:
+            raise UsageError(f"the program {script} is not an executable file, nor on PATH; check the name")
         return [script, *args]
     python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
     if launch.module:

@@ -38,7 +38,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     if here.place is place.Place.BATCH:
         from nvrx_slurm.cli.front import run_step
 
-        return run_step(resolved, here, sys.argv[1:])
+        return run_step(resolved, here, script, args, sys.argv[1:])
     job = place.make_job(config, here, os.environ, script, args)
     notes = [*resolved.notes, place.token_note(config, job.meeting, os.environ)]
     from nvrx_slurm.agent.program import run

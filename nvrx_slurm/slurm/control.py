@@ -83,18 +83,35 @@ def is_gone(states: frozenset[str]) -> bool:
     return bool(states & _GONE)
 
 
+def job_nodes(job_id: int, timeout_s: float = TIMEOUT_S) -> list[str] | None:
+    """The nodes that the job has now and that Slurm does not hold for dead; None when nobody can tell.
+
+    A batch script's variables keep the nodes it began with, also after a `--no-kill` job has lost some.
+    """
+    answer = _ask(["scontrol", "show", "job", str(job_id), "-o"], timeout_s)
+    listed = parse_fields(answer or "").get("NodeList", "")
+    if not listed or listed == "(null)":
+        return None
+    nodes = nodelist.expand(listed)
+    states = node_states(nodes, timeout_s) or {}
+    return [node for node in nodes if not is_gone(states.get(node, frozenset()))]
+
+
+def step_id(job_id: int, step_name: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """ "JOB.STEP" of the running step of `job_id` with that name (srun --job-name); None when there is none."""
+    answer = _ask(["squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"], timeout_s) or ""
+    steps = (line.strip().partition("|") for line in answer.splitlines())
+    return next((step for step, _, name in steps if name == step_name), None)
+
+
 def signal_step(job_id: int, step_name: str, signum: int, timeout_s: float = TIMEOUT_S) -> bool:
     """Have Slurm send `signum` to the tasks of the step of `job_id` that was named `step_name` (srun --job-name).
 
     False when there is no such step (any more) or Slurm does not answer. See scancel(1): unlike a signal to srun, which
     kills the step at once for SIGTERM, this delivers just the signal.
     """
-    answer = _ask(["squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"], timeout_s) or ""
-    for line in answer.splitlines():
-        step, _, name = line.strip().partition("|")
-        if name == step_name:
-            return _ask(["scancel", f"--signal={signum}", step], timeout_s) is not None
-    return False
+    step = step_id(job_id, step_name, timeout_s)
+    return step is not None and _ask(["scancel", f"--signal={signum}", step], timeout_s) is not None
 
 
 # --- parsers: tolerant, for every version's output ------------------------------------------------------------------

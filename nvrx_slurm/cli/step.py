@@ -1,0 +1,137 @@
+"""The srun that the front has started: signals, its end, and what the job's exit code is."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.agent.console import Console
+from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.slurm import control
+from nvrx_slurm.system import processes
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+REFRESH_S = 1.0
+_SAY_WAITING_S = 5.0
+_LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
+
+
+@dataclass(frozen=True)
+class StepFiles:
+    """Where the step shows what it does."""
+
+    log: Path  # the coordinator's output
+    result: Path  # its last word
+
+
+class Step:
+    """The running srun. It dies with us (also by SIGKILL), and with it the step."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], files: StepFiles, job_id: int, name: str, console: Console
+    ) -> None:
+        self._files = files
+        self._job_id = job_id
+        self._name = name
+        self._console = console
+        self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write_fd)
+        for signum in (*ENDING, *WARNING):
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # what is ignored (nohup) stays ignored
+                signal.signal(signum, _noted)
+        self._srun = processes.start(argv, env, 1, 2)
+        self._started_s = time.monotonic()
+
+    def wait(self, start_timeout_s: float) -> int:
+        """Pass signals on until srun ends; returns the job's exit code.
+
+        A step that Slurm has not started after `start_timeout_s` is given up. Once the result is known srun gets a
+        while, then it is ended.
+        """
+        ended_by = 0
+        poll = select.poll()
+        poll.register(self._srun.pidfd, select.POLLIN)
+        poll.register(self._read_fd, select.POLLIN)
+        waiting: float | None = _SAY_WAITING_S
+        while True:
+            ready = [fd for fd, _ in poll.poll(REFRESH_S * 1000)]
+            if self._srun.pidfd in ready:
+                return self._code(self._srun.reap(), ended_by)
+            if self._read_fd in ready:
+                ended_by = self._pass_signals_on() or ended_by
+            elif self._files.result.exists():
+                self._end_lingering(poll)
+            elif waiting is not None and time.monotonic() >= self._started_s + waiting:
+                waiting = self._look_for_start(waiting, start_timeout_s)
+                if waiting is not None and waiting > start_timeout_s:
+                    return self._give_up(start_timeout_s)
+
+    def _look_for_start(self, waited_s: float, start_timeout_s: float) -> float | None:
+        """When to look again, None once the step runs; beyond the timeout: it does not."""
+        if self._log_has_begun() or control.step_id(self._job_id, self._name) is not None:
+            return None
+        if waited_s == _SAY_WAITING_S:
+            self._console.say(f"waiting for Slurm to start the step, up to {start_timeout_s:g} s")
+            return max(start_timeout_s, _SAY_WAITING_S + 1.0)
+        return start_timeout_s + 1.0 if waited_s <= start_timeout_s else waited_s + 1.0
+
+    def _give_up(self, start_timeout_s: float) -> int:
+        self._console.say(
+            f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are busy with"
+            f" another step of this job, or lost"
+        )
+        self._signal(signal.SIGKILL)
+        self._srun.reap()
+        return ExitCode.TOO_FEW_NODES
+
+    def _pass_signals_on(self) -> int:
+        """Returns the last ending signal among them, 0 if there was none."""
+        ended_by = 0
+        for signum in os.read(self._read_fd, 64):
+            self._console.say(f"passing {signal.Signals(signum).name} on to the step")
+            ended_by = signum if signum in ENDING else ended_by
+            # srun takes an ending signal as an order to kill the step at once; Slurm itself does not
+            if signum not in ENDING or not control.signal_step(self._job_id, self._name, signum):
+                self._signal(signum)
+        return ended_by
+
+    def _end_lingering(self, poll: select.poll) -> None:
+        poll.unregister(self._read_fd)
+        if not poll.poll(_LINGER_S * 1000):
+            self._console.say(f"the job has ended; srun has not within {_LINGER_S:g} s and is ended now")
+            self._signal(signal.SIGKILL)
+        poll.register(self._read_fd, select.POLLIN)
+
+    def _signal(self, signum: int) -> None:
+        signal.pidfd_send_signal(self._srun.pidfd, signum)
+
+    def _log_has_begun(self) -> bool:
+        try:
+            return self._files.log.stat().st_size > 0
+        except OSError:
+            return False
+
+    def _code(self, srun_code: int, ended_by: int) -> int:
+        try:
+            return int(json.loads(self._files.result.read_bytes())["code"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the coordinator could not say how it ended, so srun's word counts
+        if ended_by:
+            return 128 + ended_by
+        if srun_code < 0:
+            return 128 - srun_code
+        if srun_code > 128 and self._log_has_begun():
+            self._console.say("the coordinator was lost and left no result; see the agents' logs")
+            return ExitCode.COORDINATOR_LOST
+        return srun_code
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The wakeup fd carries the signal to the loop."""
