@@ -1,16 +1,20 @@
-"""Child processes that cannot be mixed up, outlive us, or be missed: sessions, parent-death signals, pidfds."""
+"""Child processes that cannot be mixed up, outlive us, or be missed: sessions, parent-death signals, pidfds, and a
+subreaper for their orphans."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 _TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
 
 
 class Child:
@@ -61,3 +65,82 @@ def start(
         close_fds=True,
     )
     return Child(popen)
+
+
+class Orphans:
+    """Descendants that lost their parent become children of this process and are found, whatever their session.
+
+    All methods belong to the thread that reaps our other children; `known` are those: they are left alone. So are
+    children that were here before us (of a shell that became this program by exec). On a kernel without
+    /proc/PID/task/TID/children nothing is killed.
+    """
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._before = frozenset(_children(os.getpid()))
+
+    def reap(self, known: Iterable[int]) -> None:
+        """Collect those that have ended, as init did before they came to us; call it on SIGCHLD."""
+        kept = frozenset(known)
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in kept:  # a known one is reaped in a moment, and then this is called
+                return
+            _collect(ended.si_pid)
+
+    def kill(self, known: Iterable[int]) -> int:
+        """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet."""
+        spared, seen, me = self._before.union(known), set[int](), os.getpid()
+        for _ in range(_MAX_ROUNDS):
+            new = [pid for pid in _children(me) if pid not in spared and pid not in seen]
+            if not new:
+                break
+            seen.update(new)
+            for pid in new:
+                _kill_tree(pid, me)
+        return sum(not _collect(pid) for pid in _children(me) if pid not in spared)
+
+
+def _collect(pid: int) -> bool:
+    """Reap our child `pid` if it has ended; whether it is gone."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _children(pid: int) -> list[int]:
+    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
+    except OSError:
+        return found  # whoever had a parent that just went is a child of ours by now
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+def _kill_tree(root: int, parent: int) -> None:
+    """Parents first: whoever has a SIGKILL pending cannot fork any more, so nothing new comes behind our back."""
+    todo = [(root, parent)]
+    while todo:
+        pid, parent = todo.pop()
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            continue  # gone
+        try:
+            if _parent(pid) == parent:  # asked with the pidfd open: no recycled pid is hit
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                todo += [(child, pid) for child in _children(pid)]
+        except OSError:
+            continue  # gone, or another user's (setuid)
+        finally:
+            os.close(fd)

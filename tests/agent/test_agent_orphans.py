@@ -1,0 +1,157 @@
+"""What workers leave behind in sessions and groups of their own: gone after a fault, and when the agent ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent_harness import Rig, ended, parent, status, until
+
+HELPERS = """
+def helper(place, note):
+    # A process that leaves our group, on request by way of a parent that ends at once, and lives on.
+    ready_r, ready_w = os.pipe()
+    if os.fork() == 0:
+        os.close(ready_r)
+        if place == "daemon":
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+        elif place == "setsid":
+            os.setsid()
+        else:
+            os.setpgid(0, 0)
+        if place == "setsid" and os.fork() == 0:
+            os.setsid()  # below one that will be killed
+            os.write(ready_w, b"%d " % os.getpid())
+            forever()
+        os.write(ready_w, b"%d " % os.getpid())
+        forever()
+    pids = b""
+    while pids.count(b" ") < (2 if place == "setsid" else 1):
+        pids += os.read(ready_r, 100)
+    note.extend(map(int, pids.split()))
+"""
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_orphans_of_a_crash_are_gone_in_the_next_cycle(rig: Rig) -> None:
+    script = rig.script(
+        HELPERS
+        + """
+pids = os.path.join(os.environ["NVRX_TEST_GATES"], "pids")
+if CYCLE == 0:
+    note = []
+    for place in ("setsid", "setpgid", "daemon"):
+        helper(place, note)
+    open(pids, "w").write(json.dumps(note))
+    os._exit(3)
+for pid in json.load(open(pids)):
+    while os.path.exists(f"/proc/{pid}"):  # reaped, too
+        os.sched_yield()
+say("all gone")
+"""
+    )
+    one = rig.run(script, "--max-restarts=1")
+    assert one.wait() == 0
+    one.line("all gone")
+    assert len(json.loads((rig.dir / "pids").read_text())) == 4
+
+
+@pytest.mark.parametrize("place", ["setsid", "daemon"])
+def test_after_a_success_they_live_until_the_agent_ends(rig: Rig, place: str) -> None:
+    script = rig.script(
+        HELPERS
+        + f"""
+if RANK == 0:
+    note = []
+    helper({place!r}, note)
+    say("left", note[-1], "by", os.getpid())
+    sys.exit()
+gate()
+"""
+    )
+    one = rig.run(script, "--nproc-per-node=2")
+    left, worker = map(int, one.line(r"left (\d+) by (\d+)").groups())
+    until(lambda: gone(worker), "the end of rank 0")
+    assert not gone(left)
+    rig.open()
+    assert one.wait() == 0
+    assert gone(left)
+
+
+def test_helpers_of_a_stopped_worker_outlive_its_last_words(rig: Rig) -> None:
+    """Rank 1 crashes; rank 0 is told to end and may still use its daemon until it has."""
+    script = rig.script(
+        HELPERS
+        + """
+if CYCLE == 1:
+    sys.exit()
+if RANK == 0:
+    note = []
+    helper("daemon", note)
+    def last(*_):
+        os.kill(note[0], 0)
+        say("helper", note[0], "lives")
+        sys.exit()
+    signal.signal(signal.SIGTERM, last)
+    say("ready")
+    forever()
+gate()
+os._exit(1)
+"""
+    )
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
+    one.line("ready")
+    rig.open()
+    helper = int(one.line(r"helper (\d+) lives")[1])
+    assert one.wait() == 0
+    assert gone(helper)
+
+
+def test_ended_orphans_of_a_living_worker_are_reaped(rig: Rig) -> None:
+    script = rig.script("""
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.write(writer, b"%d" % os.getpid())
+                gate("go2")
+            os._exit(0)
+        os.wait()
+        say("orphan", int(os.read(reader, 20)))
+        gate()
+    """)
+    one = rig.run(script)
+    orphan = int(one.line(r"orphan (\d+)")[1])
+    until(lambda: parent(orphan) == one.pid, "re-parented to the agent")
+    rig.open("go2")
+    until(lambda: gone(orphan), "reaped")
+    rig.open()
+    assert one.wait() == 0
+
+
+def test_children_from_before_the_agent_are_left_alone(rig: Rig) -> None:
+    """A shell that has a background job and becomes nvrx-run."""
+    script = rig.script("os._exit(4)")
+    line = f"sleep 1000 & echo $! >&2; exec {sys.executable} -m nvrx_slurm.cli.run --log-dir={rig.logs} {script}"
+    env = rig.env() | {"NVRX_TEST_MARK": "not looked for"}
+    shell = subprocess.Popen(["bash", "-c", line], env=env, stderr=subprocess.PIPE, start_new_session=True)
+    assert shell.stderr is not None
+    pid = int(shell.stderr.readline())
+    fd = os.pidfd_open(pid)
+    try:
+        assert shell.wait(30) == 1
+        assert not ended(fd, 0) and status(pid, "State")[0] in "SR"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.close(fd)
+        shell.stderr.close()
