@@ -22,6 +22,7 @@ from nvrx_slurm.types import FaultKind, Node, Plan, RankFault
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 _CLOSE_TIMEOUT_S = 5.0
+_ORPHANS_TIMEOUT_S = 1.0  # for killed orphans to end when we do
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class Workers:
         self._nobody.set()
         self._private = PrivateDir()  # sockets of the monitors
         self._monitors: list[RankMonitor] = []
+        self._orphans = processes.Orphans()
+        self._failed = False  # a worker of this cycle ended by a fault or was stopped
+        self._child_ended = asyncio.Event()
+        self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
 
     def start_monitors(self) -> None:
@@ -86,7 +91,7 @@ class Workers:
 
     def start(self, plan: Plan) -> None:
         """Start all workers for `plan`; one that cannot be started counts as exited."""
-        self._stopping = False
+        self._stopping = self._failed = False
         directory = self._run_dir.node_dir(plan.cycle, self._node.infra_rank, self._node.host)
         for local_rank in range(self._node.nproc):
             rank = plan.rank_offset + local_rank
@@ -115,7 +120,33 @@ class Workers:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
         monitors, self._monitors = self._monitors, []
         await asyncio.gather(*(monitor.close() for monitor in monitors))
+        await self._end_orphans()
         self._private.remove()
+
+    # --- what workers leave behind ------------------------------------------------------------------------------
+
+    def _known(self) -> set[int]:
+        """Children that are no orphans."""
+        monitors = {monitor.pid for monitor in self._monitors if monitor.pid is not None}
+        return monitors | {worker.child.pid for worker in self._alive.values()}
+
+    def _on_child(self) -> None:
+        self._orphans.reap(self._known())
+        self._child_ended.set()
+
+    async def _end_orphans(self) -> None:
+        deadline = self._loop.time() + _ORPHANS_TIMEOUT_S
+        while True:
+            self._child_ended.clear()
+            left = self._orphans.kill(self._known())
+            if not left:
+                break
+            try:
+                await asyncio.wait_for(self._child_ended.wait(), deadline - self._loop.time())
+            except asyncio.TimeoutError:
+                self._console.say(f"leaving {left} processes behind that workers started: they do not end")
+                break
+        self._loop.remove_signal_handler(signal.SIGCHLD)
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -169,6 +200,12 @@ class Workers:
             self._nobody.set()
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
+        self._failed = self._failed or code != 0 or self._stopping
+        if self._failed and not self._alive:
+            # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
+            self._orphans.kill(self._known())
+        else:
+            self._orphans.reap(self._known())
         if self._monitors:
             self._monitors[local_rank].unwatch()
         fault = faults.from_exit_code(code, worker.where)
