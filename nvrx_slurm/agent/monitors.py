@@ -8,6 +8,7 @@ socket its rank talks to) is made and kept here and lent to it with `watch`.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -63,12 +64,13 @@ class _Life:
             raise UsageError(
                 f"{self.path} is too long for a Unix socket ({_MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
             )
-        self.page_fd = create_page()
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.watch: bytes | None = None  # the message, once there is a worker
         self.pidfd = -1
         self.hung = False
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.page_fd = -1
         try:
+            self.page_fd = create_page()
             self.listener.bind(os.fspath(self.path))
             self.listener.listen(_BACKLOG)
         except OSError:
@@ -79,11 +81,16 @@ class _Life:
         return [self.pidfd, self.page_fd, self.listener.fileno()]
 
     def close(self) -> None:
-        self.listener.close()
-        self.path.unlink(missing_ok=True)
-        os.close(self.page_fd)
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+        """Never raises; a second call does nothing."""
+        try:
+            self.listener.close()
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            pass  # the directory is not ours to write to any more: nobody finds the socket there either
+        fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
 
 class RankMonitor:
@@ -102,6 +109,7 @@ class RankMonitor:
         self._dir = Path(private_dir)
         self._on_hang = on_hang
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._dir_lock = -1  # of the directory that was made anew, see _remake_dir()
         self._lives = 0
         self._life: _Life | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,20 +126,27 @@ class RankMonitor:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Spawn the monitor. Raises UsageError (bad directory), OSError (no memory, no fds)."""
+        """Spawn the monitor. Raises UsageError (bad directory); after that nothing about a monitor is an error."""
         self._loop = asyncio.get_running_loop()
-        status = self._dir.stat()
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise UsageError(
-                f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
-            )
-        self._new_life()
+        try:
+            self._check_dir()
+        except FileNotFoundError:
+            pass  # cleared away already: _make_life() makes it anew
+        try:
+            self._life = self._make_life()
+        except OSError as error:
+            self._say_unmonitored(error)
         self._spawn()
 
     def worker_env(self) -> dict[str, str]:
-        """Variables for the next worker; ask again after each unwatch(), because the socket is new then."""
-        assert self._life is not None, "start() first"
-        env = {SOCKET_ENV: os.fspath(self._life.path)}
+        """Variables for the next worker; ask again after each unwatch(), because the socket is new then.
+
+        Without SOCKET_ENV if the rank cannot be monitored this time.
+        """
+        assert self._loop is not None, "start() first"
+        if self._life is None or not self._life.path.exists():
+            self._new_life()
+        env = {} if self._life is None else {SOCKET_ENV: os.fspath(self._life.path)}
         if "PYTHONFAULTHANDLER" not in os.environ:
             env["PYTHONFAULTHANDLER"] = "1"
         return env
@@ -153,8 +168,8 @@ class RankMonitor:
         absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
         (JSON). Raises ValueError for a bad limit and for settings over 64 KiB; nothing has changed then.
         """
+        assert self._loop is not None, "start() first"
         life = self._life
-        assert life is not None, "start() first"
         core.Limits(**limits)
         settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
         message = wire.encode(
@@ -168,9 +183,16 @@ class RankMonitor:
             signal=int(signum),
             cfg=settings,
         )
+        if life is None:
+            return  # was said when it could not be made
         if life.pidfd >= 0:
             os.close(life.pidfd)
-        life.pidfd = os.dup(pidfd)
+            life.pidfd = -1
+        try:
+            life.pidfd = os.dup(pidfd)
+        except OSError as error:
+            self._say_unmonitored(error)
+            return
         life.watch, life.hung = message, False
         self._send(message, life.fds())
 
@@ -199,20 +221,76 @@ class RankMonitor:
         if self._life is not None:
             self._life.close()
             self._life = None
+        if self._dir_lock >= 0:
+            os.close(self._dir_lock)
+            self._dir_lock = -1
 
     # --- the process ------------------------------------------------------------------------------
 
+    def _check_dir(self) -> None:
+        status = self._dir.lstat()
+        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if not ours or stat.S_IMODE(status.st_mode) & 0o077:
+            raise UsageError(
+                f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
+            )
+
     def _new_life(self) -> None:
-        if self._life is not None:
-            self._life.close()
-        self._life = _Life(self._dir, self._local_rank, self._lives)
+        """The next life, or none, which costs its rank the monitor until the one after that and nothing else."""
+        old, self._life = self._life, None
+        if old is not None:
+            old.close()
+        try:
+            self._life = self._make_life()
+        except (OSError, UsageError) as error:
+            self._say_unmonitored(error)
+
+    def _make_life(self) -> _Life:
         self._lives += 1
+        try:
+            return _Life(self._dir, self._local_rank, self._lives - 1)
+        except FileNotFoundError:
+            self._remake_dir()
+            return _Life(self._dir, self._local_rank, self._lives - 1)
+
+    def _remake_dir(self) -> None:
+        """Somebody (a tmp cleaner, an epilog) cleared our directory away: make it anew, locked as it was.
+
+        At the same path, so that who removes it in the end still finds it. The lock says that its owner lives, see
+        system.files.PrivateDir; the first monitor of this agent that comes along takes it for all.
+        """
+        try:
+            self._dir.mkdir(0o700)
+        except FileExistsError:
+            self._check_dir()  # another monitor of ours was first, or it is not ours at all
+            return
+        if self._dir_lock >= 0:
+            os.close(self._dir_lock)
+        self._dir_lock = os.open(self._dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(self._dir_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _say_unmonitored(self, error: Exception) -> None:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        log.warning("local rank %d goes on without its monitor (%s: %s)", self._local_rank, self._dir, why)
 
     def _spawn(self) -> None:
         """Start a monitor and give it what there is to watch; if that fails, try again later."""
         assert self._loop is not None
         self._respawn = None
         self._spawned_s = time.monotonic()
+        try:
+            process, process_fd, ours = self._popen()
+        except OSError as error:
+            self._spawn_later(f"rank monitor {self._local_rank} cannot be started ({error})")
+            return
+        self._process, self._process_fd, self._control = process, process_fd, ours
+        self._loop.add_reader(self._process_fd, self._on_exit)
+        self._loop.add_reader(ours.fileno(), self.hear)
+        if self._life is not None and self._life.watch is not None:
+            self._send(self._life.watch, self._life.fds())
+
+    def _popen(self) -> tuple[subprocess.Popen[bytes], int, socket.socket]:
+        """The process, its pidfd and our end of its control socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         name = f"nvrx-monitor-{self._local_rank}"
@@ -226,18 +304,18 @@ class RankMonitor:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        except OSError as error:
+        except OSError:
             ours.close()
-            self._spawn_later(f"rank monitor {self._local_rank} cannot be started ({error})")
-            return
+            raise
         finally:
             theirs.close()
-        self._process, self._control = process, ours
-        self._process_fd = os.pidfd_open(process.pid)
-        self._loop.add_reader(self._process_fd, self._on_exit)
-        self._loop.add_reader(ours.fileno(), self.hear)
-        if self._life is not None and self._life.watch is not None:
-            self._send(self._life.watch, self._life.fds())
+        try:
+            return process, os.pidfd_open(process.pid), ours
+        except OSError:
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
 
     def _spawn_later(self, what: str) -> None:
         assert self._loop is not None
@@ -288,7 +366,12 @@ class RankMonitor:
             if not line:
                 self._stop_reading()
                 return
-            self._take(wire.decode(line))
+            try:
+                message = wire.decode(line)
+            except wire.WireError as error:
+                log.warning("rank monitor %d says what no monitor says: %s", self._local_rank, error)
+                continue
+            self._take(message)
 
     def _stop_reading(self) -> None:
         """The end of its socket: it is dying, which its pidfd will tell; a socket at its end is always readable."""
@@ -300,6 +383,6 @@ class RankMonitor:
         if message["type"] != "hang" or life is None or life.watch is None or life.hung:
             return
         current = wire.decode(life.watch)
-        if (message["cycle"], message["pid"]) == (current["cycle"], current["pid"]):
+        if (message.get("cycle"), message.get("pid")) == (current["cycle"], current["pid"]):
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self._local_rank, message)

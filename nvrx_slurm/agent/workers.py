@@ -92,7 +92,7 @@ class Workers:
     def start(self, plan: Plan) -> None:
         """Start all workers for `plan`; one that cannot be started counts as exited."""
         self._stopping = self._failed = False
-        directory = self._run_dir.node_dir(plan.cycle, self._node.infra_rank, self._node.host)
+        directory = self._run_dir.node_dir(plan.cycle, self._node)
         for local_rank in range(self._node.nproc):
             rank = plan.rank_offset + local_rank
             where = RankFault(FaultKind.SPAWN, self._node.host, self._node.infra_rank, rank, local_rank)
@@ -112,16 +112,23 @@ class Workers:
                 worker.child.signal_group(signal.SIGCONT)
 
     async def close(self) -> None:
-        """Kill what is left, end the monitors, remove our directory. Bounded."""
-        self.signal(signal.SIGKILL)
+        """Kill what is left, end the monitors, remove our directory. Bounded, and never raises: what breaks is said."""
         try:
+            self.signal(signal.SIGKILL)
             await asyncio.wait_for(self._nobody.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
+        except Exception as error:
+            self._console.say(f"the workers cannot be killed: {error}")
         monitors, self._monitors = self._monitors, []
-        await asyncio.gather(*(monitor.close() for monitor in monitors))
+        for problem in await asyncio.gather(*(monitor.close() for monitor in monitors), return_exceptions=True):
+            if problem is not None:
+                self._console.say(f"a rank monitor cannot be ended: {problem}")
         await self._end_orphans()
-        self._private.remove()
+        try:
+            self._private.remove()
+        except OSError as error:
+            self._console.say(f"{self._private.path} cannot be removed: {error.strerror}")
 
     # --- what workers leave behind ------------------------------------------------------------------------------
 

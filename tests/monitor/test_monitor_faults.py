@@ -349,3 +349,32 @@ sys.stdin.read()
                 stranger.communicate()
 
     asyncio.run(story())
+
+
+def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):
+    async def story():
+        async with Rig() as rig:
+            home = rig.dir.with_suffix(".away")
+            rig.dir.rename(home)
+            rig.dir.write_text("")  # a file in its place
+            rig.monitor.unwatch()
+            assert SOCKET not in rig.monitor.worker_env()
+            rig.monitor.watch(pid=os.getpid(), pidfd=0, cycle=1, rank=3, limits={})  # nothing to watch it with
+            rig.monitor.unwatch()
+            rig.dir.unlink()
+            home.rename(rig.dir)
+            assert SOCKET in rig.monitor.worker_env()
+
+    asyncio.run(story())
+    assert "goes on without its monitor" in caplog.text
+
+
+def test_a_life_can_be_closed_twice(tmp_path: Path):
+    """A second close must not close what has the numbers of its descriptors by then."""
+    life = monitors._Life(tmp_path, 0, 0)
+    taken = life.page_fd
+    life.close()
+    fd = os.dup2(0, taken)
+    life.close()
+    os.fstat(fd)
+    os.close(fd)

@@ -1,0 +1,56 @@
+"""The agent's private directory below TMPDIR is cleared away while the job runs (tmp cleaner, epilog)."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from agent_harness import Rig, until
+
+
+def clear_tmp(rig: Rig) -> None:
+    """Remove the directory of the agent's sockets."""
+    found = list((rig.dir / "tmp").glob("nvrx-agent-*"))
+    assert len(found) == 1
+    shutil.rmtree(found[0])
+
+
+WORK = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+client.send_heartbeat()
+say("beaten in", CYCLE)
+if CYCLE == 0 and RANK == 0:
+    gate()
+    os.kill(os.getpid(), signal.SIGKILL)
+if CYCLE == 0:
+    forever()
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_job_restarts_and_is_monitored_after_its_directory_was_removed(rig: Rig, nproc: int) -> None:
+    one = rig.run(rig.script(WORK), "--standalone", f"--nproc-per-node={nproc}", "--max-restarts=2")
+    for rank in range(nproc):
+        one.line(rf"\[rank {rank}\] beaten in 0$")
+    clear_tmp(rig)
+    rig.open()
+    assert one.wait() == 0
+    for rank in range(nproc):
+        assert rig.log(1, rank, "out") == "beaten in 1\n"
+    assert "without its monitor" not in one.text and "internal error" not in one.text
+
+
+def test_job_restarts_unmonitored_where_nothing_can_be_made(rig: Rig) -> None:
+    """TMPDIR itself is gone: one sentence per rank and cycle, and the job goes on."""
+    code = WORK.replace("client.", "if CYCLE == 0: client.")
+    one = rig.run(rig.script(code), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] beaten in 0$")
+    shutil.rmtree(rig.dir / "tmp")
+    rig.open()
+    assert one.wait() == 0
+    assert rig.log(1, 1, "out") == "beaten in 1\n"
+    assert "goes on without its monitor" in one.text and "internal error" not in one.text
+    until(lambda: not (rig.dir / "tmp").exists(), "nothing was made there")
