@@ -82,8 +82,8 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     log.parent.mkdir(exist_ok=True)
     log.touch()
     argv = step_argv(config, here, directory, words)
-    if changed:
-        argv.insert(1, f"--nodelist={','.join(now.nodes)}")
+    if changed:  # and the step that ran when a node was lost may hold the CPUs of the others for minutes
+        argv[1:1] = [f"--nodelist={','.join(now.nodes)}", "--overlap"]
     console = Console("nvrx-run", refresh_s=REFRESH_S)
     console.start()
     console.follow(log, "", 1)
