@@ -21,7 +21,7 @@ from nvrx_slurm.core import coordinator_events as ev
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.core.restarts import report
-from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
+from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.system import limits
 from nvrx_slurm.system.ports import PortReservation
 from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
@@ -29,8 +29,8 @@ from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _NO_TOKEN = (
-    "NVRX_TOKEN is not set and there is no MUNGE to share one with; let nvrx-run start the step (in the batch script),"
-    " or export the same random NVRX_TOKEN for all nodes"
+    "NVRX_TOKEN is not set and there is no working MUNGE to share one with; let nvrx-run start the step"
+    " (in the batch script), or export the same random NVRX_TOKEN for all nodes"
 )
 _OWN_SIGNAL_S = 0.25  # how much later than a worker we may get the signal that ends the step
 _LAST_WORDS_S = 2.0  # for queued messages and console lines at the end
@@ -220,7 +220,7 @@ class Program:
     def _make_agent(self, workers: Workers) -> AgentShell:
         job = self._job
         core = ag.Agent(job.node, job.agent, asyncio.get_running_loop().time())
-        log = EventLog(job.run_dir.events(f"agent_{job.node.infra_rank}"), core, self._console.say)
+        log = EventLog(job.run_dir.agent_events(job.node), core, self._console.say)
         return AgentShell(core, log, workers, self._console)
 
     async def _make_link(self) -> Link:
@@ -290,8 +290,12 @@ class Program:
         if self._job.meeting.token:
             return None
         munge = Munge.find(self._job.meeting.munge_socket)
-        if munge is None:
-            raise UsageError(_NO_TOKEN)
+        try:
+            if munge is None:
+                raise AuthError("there is no libmunge")
+            munge.seal(b"can it?")
+        except AuthError as error:
+            raise UsageError(f"{_NO_TOKEN} ({error})") from None
         return munge
 
     # --- events from this node ------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
                                    /events/{coordinator,agent_<infra rank>}.jsonl
                                    /result.json
 <log-dir>/latest -> <job id>/r<Slurm restart>
+
+Where nobody gave infra ranks, the node id (<host>-<rank>-<life>) stands for <infra rank>_<host> and <infra rank>.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.types import Node
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,17 @@ class RunDir:
         return self.path / "result.json"
 
     def events(self, who: str) -> Path:
-        """Event log of `who` ("coordinator", "agent_3")."""
+        """Event log of `who` ("coordinator"; for an agent see `agent_events`)."""
         return self.path / "events" / f"{who}.jsonl"
 
-    def node_dir(self, cycle: int, infra_rank: int, host: str) -> Path:
-        """Where the ranks of one node log in one cycle."""
-        return self.path / f"cycle_{cycle}" / f"node_{infra_rank}_{host}"
+    def agent_events(self, node: Node) -> Path:
+        """Event log of the agent of `node`."""
+        return self.events(f"agent_{node.infra_rank if node.infra_rank >= 0 else node.node_id}")
+
+    def node_dir(self, cycle: int, node: Node) -> Path:
+        """Where the ranks of `node` log in one cycle."""
+        name = f"{node.infra_rank}_{node.host}" if node.infra_rank >= 0 else node.node_id
+        return self.path / f"cycle_{cycle}" / f"node_{name}"
 
     def create_parent(self) -> None:
         """Make the job's directory. Raises UsageError where that is impossible."""
