@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,30 @@ from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import processes
 from nvrx_slurm.system.files import PrivateDir
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 _CLOSE_TIMEOUT_S = 5.0
+_OWN_FILES = 32
+_FILES_PER_WORKER = 10  # two logs, pidfds, the monitor's page and sockets
 _ORPHANS_TIMEOUT_S = 1.0  # for killed orphans to end when we do
+
+
+def _check_open_files(nproc: int) -> None:
+    """A monitor that cannot be started later on costs no job, but where there is no room from the start, say so."""
+    needed = _OWN_FILES + nproc * _FILES_PER_WORKER
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"this process may open {hard} files but {nproc} workers with their monitors need {needed}:"
+            " raise the hard limit (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @dataclass(frozen=True)
@@ -81,13 +99,18 @@ class Workers:
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
 
     def start_monitors(self) -> None:
-        """Start one rank monitor per worker; they live as long as the agent."""
+        """Start one rank monitor per worker; they live as long as the agent. Raises UsageError where limits forbid."""
         if not self._spec.monitored:
             return
+        _check_open_files(self._node.nproc)
         for local_rank in range(self._node.nproc):
             monitor = RankMonitor(local_rank, self._private.path, self._hung)
-            monitor.start()
-            self._monitors.append(monitor)
+            self._monitors.append(monitor)  # first: also one half started is closed in the end
+            try:
+                monitor.start()
+            except OSError as error:
+                why = error.strerror or error
+                raise UsageError(f"the rank monitor {local_rank} cannot be started: {why}; see ulimit -a") from None
 
     def start(self, plan: Plan) -> None:
         """Start all workers for `plan`; one that cannot be started counts as exited."""

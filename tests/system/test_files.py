@@ -7,28 +7,32 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import files
 from nvrx_slurm.system.files import PrivateDir
 
 OWNER = """
 import os, socket, sys
 from nvrx_slurm.system.files import PrivateDir
 made = PrivateDir()
-os.chdir(made.path)  # the path of a test is too long for a socket
-socket.socket(socket.AF_UNIX).bind("socket")
+socket.socket(socket.AF_UNIX).bind(str(made.path / "socket"))
 print(made.path, flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="nvrx-fs-") as short:  # pytest's own are too long for a socket
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        yield Path(short)
 
 
 def start_owner() -> tuple[subprocess.Popen[str], Path]:
@@ -74,3 +78,22 @@ def test_what_others_could_have_put_there_is_left_alone(base: Path) -> None:
     PrivateDir().remove()
     assert {p.name for p in base.iterdir()} == names | {"nvrx-experiment", "nvrx-agent-results", "nvrx-mc-x"}
     assert len(list(base.rglob("weights.pt"))) == 3
+
+
+def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = base / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    made = PrivateDir()
+    try:
+        assert made.path.parent in (Path("/tmp"), Path("/dev/shm"))
+        assert stat.S_IMODE(made.path.stat().st_mode) == 0o700 and list(long.iterdir()) == []
+    finally:
+        made.remove()
+    monkeypatch.setattr(files, "_SHORT", (str(base / "missing"), "/dev/shm"))
+    second = PrivateDir()
+    second.remove()
+    assert second.path.parent == Path("/dev/shm")
+    monkeypatch.setattr(files, "_SHORT", (str(base / "missing"),))
+    with pytest.raises(UsageError, match="too long for a Unix socket.*set a TMPDIR that is short"):
+        PrivateDir()
