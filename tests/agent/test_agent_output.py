@@ -160,7 +160,7 @@ def test_full_disk_for_logs_does_not_end_the_job(rig: Rig, small_disk: Path) -> 
     [
         ((), "gone.py", 2, "the training script gone.py does not exist (in "),
         (("--run-path",), "gone.py", 2, "the training script gone.py does not exist"),
-        (("--no-python",), "./gone-program", 1, "exited with code 127"),
+        (("--no-python",), "./gone-program", 2, "the program ./gone-program is not an executable file"),
         (("-m",), "no.such.module", 1, "exited with code 1"),
         (("--no-python", "-m"), "x", 2, "exclude each other"),
     ],
@@ -169,15 +169,22 @@ def test_what_cannot_be_started_is_said(rig: Rig, flags: tuple[str, ...], script
     one = rig.run(script, *flags)
     assert one.wait() == code
     assert what in one.text and "internal error" not in one.text
-    if code == 127:
-        assert "No such file" in one.text
 
 
 def test_program_without_execute_permission(rig: Rig) -> None:
     (rig.dir / "plain").write_text("#!/bin/sh\n")
     one = rig.run("./plain", "--no-python")
+    assert one.wait() == 2
+    assert "the program ./plain is not an executable file" in one.text
+
+
+def test_program_that_the_kernel_refuses(rig: Rig) -> None:
+    """Found and executable, but its interpreter is not there: known only when a worker is started."""
+    (rig.dir / "odd").write_text("#!/no/such/interpreter\n")
+    (rig.dir / "odd").chmod(0o755)
+    one = rig.run("./odd", "--no-python")
     assert one.wait() == 1
-    assert "exited with code 126" in one.text and "cannot start ./plain: Permission denied" in one.text
+    assert "exited with code 127" in one.text and "cannot start ./odd: No such file" in one.text
 
 
 @pytest.mark.parametrize("way", ["script", "module", "run-path", "no-python"])
