@@ -120,7 +120,7 @@ def test_restarts_used_up_end_every_task_with_1_and_the_first_cause_last(jobs: J
     for task in range(4):
         assert f"n{task + 1}: task {task}: Exited with exit code 1" in job.said()
         assert job.agent_log(task).count(" ends with code 1: ") == 1
-    assert len(job.marks("up", 1)) == 4 and job.marks("up", 2) == []
+    assert job.marks("up", 1) and job.marks("up", 2) == []  # rank 2 may end the cycle before all others are up
     cause = job.result()["first_cause"]
     assert (cause["rank"], cause["host"], cause["kind"], cause["exit_code"]) == (2, "n2", "exit", 1)
     report = job.said().partition("first cause: ")[2]
