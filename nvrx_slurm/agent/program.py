@@ -82,8 +82,8 @@ class AgentShell(Shell):
         """Offer a fresh port with the messages that carry one."""
         if not isinstance(message, (t.Register, t.Stopped)):
             return message
-        self._port.release()
-        self._port = PortReservation()
+        previous, self._port = self._port, PortReservation()
+        previous.release()  # only now, so that the new one is another
         return replace(message, port=self._port.port)
 
 

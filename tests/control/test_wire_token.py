@@ -171,8 +171,7 @@ def test_other_users_get_no_token_and_cannot_give_one() -> None:
 def test_no_credentials_at_all_is_said() -> None:
     async def body() -> None:
         async with Server() as server, Client(server.port, token="", credentials=None) as client:
-            while "NVRX_TOKEN is not set and there is no MUNGE" not in client.client.last_problem:
-                await asyncio.sleep(0.01)
+            await client.hear("NVRX_TOKEN is not set and there is no MUNGE")
             assert client.inbox.empty()
 
     run(body())

@@ -104,7 +104,18 @@ class Client:
         self.said: list[str] = []
         self._node = node
         endpoints = [("127.0.0.1", port) for port in ports]
-        self.client = ControlClient(endpoints, job, token, self._post, keepalive, credentials, self.said.append)
+        self._news = asyncio.Event()
+        self.client = ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
+
+    def _say(self, sentence: str) -> None:
+        self.said.append(sentence)
+        self._news.set()
+
+    async def hear(self, part: str) -> None:
+        """Wait until the client has said a sentence with `part` in it (`run` bounds the wait)."""
+        while not any(part in sentence for sentence in self.said):
+            self._news.clear()
+            await self._news.wait()
 
     def _post(self, event: Any) -> None:
         if isinstance(event, ag.Connected):
