@@ -13,15 +13,16 @@ can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 # apt_install PACKAGE...: without starting the services that come along; nothing of ours needs them.
 apt_install() {
-    local policy=/usr/sbin/policy-rc.d made=
+    local policy=/usr/sbin/policy-rc.d made= log
+    log=$(mktemp)
     say "apt-get install $*"
     if [ ! -e "$policy" ]; then
         printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=$policy
     fi
     local rc=0
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@"; } \
-        >/tmp/nvrx-apt.$$ 2>&1 || { rc=$?; tail -5 /tmp/nvrx-apt.$$ >&2; }
-    rm -f /tmp/nvrx-apt.$$ ${made:+"$made"}
+        >"$log" 2>&1 || { rc=$?; tail -5 "$log" >&2; }
+    rm -f "$log" ${made:+"$made"}
     return "$rc"
 }
 
