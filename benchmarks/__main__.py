@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import cycles, hang, idle, join, procfs
+from benchmarks import client, cycles, ends, hang, idle, inprocess, join, procfs, ranks
 from benchmarks.figures import Figure, Launchers, Result
 from benchmarks.harness import Failure, Launcher, become_subreaper, kill_all_children
 from benchmarks.nvrx_venv import make_venv
 
-FIGURES = [*cycles.FIGURES, *hang.FIGURES, *idle.FIGURES, *join.FIGURES]
+_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks)
+FIGURES = [figure for module in _MODULES for figure in module.FIGURES]
 RESULTS = Path(__file__).with_name("results")
 _COLUMNS = ("bare Python", "torchrun", "NVRx 0.4.1", "nvrx-run")
 _EXIT_MISSED = 1
@@ -24,12 +25,12 @@ def main() -> int:
     """Exit code 0: all targets that were measured are reached; 1: one is not, or could not be measured."""
     args = _arguments()
     if args.list:
-        print("\n".join(f"{figure.name:15} {figure.what}" for figure in FIGURES))
+        print("\n".join(f"{figure.name:18} {figure.what}" for figure in FIGURES))
         return 0
     become_subreaper()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        launchers = _launchers(args.nvrx)
+        launchers = _launchers(args.nvrx, args.watch)
         results = [_measure(figure, launchers, args.repeats) for figure in FIGURES if _wanted(figure, args.names)]
     finally:
         kill_all_children()
@@ -44,6 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the figures")
     parser.add_argument("--nvrx", action="store_true", help="also NVRx 0.4.1, in a venv of its own")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each launcher, the median counts [5]")
+    parser.add_argument("--watch", type=float, default=600.0, metavar="S", help="seconds of figure false-alarms [600]")
     args = parser.parse_args()
     for name in args.names:
         if not any(figure.name.startswith(name) for figure in FIGURES):
@@ -57,7 +59,7 @@ def _wanted(figure: Figure, names: list[str]) -> bool:
     return not names or any(figure.name.startswith(name) for name in names)
 
 
-def _launchers(nvrx: bool) -> Launchers:
+def _launchers(nvrx: bool, watch_s: float) -> Launchers:
     here = Path(sys.executable).parent
     venv = make_venv(RESULTS) if nvrx else None
     return Launchers(
@@ -65,6 +67,7 @@ def _launchers(nvrx: bool) -> Launchers:
         torchrun=Launcher("torchrun", (str(here / "torchrun"),)),
         ours=Launcher("nvrx-run", (str(here / "nvrx-run"),), ("--log-dir=logs",)),
         nvrx=Launcher("NVRx 0.4.1", (str(venv / "bin" / "ft_launcher"),), client="nvrx") if venv else None,
+        watch_s=watch_s,
     )
 
 
@@ -82,7 +85,7 @@ def _measure(figure: Figure, launchers: Launchers, repeats: int) -> Result:
 
 
 def table(results: list[Result]) -> str:
-    """Markdown: medians, our ratio to torchrun, target, reached."""
+    """Markdown: medians, our ratio to torchrun or NVRx, target, reached."""
     rows = [("what", *_COLUMNS, "ratio", "target", "reached")]
     for result in results:
         figure, ratio = result.figure, result.ratio()
@@ -100,7 +103,10 @@ def table(results: list[Result]) -> str:
 def _shown(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    return f"{value:.3f} s" if unit == "s" else f"{value:.1f} {unit}"
+    if value == float("inf"):
+        return "never"
+    digits = {"s": 3, "us": 2, "% of a core": 3}.get(unit, 1)
+    return f"{value:.{digits}f} {unit}"
 
 
 def _write(results: list[Result], repeats: int) -> Path:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import median
 
 from benchmarks.harness import Failure, Launcher
@@ -15,12 +16,16 @@ Samples = dict[str, list[float]]  # by name of the launcher
 
 @dataclass(frozen=True)
 class Launchers:
-    """Who takes part: the floor, torchrun, ours, and NVRx where it was asked for and could be installed."""
+    """Who takes part: the floor, torchrun, ours, and NVRx where it was asked for and could be installed.
+
+    `watch_s`: how long heartbeats are watched for false alarms.
+    """
 
     floor: Launcher
     torchrun: Launcher
     ours: Launcher
     nvrx: Launcher | None = None
+    watch_s: float = 600.0
 
     def rivals(self) -> list[Launcher]:
         """All real launchers."""
@@ -58,9 +63,11 @@ class Result:
         return median(values) if values else None
 
     def ratio(self) -> float | None:
-        """Ours / torchrun's."""
+        """Ours / torchrun's; where torchrun has no such thing, and the target is none of it, ours / NVRx's."""
         ours, theirs = self.median("nvrx-run"), self.median("torchrun")
-        return ours / theirs if ours is not None and theirs else None
+        if theirs is None and not self.figure.relative:
+            theirs = self.median("NVRx 0.4.1")
+        return ours / theirs if ours is not None and theirs and isfinite(theirs) else None
 
     def reached(self) -> bool:
         """Whether our median meets the target."""

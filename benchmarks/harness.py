@@ -74,17 +74,21 @@ def become_subreaper() -> None:
 
 
 class Job:
-    """One run of one launcher, as a context manager; at its end every process that it left is killed and reaped."""
+    """One run of one launcher, as a context manager; at its end every process that it left is killed and reaped.
 
-    def __init__(self, launcher: Launcher) -> None:
+    `life_s`: after that a worker ends by itself. `worker`: the script.
+    """
+
+    def __init__(self, launcher: Launcher, life_s: float = 120.0, worker: str = WORKER) -> None:
         self._launcher = launcher
+        self._worker = worker
         self.scratch = Path(tempfile.mkdtemp(prefix="nb-"))  # short: it holds Unix sockets
         fifo = self.scratch / "fifo"
         os.mkfifo(fifo)
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._received = b""
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-        self._env |= {"BENCH_FIFO": str(fifo), "BENCH_CLIENT": launcher.client}
+        self._env |= {"BENCH_FIFO": str(fifo), "BENCH_CLIENT": launcher.client, "BENCH_LIFE_S": str(life_s)}
         self._env["TMPDIR"] = str(self.scratch)
         self.events: list[Event] = []
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -101,12 +105,15 @@ class Job:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def start(self, nnodes: str, nproc: int, mode: str, flags: Sequence[str] = ()) -> None:
-        """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first."""
+        """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first.
+
+        `mode`: the worker's, with its argument behind a blank.
+        """
         if not self._launcher.program:
             self._start_bare(nproc, mode)
             return
         port = free_port()
-        script = [WORKER, mode]
+        script = [self._worker, *mode.split()]
         count = int(nnodes.partition(":")[2] or nnodes)
         commands = [[*self._launcher.command(nnodes, rank, nproc, port, flags), *script] for rank in range(count)]
         self.started_s = time.monotonic()
@@ -116,7 +123,7 @@ class Job:
     def _start_bare(self, nproc: int, mode: str) -> None:
         self.started_s = time.monotonic()
         for rank in range(nproc):
-            command = [sys.executable, WORKER, mode]
+            command = [sys.executable, WORKER, *mode.split()]
             self.nodes.append(self._spawn(command, self.scratch / f"{rank}.log", {"RANK": str(rank)}))
 
     def _spawn(self, command: list[str], log: Path, more: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -143,11 +150,19 @@ class Job:
                 return list(found.values())
             self._receive(until_s, f"{what!r} of {count} ranks")
 
+    def hear(self) -> None:
+        """Take what was told so far into `events`."""
+        while select.select([self._fifo], [], [], 0.0)[0]:
+            self._take()
+
     def _receive(self, until_s: float, what: str) -> None:
         ready, _, _ = select.select([self._fifo], [], [], max(0.0, until_s - time.monotonic()))
         if not ready:
             logs = "\n".join(p.read_text(errors="replace")[-2000:] for p in sorted(self.scratch.glob("*.log")))
             raise Failure(f"{self._launcher.name}: no {what} within {EVENT_TIMEOUT_S:g} s\n{logs}")
+        self._take()
+
+    def _take(self) -> None:
         *lines, self._received = (self._received + os.read(self._fifo, 65536)).split(b"\n")
         for line in lines:
             name, rank, pid, at_s = line.decode().split()

@@ -20,7 +20,8 @@ from nvrx_slurm.agent.program import CoordinatorShell
 from nvrx_slurm.agent.shell import EventLog
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.server import ControlServer
-from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import agent_events as ag
+from nvrx_slurm.core.agent import Agent
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.types import Node, Plan, Register
 
@@ -55,7 +56,7 @@ class _Agent:
 
     def __init__(self, port: int, number: int, all_planned: Any) -> None:
         node = Node(f"{number}", number, f"host{number}", "127.0.0.1", 8)
-        self._core = ag.Agent(node, ag.AgentSettings(), 0.0)
+        self._core = Agent(node, ag.AgentSettings(), 0.0)
         self._planned = all_planned
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
 

@@ -58,6 +58,18 @@ def alone_mb(pids: set[int]) -> float:
     return (own_kb + sum(shared_kb.values())) * 1024 / 1e6
 
 
+def private_mb(pid: int) -> float:
+    """Memory in MB (1e6 bytes) that would be free if this process ended."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
+
+
+def processor_s(pids: set[int]) -> float:
+    """Seconds that all threads of these processes have run so far, counted by the scheduler in nanoseconds."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
 def switches(pids: set[int]) -> int:
     """Context switches so far, voluntary and not, of all threads: each is one time that a thread was woken."""
     total = 0

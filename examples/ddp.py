@@ -7,6 +7,8 @@ What makes it restartable, and what to keep when you change it:
   (same world size, on CPU; on GPUs as far as NCCL's reductions are deterministic);
 * a checkpoint appears whole or not at all, and one that is damaged nevertheless is skipped for the one before;
 * the script starts the same way the first time and after every fault: join, resume, train;
+* before the time limit (or a preemption) all ranks save the same step and end well; the next life of the job, requeued
+  or submitted anew, goes on from there;
 * SIGTERM is left alone: the launcher decides when the processes stop.
 
 Hangs are noticed by heartbeats here, one per step; `ddp_sections.py` is the same training with sections instead.
@@ -34,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 FEATURES, HIDDEN = 32, 64
 KEEP_CHECKPOINTS = 2  # the newest, and one to fall back on should it turn out damaged
+ASK_EVERY = 5  # steps between two looks at whether the job is about to end; each look is a collective call
 
 
 def parse_args() -> argparse.Namespace:
@@ -91,6 +94,10 @@ class Heartbeats:
     def after_step(self) -> None:
         if self.client:
             self.client.send_heartbeat()  # its timeout must also cover the slowest checkpoint
+
+    def should_stop(self) -> bool:
+        """All ranks together, after each step: whether it is time to save and leave. The same answer on all of them."""
+        return self.client is not None and self.client.should_stop_together(every=ASK_EVERY)
 
     def before_checkpoint(self) -> None:
         """All ranks together: new timeouts, from the longest times of any rank so far."""
@@ -229,20 +236,25 @@ def note_progress(prefix: str, step: int) -> None:
     os.replace(path + ".tmp", path)
 
 
-def train(trainer: Trainer, args: argparse.Namespace, monitor: Heartbeats) -> None:
+def train(trainer: Trainer, args: argparse.Namespace, monitor: Heartbeats) -> bool:
+    """Whether it came to the end; False: it was told to stop early, and has saved what it had."""
     while trainer.step < args.steps:
         with monitor.section("step"):
             loss = trainer.train_step()
         monitor.after_step()
         if args.progress_file:
             note_progress(args.progress_file, trainer.step)
-        if trainer.step % args.checkpoint_every == 0 or trainer.step == args.steps:
+        stop = trainer.step < args.steps and monitor.should_stop()
+        if stop or trainer.step % args.checkpoint_every == 0 or trainer.step == args.steps:
             with monitor.section("checkpointing"):
                 dist.all_reduce(loss)
                 monitor.before_checkpoint()
                 if dist.get_rank() == 0:
                     save_checkpoint(args.checkpoint_dir, trainer.state_dict() | {"timeouts": monitor.state_dict()})
             say(f"step {trainer.step} loss {loss.item() / dist.get_world_size():.6f}")
+        if stop:
+            return False
+    return True
 
 
 @record  # hands an exception's traceback to the launcher, which prints the first one of all ranks last
@@ -260,8 +272,10 @@ def main(monitor_class: type[Heartbeats] = Heartbeats) -> None:
     with monitor.section("setup"):
         resume(trainer, monitor, args.checkpoint_dir, device)
         trainer.distribute()
-    train(trainer, args, monitor)
-    say(trainer.summary())
+    finished = train(trainer, args, monitor)
+    say(
+        trainer.summary() if finished else f"stopped early at step {trainer.step}, as told; the next life goes on there"
+    )
 
     # DDP first: were it the last to hold the group, its destructor would keep the GIL while it waits for a gloo thread
     # that needs the GIL to release our loss tensor, and the finished process would hang (seen with torch 2.13).

@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.sections import SectionError, Sections
 from nvrx_slurm.monitor import transport
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, OUTSIDE, SECTIONS, Page, PageError
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 if TYPE_CHECKING:
     from nvrx_slurm.config.ft import FaultToleranceConfig
     from nvrx_slurm.core.learn import HeartbeatTimeouts, SectionTimeouts
+    from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
+    from nvrx_slurm.types import WorkloadAction
 
 __all__ = [
     "FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR",
@@ -40,6 +42,8 @@ __all__ = [
     "RankMonitorClient",
     "RankMonitorClientError",
     "SectionTimeouts",
+    "WorkloadAction",
+    "WorkloadControlRequest",
 ]
 
 FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = "FT_RANK_MONITOR_IPC_SOCKET"
@@ -48,6 +52,8 @@ _LAZY = {
     "FaultToleranceConfig": "nvrx_slurm.config.ft",
     "HeartbeatTimeouts": "nvrx_slurm.core.learn",
     "SectionTimeouts": "nvrx_slurm.core.learn",
+    "WorkloadAction": "nvrx_slurm.types",
+    "WorkloadControlRequest": "nvrx_slurm.monitor.workload_control",
 }
 
 
@@ -147,6 +153,7 @@ class RankMonitorClient:
         self._heartbeat_ns = 0  # the last one, or the init before the first
         self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
         self._longest_ns = 0  # between two heartbeats
+        self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one has said yes
         _clients.add(self)
 
     @property
@@ -186,9 +193,14 @@ class RankMonitorClient:
         warmup = self.cfg.get("num_warmup_iterations", 0) if num_warmup_iters is None else num_warmup_iters
         self._heartbeat_ns = now_ns = monotonic_ns()
         self._first_ns = self._longest_ns = 0
+        self._together, self._agreed = 0, False
         self._sections = Sections(list(self.section_timeouts.section), warmup, now_ns, _megatron_iteration)
         self._page.words[OUTSIDE] = self._sections.outside_ns
         self._words = self._page.words
+        if self.cfg.get("install_exception_hook"):
+            from nvrx_slurm.monitor import exception_hook
+
+            exception_hook.install()
 
     def send_heartbeat(self) -> None:
         """Tell that this rank makes progress; restarts `rank_heartbeat_timeout`. About 0.2 us, never blocks.
@@ -249,6 +261,35 @@ class RankMonitorClient:
         for section in self._sections.open:
             self.end_section(section)
 
+    def should_stop(self) -> bool:
+        """Whether the job was warned (time limit, preemption): save your work and end with exit code 0. About 0.1 us.
+
+        It stays so until the process ends. Ranks may hear of it some steps apart: where all have to save the same step
+        use should_stop_together(). After a yes to any rank nvrx-run ends with 128 + the signal (138) instead of 0 once
+        all ranks have ended well, so that the batch script can requeue the job. Raises RankMonitorClientError if not
+        initialised in this process.
+        """
+        try:
+            return self._words[WARNED] != 0 and self._leave()
+        except (TypeError, ValueError):
+            raise self._uninitialized("should_stop") from None
+
+    def should_stop_together(self, every: int = 1, group: Any = None) -> bool:
+        """should_stop() that says yes on all ranks in the same call, as soon as one of them was warned.
+
+        A collective call: all ranks of `group` (a torch.distributed process group, None = the default one), equally
+        often. They only talk in each `every`-th call (>= 1), which costs one all_reduce of 8 bytes; in between the
+        answer is no. Without a process group it is should_stop(), for a job of one rank. Raises RankMonitorClientError
+        for several ranks without a group, a group without gloo and nccl, a bad `every`, or if not initialised.
+        """
+        self._need_cfg("should_stop_together")
+        if type(every) is not int or every < 1:
+            raise RankMonitorClientError(f"should_stop_together(every=...) must be an integer >= 1, not {every!r}")
+        self._together += 1
+        if not self._agreed and self._together % every == 0:
+            self._agreed = _any_of_all(self._words[WARNED] != 0, group)
+        return self._agreed and self._leave()
+
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Replace the heartbeat timeouts by safety_factor times the longest time that any rank has needed.
 
@@ -294,6 +335,19 @@ class RankMonitorClient:
         self._apply(self.hb_timeouts, new)
         return True
 
+    def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
+        """Ask for something that concerns more than this rank: see WorkloadAction.
+
+        Returns when the launcher of this node has been told, usually within 1 ms. What follows is its decision; workers
+        that are to end get SIGTERM. Of the description the first 4000 characters are kept. Raises TypeError for
+        anything but a WorkloadControlRequest, RankMonitorClientError if not initialised, or if the rank monitor does
+        not answer within 30 s or cannot pass it on.
+        """
+        self._need_cfg("send_workload_control_request")
+        from nvrx_slurm.monitor import workload_control
+
+        workload_control.send(self._path, req)
+
     def state_dict(self) -> dict[str, Any]:
         """The calculated timeouts, for the checkpoint: JSON-safe, the same on all ranks, empty if there are none."""
         return self._learn.to_state(self.hb_timeouts, self.section_timeouts)
@@ -336,6 +390,12 @@ class RankMonitorClient:
         )
         return heartbeats, self._learn.with_learned(configured, self.section_timeouts)
 
+    def _leave(self) -> bool:
+        """Let the agent know that the end of this process is not the end of the training."""
+        if not self._words[LEAVES]:
+            self._words[LEAVES] = monotonic_ns()
+        return True
+
     def _apply(self, heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> None:
         """Have the monitor use these limits; they are ours once it has said yes."""
         if told := self._learn.to_message(heartbeats, sections):
@@ -371,6 +431,18 @@ def _longest_of_all_s(times_ns: list[int]) -> list[float]:
     from nvrx_slurm.monitor.collective import longest_of_all
 
     return [time_ns / 1e9 for time_ns in longest_of_all(times_ns)]
+
+
+def _any_of_all(mine: bool, group: Any) -> bool:
+    from nvrx_slurm.monitor import collective
+
+    if group is not None or collective.is_initialized():
+        return collective.any_of_all(mine, group)
+    if _env_int("WORLD_SIZE", 1) > 1:
+        raise RankMonitorClientError(
+            "should_stop_together() is for all ranks: call torch.distributed.init_process_group() first"
+        )
+    return mine
 
 
 def _not_ready(error: Exception, skip: bool) -> bool:

@@ -18,6 +18,31 @@ class FaultKind(str, Enum):
     SPAWN = "spawn"  # it could not be started at all
     UNKILLABLE = "unkillable"  # it did not end after SIGKILL (D state)
     NODE_LOST = "node-lost"  # its agent's stream broke or went silent
+    EXCLUDED = "excluded"  # a rank asked to have its node taken out of the job
+
+
+class RestartPolicy(str, Enum):
+    """When a fault restarts all workers (seeds 000, 003, 004)."""
+
+    ANY_FAILED = "any-failed"  # any fault does
+    MIN_HEALTHY = "min-healthy"  # when fewer than MIN nodes run without a fault or are done
+
+
+class WorkloadAction(Enum):
+    """What a rank can ask of the job (`RankMonitorClient.send_workload_control_request`)."""
+
+    Continue = 0  # noted, nothing else
+    ExcludeThisNode = 1  # this node leaves at once and is not taken again in this job
+    ShutdownWorkload = 2  # everybody stops now, and nothing should start the job again
+
+
+class Doing(str, Enum):
+    """What an agent that registers is doing with its last plan."""
+
+    IDLE = "idle"  # it runs nothing
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"  # all its workers ended with 0
+    STOPPING = "stopping"  # they are being stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,65 +74,27 @@ class RankFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What an agent that (re-)registers has going on, so that a new coordinator can carry on."""
+class KindCount:
+    """Restarts per kind of first cause: spent, or allowed."""
 
-    term: int
-    cycle: int
-    group_rank: int
-    active_nodes: int
-    succeeded: bool = False
-
-
-# --- agent -> coordinator -------------------------------------------------------------------------
+    kind: FaultKind
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
-    """First message of an agent on every stream."""
+class History:
+    """What the job has behind it. Every plan carries it, so that any agent can tell it to the next coordinator."""
 
-    node: Node
-    port: int  # a port bound by this agent, offered as MASTER_PORT should it become group rank 0
-    running: Running | None = None
-    last_cycle: int = -1  # highest cycle this agent has seen a plan of
-    restarts_used: int = 0  # of that plan
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Ranks of this node failed; the agent already stops the others."""
-
-    term: int
-    cycle: int
-    faults: tuple[RankFault, ...]
+    restarts_used: int = 0
+    spent: tuple[KindCount, ...] = ()  # the same by kind of the first cause
+    no_progress: int = 0  # cycles in a row without checkpoint progress
+    iteration: int = -1  # of the last checkpoint that was seen; -1 = none yet
+    excluded: tuple[str, ...] = ()  # places (`place_of`) that are not taken again
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    """All workers of this node ended with 0."""
-
-    term: int
-    cycle: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """No worker of that cycle is left on this node; it is ready for the next plan."""
-
-    term: int
-    cycle: int
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndJob:
-    """This agent was told (by Slurm or a person) to end the job."""
-
-    code: int
-    reason: str
-
-
-# --- coordinator -> agent -------------------------------------------------------------------------
+def place_of(node: Node) -> str:
+    """What an excluded node is known by: its place in the job and its host, however often its agent comes back."""
+    return f"{node.infra_rank}@{node.host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +106,7 @@ class Plan:
 
     term: int
     cycle: int
-    restarts_used: int
+    history: History
     max_restarts: int
     active_nodes: int
     world_size: int
@@ -132,6 +119,79 @@ class Plan:
     def active(self) -> bool:
         """Whether the receiver runs workers in this cycle (otherwise it is a hot spare)."""
         return self.group_rank >= 0
+
+
+# --- agent -> coordinator -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """First message of an agent on every stream: all that a new coordinator needs in order to carry on."""
+
+    node: Node
+    port: int  # a port bound by this agent, offered as MASTER_PORT should it become group rank 0
+    plan: Plan | None = None  # the last one it took
+    doing: Doing = Doing.IDLE
+    faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
+    early: bool = False  # as in Succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Ranks of this node failed. Under any-failed the agent already stops the others, under min-healthy they go on."""
+
+    term: int
+    cycle: int
+    faults: tuple[RankFault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """All workers of this node ended with 0."""
+
+    term: int
+    cycle: int
+    early: bool = False  # a rank was told by `should_stop` to save its work and end
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No worker of that cycle is left on this node; it is ready for the next plan."""
+
+    term: int
+    cycle: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A rank of this node made a workload control request."""
+
+    term: int
+    cycle: int
+    action: WorkloadAction
+    rank: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarnJob:
+    """This agent got the warning signal, and not every process of the job did: tell the others."""
+
+    signum: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """This agent was told (by Slurm or a person) to end the job."""
+
+    code: int
+    reason: str
+    signum: int = 0  # the signal by which it was told, for the workers of the others; 0 = they are stopped as ever
+
+
+# --- coordinator -> agent -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +209,7 @@ class Finish:
 
     code: int
     reason: str
+    signum: int = 0  # as in EndJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,5 +220,22 @@ class Refused:
     reason: str
 
 
-AgentMessage = Register | Failed | Succeeded | Stopped | EndJob
-CoordinatorMessage = Plan | Stop | Finish | Refused
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """The job is about to end (time limit, preemption): ranks should save their work."""
+
+    signum: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksGone:
+    """Under min-healthy: these ranks of the cycle are dead; the in-process wrappers of the others want to know."""
+
+    cycle: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob
+CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone

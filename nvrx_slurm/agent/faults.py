@@ -14,6 +14,8 @@ _TAIL_BYTES = 16_000
 _ERROR_FILE_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
+_CANNOT_START = "nvrx-run: cannot start "  # the trampoline's words, with the codes that a shell has for it
+_CANNOT_START_CODES = (126, 127)
 
 
 def signal_name(signum: int) -> str:
@@ -39,8 +41,12 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankF
     torchelastic's `@record` writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
     message, traceback = _read_error_file(error_file)
+    tail = _tail(stderr_file) if not traceback else ""
+    last_line = tail[tail.rstrip().rfind("\n") + 1 :].strip()
+    if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
+        return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
     if not traceback:
-        traceback = _traceback_in(_tail(stderr_file))
+        traceback = _traceback_in(tail)
     if not message and traceback and fault.kind is FaultKind.EXIT:
         message = traceback.rstrip().splitlines()[-1]
     return replace(fault, message=fault.message or message[:500], traceback=traceback[-_TAIL_BYTES:])

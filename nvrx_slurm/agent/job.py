@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.core.agent_events import AgentSettings
 from nvrx_slurm.core.coordinator import CoordinatorSettings
+from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node
 
 if TYPE_CHECKING:
@@ -35,4 +36,6 @@ class Job:
     agent: AgentSettings
     coordinator: CoordinatorSettings | None  # None: another node is the coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
+    slurm: SlurmContext | None = None  # None: outside Slurm
+    progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

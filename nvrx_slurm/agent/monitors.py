@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
-from nvrx_slurm.monitor.page import create_page
+from nvrx_slurm.monitor.page import LEAVES, WARNED, Page, create_page
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ _PROGRAM = (
 )
 
 OnHang = Callable[[int, dict[str, Any]], None]
+OnAsked = Callable[[int, "t.WorkloadAction", str], None]
 
 
 def _socket_prefix(local_rank: int) -> str:
@@ -99,15 +101,18 @@ class RankMonitor:
     `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is
     called once per worker that the monitor found hung and is about to end (see hear()); `message` is the monitor's
     `hang`: cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
+    `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
+    monitor was killed just then), before its exit is seen.
 
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
     hear() -> unwatch(); in the end close().
     """
 
-    def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang) -> None:
+    def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked) -> None:
         self._local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
+        self._on_asked = on_asked
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dir_lock = -1  # of the directory that was made anew, see _remake_dir()
         self._lives = 0
@@ -196,6 +201,23 @@ class RankMonitor:
         life.watch, life.hung = message, False
         self._send(message, life.fds())
 
+    def warn(self) -> None:
+        """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
+        page = self._page()
+        if page is not None:
+            page.words[WARNED] = page.words[WARNED] or time.monotonic_ns()
+            page.close()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether should_stop() has said yes to the worker; ask before unwatch()."""
+        page = self._page()
+        if page is None:
+            return False
+        leaves = page.words[LEAVES] != 0
+        page.close()
+        return leaves
+
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
         self._send(wire.encode("unwatch"))
@@ -224,6 +246,14 @@ class RankMonitor:
         if self._dir_lock >= 0:
             os.close(self._dir_lock)
             self._dir_lock = -1
+
+    def _page(self) -> Page | None:
+        """The worker's page; None where it is not monitored."""
+        try:
+            return None if self._life is None else Page(self._life.page_fd)
+        except OSError as error:  # no memory
+            self._say_unmonitored(error)
+            return None
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -356,7 +386,7 @@ class RankMonitor:
         """Take all that the monitor has said (otherwise done by the loop, in its own time).
 
         Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the
-        worker, so after this on_hang() has been called if that is why it ended.
+        worker, so after this on_hang() has been called if that is why it ended; and on_asked() for all it asked for.
         """
         while self._control is not None:
             try:
@@ -380,9 +410,14 @@ class RankMonitor:
 
     def _take(self, message: dict[str, Any]) -> None:
         life = self._life
-        if message["type"] != "hang" or life is None or life.watch is None or life.hung:
+        if life is None or life.watch is None:
             return
         current = wire.decode(life.watch)
-        if (message.get("cycle"), message.get("pid")) == (current["cycle"], current["pid"]):
+        if (message.get("cycle"), message.get("pid")) != (current["cycle"], current["pid"]):
+            return
+        if message["type"] == "hang" and not life.hung:
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self._local_rank, message)
+        elif message["type"] == "control":
+            description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
+            self._on_asked(self._local_rank, t.WorkloadAction[str(message["action"])], description)

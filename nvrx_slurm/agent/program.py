@@ -14,13 +14,16 @@ from typing import Any, Protocol
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.job import Job
+from nvrx_slurm.agent.progress_file import ProgressFile
 from nvrx_slurm.agent.shell import EventLog, Shell
+from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.agent.workers import Workers
-from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import agent_events as ag
 from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.agent import Agent, State
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Say
-from nvrx_slurm.core.restarts import report
+from nvrx_slurm.core.restarts import headline, report
 from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.system import limits
 from nvrx_slurm.system.ports import PortReservation
@@ -52,10 +55,10 @@ class Link(Protocol):
 class AgentShell(Shell):
     """Carries out what the agent's core asks for."""
 
-    core: ag.Agent
+    core: Agent
     link: Link
 
-    def __init__(self, core: ag.Agent, log: EventLog, workers: Workers, console: Console) -> None:
+    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console) -> None:
         super().__init__(core, log)
         self._workers = workers
         self._console = console
@@ -71,6 +74,10 @@ class AgentShell(Shell):
             self._workers.signal(command.signum, wake=True)
         elif isinstance(command, ag.PassOn):
             self._workers.signal(command.signum)
+        elif isinstance(command, ag.WarnRanks):
+            self._workers.warn()
+        elif isinstance(command, ag.PostGone):
+            self._workers.post_gone(command.cycle, command.ranks, command.reason)
         elif isinstance(command, Say):
             self._console.say(command.text)
         elif isinstance(command, ag.Exit):
@@ -92,9 +99,13 @@ class CoordinatorShell(Shell):
 
     core: Coordinator
 
-    def __init__(self, core: Coordinator, log: EventLog, console: Console) -> None:
+    def __init__(
+        self, core: Coordinator, log: EventLog, console: Console, progress: ProgressFile | None, time_left: TimeLeft
+    ) -> None:
         super().__init__(core, log)
         self._console = console
+        self._progress = progress
+        self._time_left = time_left
         self.local: LocalLink | None = None
         self.server: Any = None  # ControlServer, where there are other nodes
 
@@ -108,12 +119,20 @@ class CoordinatorShell(Shell):
         elif isinstance(command, ev.Drop):
             if self.server is not None:
                 self.server.drop(command.node_id)
+        elif isinstance(command, ev.ReadProgress):
+            self._read_progress(command.cycle)
+        elif isinstance(command, ev.AskTimeLeft):
+            self._time_left.ask(lambda left_s: self.post(ev.TimeLeft(left_s)))
         elif isinstance(command, Say):
             self._console.say(command.text)
         elif isinstance(command, ev.Done):
             self.finish(command)
         else:
             raise TypeError(f"no way to carry out {command!r}")
+
+    def _read_progress(self, cycle: int) -> None:
+        assert self._progress is not None  # the core asks only where there is a file
+        self._progress.read(lambda iteration: self.post(ev.ProgressRead(cycle, iteration)))
 
 
 class LocalLink:
@@ -170,7 +189,9 @@ class Program:
         for note in self._notes:
             self._console.say(note)
         try:
-            workers = Workers(job.node, job.spec, job.run_dir, self._console, self._on_exit, self._on_hang)
+            workers = Workers(
+                job.node, job.spec, job.run_dir, self._console, self._on_exit, self._on_hang, self._on_asked
+            )
             try:
                 self._agent = self._make_agent(workers)
                 workers.start_monitors()
@@ -219,7 +240,7 @@ class Program:
 
     def _make_agent(self, workers: Workers) -> AgentShell:
         job = self._job
-        core = ag.Agent(job.node, job.agent, asyncio.get_running_loop().time())
+        core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         log = EventLog(job.run_dir.agent_events(job.node), core, self._console.say)
         return AgentShell(core, log, workers, self._console)
 
@@ -244,7 +265,10 @@ class Program:
     async def _become_coordinator(self, settings: CoordinatorSettings) -> None:
         core = Coordinator(settings, asyncio.get_running_loop().time())
         log = EventLog(self._job.run_dir.events("coordinator"), core, self._console.say)
-        self._coordinator = CoordinatorShell(core, log, self._console)
+        path = self._job.progress_file
+        progress = ProgressFile(path, self._console.say) if path is not None else None
+        time_left = TimeLeft(None if self._job.slurm is None else self._job.slurm.job_id)
+        self._coordinator = CoordinatorShell(core, log, self._console, progress, time_left)
         self._coordinator.result.add_done_callback(self._on_coordinator_done)
         if self._job.meeting is not None and not await self._serve():
             self._coordinator.finish(None)
@@ -300,10 +324,10 @@ class Program:
 
     # --- events from this node ------------------------------------------------------------------------------
 
-    def _on_exit(self, local_rank: int, fault: t.RankFault | None) -> None:
-        exited = ag.WorkerExited(local_rank, fault)
+    def _on_exit(self, local_rank: int, fault: t.RankFault | None, early: bool) -> None:
+        exited = ag.WorkerExited(local_rank, fault, early)
         by_slurm = self._job.agent.in_step and fault is not None and -fault.exit_code in _ENDING
-        if by_slurm and self._agent.core.state is ag.State.RUNNING:
+        if by_slurm and self._agent.core.state is State.RUNNING:
             # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
             # is no fault of the worker
             asyncio.get_running_loop().call_later(_OWN_SIGNAL_S, self._agent.post, exited)
@@ -313,20 +337,26 @@ class Program:
     def _on_hang(self, fault: t.RankFault) -> None:
         self._agent.post(ag.HangSeen(fault))
 
+    def _on_asked(self, local_rank: int, action: t.WorkloadAction, description: str) -> None:
+        self._agent.post(ag.RankAsked(local_rank, action, description))
+
     def _on_signals(self) -> None:
         for received in self._signals.read():
             everybody = self._job.agent.in_step and sent_by_slurm(received)
             if received.signum in _ENDING:
                 self._on_ending(received.signum, everybody)
-            elif not everybody:  # otherwise the workers have it already
-                self._agent.post(ag.Warned(received.signum))
+            elif not self._agent.result.done():
+                self._agent.post(ag.Warned(received.signum, everybody))
+            elif self._coordinator is not None and received.signum == self._job.agent.warning_signum:
+                warning = t.WarnJob(received.signum, f"the coordinator's node got signal {received.signum}")
+                self._coordinator.post(ev.GotWarnJob(self._job.node.node_id, warning))
 
     def _on_ending(self, signum: int, everybody: bool) -> None:
         """The agent may have left while the coordinator on this node serves on: then the signal is for that one."""
         if not self._agent.result.done():
             self._agent.post(ag.Signalled(signum, everybody))
         elif self._coordinator is not None:
-            end = t.EndJob(signal_exit_code(signum), f"the coordinator's node got signal {signum}")
+            end = t.EndJob(signal_exit_code(signum), f"the coordinator's node got signal {signum}", signum)
             self._coordinator.post(ev.GotEndJob(self._job.node.node_id, end))
 
     def _on_coordinator_done(self, result: asyncio.Future[Any]) -> None:
@@ -352,10 +382,12 @@ class Program:
 
     def _write_result(self, done: ev.Done) -> None:
         """Say how it ended, first cause last; leave the same as JSON for scripts (and for the front, see cli)."""
-        why = done.reason if done.cause is None else report(done.cause)
-        self._console.say(f"job ends with code {done.code}: {why}")
+        why = [] if done.cause is not None and headline(done.cause) in done.reason else [done.reason]
+        why += [report(done.cause)] if done.cause is not None else []
+        self._console.say(f"job ends with code {done.code}: " + "\n".join(why))
         cause = asdict(done.cause) if done.cause is not None else None
-        content = {"code": done.code, "reason": done.reason, "first_cause": cause}
+        requeues = None if self._job.slurm is None else self._job.slurm.restart_count
+        content = {"code": done.code, "reason": done.reason, "slurm_restart_count": requeues, "first_cause": cause}
         temporary = self._job.run_dir.result.with_suffix(".tmp")
         try:
             temporary.write_text(json.dumps(content, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -10,11 +11,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nvrx_slurm.agent import faults
+from nvrx_slurm.agent.board import BOARD_ENV, Board
 from nvrx_slurm.agent.console import Console
-from nvrx_slurm.agent.monitors import RankMonitor
+from nvrx_slurm.agent.monitors import OnAsked, RankMonitor
+from nvrx_slurm.agent.rank_log import open_log
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.errors import UsageError
@@ -55,6 +58,8 @@ class WorkerSpec:
     monitored: bool = True
     settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
     prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
+    warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
+    wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
 
 @dataclass
@@ -68,7 +73,11 @@ class _Worker:
 
 
 class Workers:
-    """All workers of one node. `on_exit(local_rank, fault)` and `on_hang(fault)` are called on the running loop."""
+    """All workers of one node. `on_exit(local_rank, fault, early)` and `on_hang(fault)` are called on the running loop.
+
+    `early`: it ended well, after `should_stop()` had told it to save its work and end. What it asked for
+    (`on_asked(local_rank, action, description)`, see RankMonitor) is told before its exit.
+    """
 
     def __init__(
         self,
@@ -76,8 +85,9 @@ class Workers:
         spec: WorkerSpec,
         run_dir: RunDir,
         console: Console,
-        on_exit: Callable[[int, RankFault | None], None],
+        on_exit: Callable[[int, RankFault | None, bool], None],
         on_hang: Callable[[RankFault], None],
+        on_asked: OnAsked,
     ) -> None:
         self._node = node
         self._spec = spec
@@ -85,14 +95,17 @@ class Workers:
         self._console = console
         self._on_exit = on_exit
         self._on_hang = on_hang
+        self._on_asked = on_asked
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, _Worker] = {}
         self._stopping = False
         self._nobody = asyncio.Event()  # no worker is alive
         self._nobody.set()
         self._private = PrivateDir()  # sockets of the monitors
+        self._board = Board(self._private.path) if spec.wrapped else None
         self._monitors: list[RankMonitor] = []
         self._orphans = processes.Orphans()
+        self._output_lost = False
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
         self._child_ended = asyncio.Event()
         self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
@@ -104,7 +117,7 @@ class Workers:
             return
         _check_open_files(self._node.nproc)
         for local_rank in range(self._node.nproc):
-            monitor = RankMonitor(local_rank, self._private.path, self._hung)
+            monitor = RankMonitor(local_rank, self._private.path, self._hung, self._on_asked)
             self._monitors.append(monitor)  # first: also one half started is closed in the end
             try:
                 monitor.start()
@@ -114,17 +127,18 @@ class Workers:
 
     def start(self, plan: Plan) -> None:
         """Start all workers for `plan`; one that cannot be started counts as exited."""
-        self._stopping = self._failed = False
+        if self._spec.wrapped:
+            self._orphans.kill(self._known())  # of an earlier cycle
+        self._stopping = self._failed = self._output_lost = False
         directory = self._run_dir.node_dir(plan.cycle, self._node)
         for local_rank in range(self._node.nproc):
             rank = plan.rank_offset + local_rank
             where = RankFault(FaultKind.SPAWN, self._node.host, self._node.infra_rank, rank, local_rank)
             try:
-                directory.mkdir(parents=True, exist_ok=True)
                 self._start_one(plan, directory, local_rank, where)
             except OSError as error:
                 fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
-                self._loop.call_soon(self._on_exit, local_rank, fault)
+                self._loop.call_soon(self._on_exit, local_rank, fault, False)
 
     def signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
@@ -133,6 +147,21 @@ class Workers:
             worker.child.signal_group(signum)
             if wake:
                 worker.child.signal_group(signal.SIGCONT)
+
+    def post_gone(self, cycle: int, ranks: tuple[int, ...], reason: str) -> None:
+        """Tell the in-process wrappers of this node that ranks elsewhere are dead."""
+        if self._board is None:
+            return
+        try:
+            self._board.post(cycle, ranks, reason)
+        except OSError as error:
+            self._console.say(f"the wrappers will hear of dead ranks late: {self._board.path}: {error.strerror}")
+
+    def warn(self) -> None:
+        """Have `should_stop()` say yes in all workers that are alive."""
+        for local_rank in self._alive:
+            if self._monitors:
+                self._monitors[local_rank].warn()
 
     async def close(self) -> None:
         """Kill what is left, end the monitors, remove our directory. Bounded, and never raises: what breaks is said."""
@@ -183,17 +212,20 @@ class Workers:
     def _start_one(self, plan: Plan, directory: Path, local_rank: int, where: RankFault) -> None:
         stem = directory / f"rank_{where.rank}"
         error_file = stem.with_suffix(".error.json")
-        error_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            error_file.unlink()
         rank_vars = rank_env(self._spec.contract, plan, self._node, local_rank, str(error_file))
         monitor = self._monitors[local_rank] if self._monitors else None
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
+        if self._board is not None:
+            rank_vars[BOARD_ENV] = str(self._board.path)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         argv = [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *self._spec.argv]
         out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
-        with out_path.open("ab") as out, err_path.open("ab") as err:
+        with self._log(out_path) as out, self._log(err_path) as err:
             self._show(local_rank, where.rank, out_path, err_path)
-            child = processes.start(argv, env, out, err)
+            child = processes.start(argv, env, out, err, self._spec.warning_signal)
         where = replace(where, pid=child.pid, log=str(err_path))
         self._alive[local_rank] = worker = _Worker(child, plan, where, err_path, error_file)
         self._nobody.clear()
@@ -209,10 +241,18 @@ class Workers:
                 cfg=self._spec.settings,
             )
 
+    def _log(self, path: Path) -> IO[bytes]:
+        """The file for one stream of a rank; a full disk ends no training, so then it is /dev/null, said once."""
+        file, problem = open_log(path)
+        if problem and not self._output_lost:
+            self._output_lost = True
+            self._console.say(f"{path}: {problem}: what the workers write is lost in this cycle, they go on without")
+        return file
+
     def _show(self, local_rank: int, rank: int, out: Path, err: Path) -> None:
         streams = self._spec.shown(local_rank)
         for bit, path in ((1, out), (2, err)):
-            if streams & bit:
+            if streams & bit and path.exists():
                 self._console.follow(path, f"[rank {rank}] ", bit)
 
     def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
@@ -231,18 +271,20 @@ class Workers:
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         self._failed = self._failed or code != 0 or self._stopping
-        if self._failed and not self._alive:
+        if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
             self._orphans.kill(self._known())
         else:
             self._orphans.reap(self._known())
+        early = False
         if self._monitors:
+            early = code == 0 and self._monitors[local_rank].leaves
             self._monitors[local_rank].unwatch()
         fault = faults.from_exit_code(code, worker.where)
         if worker.hang is not None:
             fault = replace(worker.hang, exit_code=code)
         if fault is None or self._stopping:
-            self._on_exit(local_rank, fault)
+            self._on_exit(local_rank, fault, early)
             return
         self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))
 
@@ -259,7 +301,7 @@ class Workers:
             fault = replace(fault, message=fault.message or "its log could not be read within a second")
         if before is not None:
             await asyncio.wait({before})
-        self._on_exit(local_rank, fault)
+        self._on_exit(local_rank, fault, False)
 
     def _read_details(self, details: asyncio.Future[RankFault], fault: RankFault, worker: _Worker) -> None:
         found = faults.with_details(fault, worker.error_file, worker.stderr)

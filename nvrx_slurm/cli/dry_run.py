@@ -11,7 +11,8 @@ from nvrx_slurm.cli import place
 from nvrx_slurm.cli.front import step_argv
 from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.config import Config, Resolved
-from nvrx_slurm.types import Node, Plan
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.types import History, Node, Plan
 
 _NODES_SHOWN = 8
 
@@ -31,6 +32,7 @@ def dry_run(resolved: Resolved, here: place.Here, script: str, args: tuple[str, 
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
     lines += _node_rows(here, nodes.min, nodes.max, nproc)
     lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(place.worker_argv(config, script, args))]
+    lines += _numa_rows(config, nproc)
     lines += ["", "environment of rank 0, besides what is inherited:"]
     env = _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc)
     lines += [f"  {name}={value}" for name, value in env.items()]
@@ -47,8 +49,19 @@ def _node_rows(here: place.Here, active: int, total: int, nproc: int) -> list[st
     return rows + (["  ..."] if total > _NODES_SHOWN else [])
 
 
+def _numa_rows(config: Config, nproc: int) -> list[str]:
+    try:
+        found = place.numa_places(config, nproc, os.environ)
+    except UsageError as error:  # perhaps only so on a login node
+        return ["", f"NUMA binding, were the workers on this node: {error}"]
+    rows = [
+        f"  local rank {rank}: {shlex.join(where.prefix) or '-'}  ({where.text})" for rank, where in enumerate(found)
+    ]
+    return ["", "NUMA binding, were the workers on this node:", *rows] if rows else []
+
+
 def _first_env(config: Config, run_id: str, run_dir: str, active: int, nproc: int) -> dict[str, str]:
     node = Node("0", 0, "node 0", "", nproc)
-    plan = Plan(1, 0, 0, config.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
+    plan = Plan(1, 0, History(), config.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
     env = rank_env(WorkerContract(run_id, config.launch.role, run_dir), plan, node, 0, "<its error file>")
     return {**env, "MASTER_PORT": "<free port of that node, fresh per cycle>"}

@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from nvrx_slurm import __version__
+from nvrx_slurm.cli import completion
 from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
 from nvrx_slurm.config.settings import GROUPS, shown
 from nvrx_slurm.config.values import nearest
@@ -49,6 +51,13 @@ class RunCommand(click.Command):
         except click.Abort:
             code = 130
         sys.exit(int(code or 0))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Our flags, in any spelling; behind the script, where flags are its own, files."""
+        if ctx.params.get("script"):
+            return completion.files(ctx, None, incomplete)
+        name = incomplete.lstrip("-")
+        return super().shell_complete(ctx, incomplete[: len(incomplete) - len(name)] + spelling(name))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Built options by group, then the names of those to come."""
@@ -100,7 +109,8 @@ def _option(item: Setting) -> click.Option:
     extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
     if item.form == "repeat":
         extra["multiple"] = True
-    return click.Option([item.key, *item.flags], default=None, help=item.help, hidden=not item.built, **extra)
+    extra.update(hidden=not item.built, shell_complete=completion.values(item))
+    return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
 
 
 def _flags_given(ctx: click.Context) -> dict[str, object]:
@@ -126,13 +136,14 @@ def nvrx_run_options(body: Body) -> click.Command:
             raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
         return body(resolved, script, tuple(script_args))
 
+    own: dict[str, Any] = {"shell_complete": completion.files}
     return RunCommand(
         PROGRAM,
         callback=command,
         params=[
             *(_option(item) for item in SETTINGS.values() if item.flags),
-            click.Argument(["script"], required=False, metavar="SCRIPT"),
-            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+            click.Argument(["script"], required=False, metavar="SCRIPT", **own),
+            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...", **own),
             click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version),
         ],
         help=body.__doc__,

@@ -19,15 +19,17 @@ from nvrx_slurm.agent.job import Job, Meeting
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
-from nvrx_slurm.config import Config, NodeRange, Std
+from nvrx_slurm.config import Config, NodeRange, Resolved, Std
+from nvrx_slurm.config.values import MAX_SECONDS
 from nvrx_slurm.control.auth import TOKEN_ENV
-from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.core.agent_events import AgentSettings
 from nvrx_slurm.core.coordinator import CoordinatorSettings
+from nvrx_slurm.core.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.env import SlurmContext, Where, array_infra_rank, coordinator_ports, detect
 from nvrx_slurm.system import gpus, numa
-from nvrx_slurm.types import Node
+from nvrx_slurm.types import KindCount, Node, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL of this cluster; the front asks Slurm once
 RUN_ENV = "NVRX_RUN"  # name of the run's directory, from the front
@@ -75,13 +77,21 @@ def _is_login_node(env: Mapping[str, str]) -> bool:
 def run_dir(config: Config, here: Here, env: Mapping[str, str]) -> RunDir:
     """The log tree of this run."""
     slurm = here.slurm
-    log_dir = Path(config.launch.log_dir).absolute()
+    log_dir = Path(config.launch.log_dir)
+    log_dir = log_dir if log_dir.is_absolute() else _cwd() / log_dir
     if slurm is not None:
         return RunDir(log_dir, slurm.job_name_id, _file_name(env.get(RUN_ENV, "") or _run_name(slurm)))
     run_id = config.launch.rdzv_id
     if run_id == "none" and config.launch.node_range(None).max == 1:
         run_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return RunDir(log_dir, _file_name(run_id), "r0")
+
+
+def _cwd() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working directory is gone ({error.strerror}); cd to one that exists") from None
 
 
 def _run_name(slurm: SlurmContext) -> str:
@@ -106,7 +116,13 @@ def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
 
 
 def workers_per_node(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
-    """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none."""
+    """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
+    nproc = _nproc(config, slurm, env)
+    config.launch.check_local_ranks(nproc)
+    return nproc
+
+
+def _nproc(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
     wanted = config.launch.nproc_per_node
     if isinstance(wanted, int):
         return wanted
@@ -130,14 +146,49 @@ def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]
     python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
     if launch.module:
         return [*python, "-m", script, *args]
-    if not Path(script).exists():
-        raise UsageError(f"the training script {script} does not exist (in {Path.cwd()}); check the path")
+    _check_script(script)
     return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
 
 
-def _numa(config: Config, nproc: int) -> tuple[tuple[str, ...], ...]:
-    per_node = config.launch.gpus_per_numa
-    return () if per_node is None else numa.prefixes(nproc, per_node, config.ft.numa_bind_strict)
+def _check_script(script: str) -> None:
+    """Say it once, before every rank's Python says it in every cycle."""
+    if not os.path.exists(script):  # False for whatever cannot be looked at, unlike Path's
+        raise UsageError(f"the training script {script} does not exist (in {_cwd()}); check the path")
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise UsageError(f"the training script {script} is a directory without a __main__.py; give a file")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the training script {script} may not be read by this user; check its permissions")
+
+
+def _numa(config: Config, nproc: int, env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    found = numa_places(config, nproc, env)
+    prefixes = tuple(where.prefix for where in found)
+    what = numa.BY_NUMBER if config.launch.gpus_per_numa is not None else numa.BY_GPU
+    if any(prefixes):
+        numa.require_numactl(what)
+        numa.check(prefixes, what)
+    return prefixes
+
+
+def numa_places(config: Config, nproc: int, env: Mapping[str, str]) -> tuple[numa.Place, ...]:
+    """Where each worker of this node goes by --numa-bind or NVRX_GPUS_PER_NUMA; () if nothing is to be bound."""
+    launch, strict = config.launch, config.ft.numa_bind_strict
+    if launch.gpus_per_numa is not None:
+        if launch.numa_bind != "off":
+            raise UsageError(f"{numa.BY_GPU} and {numa.BY_NUMBER} exclude each other; leave one out")
+        prefixes = numa.prefixes(nproc, launch.gpus_per_numa, strict)
+        return tuple(numa.Place(prefix, numa.BY_NUMBER) for prefix in prefixes)
+    if launch.numa_bind == "off":
+        return ()
+    return numa.by_gpu(nproc, env, strict, Path(launch.sysroot) / "sys")
+
+
+def numa_note(job: Job) -> str:
+    """A sentence about workers of this node that are not bound though NUMA binding is on, or ""."""
+    loose = [str(rank) for rank, prefix in enumerate(job.spec.prefixes) if not prefix]
+    if not loose:
+        return ""
+    return f"{numa.BY_GPU}: local ranks {','.join(loose)} are not bound; --dry-run on this node says why"
 
 
 def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, args: tuple[str, ...]) -> Job:
@@ -147,9 +198,6 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     meeting = _meeting(config, slurm, nodes, env)
     node = _node(config, slurm, meeting, workers_per_node(config, slurm, env))
     directory = run_dir(config, here, env)
-    kill_after_s = config.launch.term_timeout
-    if slurm is not None:
-        kill_after_s = min(kill_after_s, max(1.0, _kill_wait_s(env) - _KILL_WAIT_MARGIN_S))
     spec = WorkerSpec(
         argv=worker_argv(config, script, args),
         contract=WorkerContract(directory.job_id, config.launch.role, str(directory.path)),
@@ -158,19 +206,28 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         shown=_shown(config),
         monitored=not config.launch.disable_rank_monitors,
         settings=config.ft.rank_settings(),
-        prefixes=_numa(config, node.nproc),
+        prefixes=_numa(config, node.nproc, env),
+        warning_signal=config.ft.warning_signal or 0,
+        wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
-        term_timeout_s=kill_after_s,
+        term_timeout_s=_term_timeout_s(config, slurm, env),
         kill_timeout_s=_KILL_TIMEOUT_S,
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
+        policy=RestartPolicy(config.ft.restart_policy),
+        warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent) if hosts else None
     unsure = slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None
-    return Job(node, directory, spec, agent, coordinator, meeting, may_yield=unsure)
+    return Job(node, directory, spec, agent, coordinator, meeting, slurm, _progress_file(config), may_yield=unsure)
+
+
+def _progress_file(config: Config) -> str | None:
+    path = config.ft.checkpoint_iteration_file
+    return os.path.join(_cwd(), path) if path is not None and config.ft.is_progress_tracking_enabled else None
 
 
 def _coordinator(
@@ -184,11 +241,31 @@ def _coordinator(
         min_nodes=nodes.min,
         max_nodes=nodes.max,
         max_restarts=config.launch.max_restarts,
+        policy=agent.policy,
+        limits=_restart_limits(config),
+        max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        tracks_progress=config.ft.is_progress_tracking_enabled,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
         stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s,
         drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
+        time_limited=slurm is not None,
+        warn_before_end_s=config.ft.warn_before_end,
+        stop_before_end_s=config.ft.stop_before_end,
+        warning_signum=agent.warning_signum,
         expected=expected,
+    )
+
+
+def _restart_limits(config: Config) -> RestartLimits:
+    by_kind = config.ft.max_restarts_by_fault
+    return RestartLimits(
+        by_kind=tuple(KindCount(kind, count) for kind, count in by_kind.items()),
+        crash_loop_s=config.ft.crash_loop_window,
+        crash_loop_pause_s=config.ft.crash_loop_backoff,
+        max_no_progress_cycles=max(0, config.ft.max_no_progress_cycles),
+        min_progress_iterations=config.ft.min_progress_iterations,
+        no_restart_code=config.ft.no_restart_exit_code,
     )
 
 
@@ -224,6 +301,34 @@ def token_note(config: Config, meeting: Meeting | None, env: Mapping[str, str]) 
         f"{TOKEN_ENV} is not set: whoever reaches {host}:{port} and guesses --rdzv-id={config.launch.rdzv_id} can join;"
         f" export the same random {TOKEN_ENV} on all nodes"
     )
+
+
+def _term_timeout_s(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> float:
+    wanted_s = config.launch.term_timeout
+    return wanted_s if slurm is None else min(wanted_s, max(1.0, _kill_wait_s(env) - _KILL_WAIT_MARGIN_S))
+
+
+def term_note(resolved: Resolved, slurm: SlurmContext | None, env: Mapping[str, str]) -> str:
+    """A sentence where Slurm leaves workers less time to end than the user asked for, or ""."""
+    wanted_s, origin = resolved.config.launch.term_timeout, resolved.origins["term_timeout"]
+    left_s = _term_timeout_s(resolved.config, slurm, env)
+    if left_s >= wanted_s or origin.layer == "default":
+        return ""
+    return (
+        f"{origin.with_value(f'{wanted_s:g}')} is cut to {left_s:g} s: Slurm kills everything KillWait"
+        f" ({_kill_wait_s(env):g} s) after its SIGTERM; use #SBATCH --signal to warn workers earlier"
+    )
+
+
+def time_limit_note(resolved: Resolved, slurm: SlurmContext | None) -> str:
+    """A sentence about settings that count from a time limit where there is no Slurm to have one, or ""."""
+    ft, origins = resolved.config.ft, resolved.origins
+    told = {"ft_warn_before_end": ft.warn_before_end, "ft_stop_before_end": ft.stop_before_end}
+    names = [origins[key].name for key, before_s in told.items() if before_s > 0]
+    if slurm is not None or not names:
+        return ""
+    verb = "have" if len(names) > 1 else "has"
+    return f"{' and '.join(names)} {verb} no effect: this is no Slurm job, and only those have a time limit"
 
 
 def _may_host(config: Config, slurm: SlurmContext | None, meeting: Meeting) -> bool:
@@ -266,9 +371,12 @@ def _group_rank(env: Mapping[str, str]) -> int:
 def _kill_wait_s(env: Mapping[str, str]) -> float:
     text = env.get(KILL_WAIT_ENV, "")
     try:
-        return float(text) if text else _KILL_WAIT_S
+        seconds = float(text) if text else _KILL_WAIT_S
     except ValueError:
-        raise UsageError(f"{KILL_WAIT_ENV}={text!r} is not a number of seconds; unset it") from None
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_SECONDS:  # a NaN is neither
+        raise UsageError(f"{KILL_WAIT_ENV}={text!r} is not a number of seconds; unset it")
+    return seconds
 
 
 class _shown:

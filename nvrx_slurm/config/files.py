@@ -1,4 +1,4 @@
-"""The one owner of yaml: reads and writes the `fault_tolerance:` section of a file.
+"""The one owner of yaml: reads documents, reads and writes the `fault_tolerance:` section of a file.
 
 yaml is imported only when there is a file, so that `nvrx-run --help` stays fast.
 """
@@ -24,7 +24,7 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
 
     Raises UsageError: no such file or section (MissingSection), two sections, not UTF-8, not YAML, not a mapping.
     """
-    sections = list(_sections(_read_yaml(path)))
+    sections = list(_sections(read_document(path, "--ft-cfg-path")))
     if not sections:
         raise MissingSection(f"{path} has no {SECTION_KEY}: section; add one, or remove --ft-cfg-path")
     if len(sections) > 1:
@@ -42,10 +42,15 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
 
 def write_section(path: str, plain: Mapping[str, object]) -> None:
     """Write a file that `read_section` reads. Raises OSError."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(document_text({SECTION_KEY: dict(plain)}))
+
+
+def document_text(plain: Mapping[str, object]) -> str:
+    """Plain data as YAML, keys in their order."""
     import yaml
 
-    with open(path, "w", encoding="utf-8") as file:
-        yaml.safe_dump({SECTION_KEY: dict(plain)}, file, sort_keys=False, allow_unicode=True)
+    return str(yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True, width=100))
 
 
 def _sections(document: object) -> Iterator[tuple[str, object]]:
@@ -65,8 +70,11 @@ def _sections(document: object) -> Iterator[tuple[str, object]]:
                 todo.append((place, value))
 
 
-def _read_yaml(path: str) -> object:
-    """One YAML document. Raises UsageError with file, line and what is wrong."""
+def read_document(path: str, flag: str) -> object:
+    """The one YAML document of a file of at most 256 KiB that the flag called `flag` named.
+
+    Raises UsageError with file, line and what is wrong; MissingSection if there is no such file.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -82,7 +90,7 @@ def _read_yaml(path: str) -> object:
                 seen.add(name)
             return node
 
-    text = _read_text(path)
+    text = _read_text(path, flag)
     try:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
@@ -96,18 +104,18 @@ def _read_yaml(path: str) -> object:
         raise UsageError(f"{path}: nested too deeply; make it flatter") from None
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, flag: str) -> str:
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_YAML_BYTES + 1)
     except FileNotFoundError:
-        raise MissingSection(f"{path} does not exist; correct --ft-cfg-path or remove it") from None
+        raise MissingSection(f"{path} does not exist; correct {flag} or remove it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path} cannot be read ({reason}); correct --ft-cfg-path or remove it") from None
+        raise UsageError(f"{path} cannot be read ({reason}); correct {flag} or remove it") from None
     if len(data) > MAX_YAML_BYTES:
         raise UsageError(
-            f"{path} is larger than {MAX_YAML_BYTES // 1024} KiB; put the {SECTION_KEY}: section in a file of its own"
+            f"{path} is larger than {MAX_YAML_BYTES // 1024} KiB; give {flag} a file without anything else"
         )
     try:
         return data.decode("utf-8-sig")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from nvrx_slurm.config.settings import (
 )
 from nvrx_slurm.config.values import did_you_mean
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.types import FaultKind
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,49 @@ class FaultToleranceConfig(Section):
     log_level: int = setting(
         v.LOG_LEVEL, logging.INFO, LOGS, help="Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
     )
+    warning_signal: signal.Signals | None = setting(
+        v.USER_SIGNAL,
+        signal.SIGUSR1,
+        RESTARTS,
+        help="This signal, from Slurm (sbatch --signal=USR1@120) or a person, means that the job is about to end:"
+        " should_stop() says yes in every rank, and a worker without a handler does not die of it. A second one, 3 s"
+        " later, ends the job. none: it is only passed on.",
+    )
+    warn_before_end: float = setting(
+        v.SECONDS,
+        0.0,
+        RESTARTS,
+        help="Warn all ranks this long before the time limit of the Slurm job, too; 0: only when a signal comes.",
+    )
+    stop_before_end: float = setting(
+        v.SECONDS,
+        0.0,
+        RESTARTS,
+        help="End the job as by SIGTERM this long before the time limit of the Slurm job; 0: leave that to Slurm.",
+    )
     restart_policy: str = setting(
-        v.choice("any-failed", later=("min-healthy",)),
+        v.choice("any-failed", "min-healthy"),
         "any-failed",
         RESTARTS,
         aliases=("--restart-policy",),
-        help="any-failed: the end of any worker restarts all. (min-healthy is not built yet.)",
+        help="any-failed: a fault of any worker restarts all. min-healthy: all nodes train, and faults restart all only"
+        " when fewer than MIN of --nnodes run without one (for the in-process wrapper).",
+    )
+    max_restarts_by_fault: Mapping[FaultKind, int] = setting(
+        v.RESTARTS_BY_FAULT,
+        {},
+        RESTARTS,
+        help="How many of --max-restarts may be spent on these kinds of first cause, for example hang:2,node-lost:5.",
+    )
+    crash_loop_window: float = setting(
+        v.SECONDS, 5.0, RESTARTS, help="A cycle that ends in a fault sooner than this has died at its start."
+    )
+    crash_loop_backoff: float = setting(
+        v.SECONDS,
+        1.0,
+        RESTARTS,
+        help="Pause after the same rank died at its start twice in a row; doubles with each time more, up to 60."
+        " 0: none.",
     )
     restart_check_interval: float = setting(
         v.POSITIVE_SECONDS,
@@ -134,7 +172,11 @@ class FaultToleranceConfig(Section):
         help="Accepted for compatibility; nothing waits for an answer.",
     )
     install_exception_hook: bool = setting(
-        v.BOOL, False, MONITORING, built=False, help="An uncaught exception in a rank ends its process at once."
+        v.BOOL,
+        False,
+        MONITORING,
+        help="An uncaught exception ends a rank at once after its traceback (from init_workload_monitoring on):"
+        " nothing waits for threads, atexit functions or collectives.",
     )
 
     # Restarts.
@@ -149,17 +191,23 @@ class FaultToleranceConfig(Section):
         v.optional(v.PATH),
         None,
         RESTARTS,
-        built=False,
-        help="File with the iteration of the last checkpoint: what counts as progress.",
+        help="File with one integer, the iteration of the last checkpoint, that the coordinator's node can read: what"
+        " counts as progress. Cycles after which it cannot be read are not scored.",
     )
     max_no_progress_cycles: int = setting(
-        v.integer(-1), 3, RESTARTS, built=False, help="Give up after this many cycles without progress; <= 0: never."
+        v.integer(-1),
+        3,
+        RESTARTS,
+        help="With a checkpoint iteration file: give up after this many cycles in a row without progress; <= 0: never.",
     )
     min_progress_iterations: int = setting(
-        v.integer(1), 1, RESTARTS, built=False, help="Iterations that count as progress."
+        v.integer(1), 1, RESTARTS, help="So many iterations more than after the cycle before are progress."
     )
     no_restart_exit_code: int = setting(
-        v.integer(1, 255), 93, RESTARTS, built=False, help='Exit code for "do not restart".'
+        v.integer(1, 255),
+        93,
+        RESTARTS,
+        help="Exit code for a job that should not be started again: a rank shut it down, or it made no progress.",
     )
     check_remaining_processes: bool = setting(
         v.BOOL, False, RESTARTS, built=False, help="Report what is left of stopped workers."
@@ -182,7 +230,7 @@ class FaultToleranceConfig(Section):
         v.POSITIVE_SECONDS, 2.0, DEVICES, built=False, help="Time between two looks at it."
     )
     numa_bind_strict: bool = setting(
-        v.BOOL, True, DEVICES, help="With NVRX_GPUS_PER_NUMA: numactl --membind; false: --localalloc."
+        v.BOOL, True, DEVICES, help="With NUMA binding: numactl --membind; false: --localalloc."
     )
 
     # Health checks.
@@ -288,6 +336,18 @@ class FaultToleranceConfig(Section):
     def is_progress_tracking_enabled(self) -> bool:
         """Whether cycles without checkpoint progress are counted."""
         return self.checkpoint_iteration_file is not None and self.max_no_progress_cycles > 0
+
+    def contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Pairs (is it so?, the sentence about it)."""
+        warn_s, stop_s = self.warn_before_end, self.stop_before_end
+        yield (
+            0.0 < warn_s <= stop_s,
+            f"--ft-warn-before-end {warn_s:g} comes no sooner than --ft-stop-before-end {stop_s:g}; make it longer",
+        )
+        yield (
+            warn_s > 0.0 and self.warning_signal is None,
+            "--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1 or SIGUSR2",
+        )
 
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.watch.Limits`; plain JSON."""

@@ -287,6 +287,16 @@ class LaunchConfig(Section):
         flag="",
         help="GPUs per NUMA node: worker i is bound to NUMA node i // N with numactl.",
     )
+    numa_bind: str = setting(
+        v.choice("off", "auto"),
+        "off",
+        DEVICES,
+        help="auto: bind each worker with numactl to the NUMA node of its GPU, on the CPUs that Slurm gave; --dry-run "
+        "shows where.",
+    )
+    sysroot: str = setting(
+        v.PATH, "/", DEVICES, help="Where the node's /sys is, if not at / (in a container, or a recorded node)."
+    )
     node_local_tmpdir: str | None = setting(
         v.optional(v.PATH), None, LOGS, flag="", built=False, help="Node-local log files."
     )
@@ -329,6 +339,16 @@ class LaunchConfig(Section):
                 f"--spares {spares} leaves no node to train on: the allocation has {slurm_nodes}; keep fewer spares"
             )
         return NodeRange((slurm_nodes or 1) - spares, slurm_nodes or 1)
+
+    def check_local_ranks(self, nproc: int) -> None:
+        """Raises UsageError if a local rank is to be shown that `nproc` workers per node do not have."""
+        last = max(self.local_ranks_filter or (0,))
+        if last >= nproc:
+            have = f"local ranks 0 to {nproc - 1}" if nproc > 1 else "local rank 0 only"
+            raise UsageError(
+                f"--local-ranks-filter names local rank {last} but a node has {have};"
+                " correct it, or give a larger --nproc-per-node"
+            )
 
     @property
     def endpoint(self) -> tuple[str, int] | None:

@@ -25,9 +25,11 @@ class Config:
     ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
 
     def __post_init__(self) -> None:
-        for wrong, sentence in contradictions(self.launch):
+        for wrong, sentence in (*contradictions(self.launch), *self.ft.contradictions()):
             if wrong:
                 raise UsageError(sentence)
+        if isinstance(self.launch.nproc_per_node, int):
+            self.launch.check_local_ranks(self.launch.nproc_per_node)
 
 
 SETTINGS: dict[str, Setting] = {s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)}

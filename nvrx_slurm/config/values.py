@@ -17,6 +17,7 @@ from enum import IntFlag
 from typing import Any, NamedTuple
 
 from nvrx_slurm.core.watch import MAX_SECTIONS
+from nvrx_slurm.types import FaultKind
 
 # poll() and epoll take milliseconds in 32 bits; a longer wait must be "none" instead.
 MAX_SECONDS = 2_000_000.0
@@ -105,7 +106,7 @@ def real(
 ) -> Kind:
     """Finite numbers from `low` (or strictly above it) to `high`."""
     what = f"a number of {unit}" if unit else "a number"
-    problem = f"must be {what} {'>' if above else '>='} {low:g} and <= {high:g}"
+    problem = f"must be {what} {'>' if above else '>='} {low:.10g} and <= {high:.10g}"
 
     def parse(raw: object) -> float:
         number: float = _number(raw, float, problem)
@@ -148,13 +149,11 @@ ABSOLUTE_PATHS = Kind("PATH,...", _absolute_list)
 ADDRESS = Kind("HOST", _text)
 
 
-def choice(*allowed: str, later: Sequence[str] = ()) -> Kind:
-    """One of a few words; those in `later` are known but not built yet."""
+def choice(*allowed: str) -> Kind:
+    """One of a few words."""
 
     def parse(raw: object) -> str:
         word = str(raw).strip().lower()
-        if word in later:
-            raise ValueError(f"{word} is not built yet in this version; use {' or '.join(allowed)}")
         if word not in allowed:
             raise ValueError(f"must be {' or '.join(allowed)}")
         return word
@@ -305,6 +304,20 @@ def _signal(raw: object) -> signal.Signals:
 
 SIGNAL = Kind("SIGNAL", _signal, lambda member: member.name)
 
+
+def _user_signal(raw: object) -> signal.Signals:
+    problem = "must be SIGUSR1, SIGUSR2 or none"
+    try:
+        found = _signal(raw)
+    except ValueError:
+        raise ValueError(problem) from None
+    if found not in (signal.SIGUSR1, signal.SIGUSR2):
+        raise ValueError(problem)
+    return found
+
+
+USER_SIGNAL = optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
+
 _LEVELS = {
     "DEBUG": logging.DEBUG,
     "DBG": logging.DEBUG,
@@ -364,6 +377,23 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
 
 
 SECTION_TIMEOUTS = Kind("NAME:SECONDS,...", _section_timeouts, dict)
+
+
+def _restarts_by_fault(raw: object) -> dict[FaultKind, int]:
+    kinds = ", ".join(kind.value for kind in FaultKind)
+    problem = f"must be FAULT:N,... with N >= 0, each FAULT once and one of {kinds}; for example hang:2,node-lost:5"
+    allowed: dict[FaultKind, int] = {}
+    for name, count in _pairs(raw, ":", problem).items():
+        number = _number(count, int, problem)
+        if name not in kinds.split(", ") or number < 0:
+            raise ValueError(problem)
+        allowed[FaultKind(name)] = number
+    return allowed
+
+
+RESTARTS_BY_FAULT = Kind(
+    "FAULT:N,...", _restarts_by_fault, lambda allowed: {kind.value: count for kind, count in allowed.items()}
+)
 
 
 @dataclass(frozen=True)

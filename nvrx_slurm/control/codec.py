@@ -12,10 +12,15 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
 MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse larger gRPC messages
-_MAX_FAULTS = 64
-_MAX_ORDER = 8
+_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096}  # longest; cut by the sender
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
-_LONG_TEXT = {"message": 2000, "reason": 4000, "traceback": 16_000, "log": 4096}  # cut by the sender
+_LONG_TEXT = {
+    "message": 2000,
+    "reason": 4000,
+    "description": 4000,
+    "traceback": 16_000,
+    "log": 4096,
+}  # cut by the sender
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),
@@ -23,6 +28,8 @@ _BOUNDS = {
     "nproc": (1, 4096),
     "code": (0, 255),
     "exit_code": (-255, 255),
+    "signum": (0, 64),
+    "iteration": (-1, 1 << 62),
 }
 _AGENT_FIELDS = {
     t.Register: "register",
@@ -30,11 +37,19 @@ _AGENT_FIELDS = {
     t.Succeeded: "succeeded",
     t.Stopped: "stopped",
     t.EndJob: "end_job",
+    t.Asked: "asked",
+    t.WarnJob: "warn_job",
 }
-_COORDINATOR_FIELDS = {t.Plan: "plan", t.Stop: "stop", t.Finish: "finish", t.Refused: "refused"}
-_RECORDS: dict[str, type] = {
-    cls.__name__: cls for cls in (*_AGENT_FIELDS, *_COORDINATOR_FIELDS, t.Node, t.Running, t.RankFault)
+_COORDINATOR_FIELDS = {
+    t.Plan: "plan",
+    t.Stop: "stop",
+    t.Finish: "finish",
+    t.Refused: "refused",
+    t.Warn: "warn",
+    t.RanksGone: "ranks_gone",
 }
+_NESTED = (t.Node, t.History, t.KindCount, t.RankFault)
+_RECORDS: dict[str, type] = {cls.__name__: cls for cls in (*_AGENT_FIELDS, *_COORDINATOR_FIELDS, *_NESTED)}
 
 
 def from_agent(message: t.AgentMessage) -> pb.FromAgent:
@@ -65,12 +80,18 @@ def _to_pb(record: Any) -> Any:
         elif isinstance(value, str):
             value = _sendable(value)[: _LONG_TEXT.get(field.name, _ID_CHARS)]
         elif isinstance(value, tuple):
-            value = [_to_pb(item) if dataclasses.is_dataclass(item) else item for item in value[:_MAX_FAULTS]]
+            value = [_item(item) for item in value[: _LISTS[field.name]]]
         elif dataclasses.is_dataclass(value):
             value = _to_pb(value)
         if value is not None:
             fields[field.name] = value
     return getattr(pb, type(record).__name__)(**fields)
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, str):
+        return _sendable(value)[:_ID_CHARS]
+    return _to_pb(value) if dataclasses.is_dataclass(value) else value
 
 
 def _sendable(text: str) -> str:
@@ -99,14 +120,10 @@ def _value(owner: str, field: str, hint: Any, message: Any) -> Any:
         return raw
     if hint is int:
         return _number(where, field, raw)
-    if hint is t.FaultKind:
-        return _kind(where, raw)
-    if field == "order":
-        return _order(where, raw)
-    if field == "faults":
-        if not 1 <= len(raw) <= _MAX_FAULTS:
-            raise ProtocolError(f"{where} has {len(raw)} entries; 1 to {_MAX_FAULTS} are allowed")
-        return tuple(_from_pb(item) for item in raw)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _member(where, hint, raw)
+    if field in _LISTS:
+        return _list(where, field, raw)
     return _from_pb(raw) if message.HasField(field) else _absent(where, hint)
 
 
@@ -124,17 +141,23 @@ def _number(where: str, field: str, raw: int) -> int:
     return raw
 
 
-def _kind(where: str, raw: str) -> t.FaultKind:
+def _member(where: str, kind: type[Enum], raw: Any) -> Enum:
     try:
-        return t.FaultKind(raw)
+        return kind(raw)
     except ValueError:
-        raise ProtocolError(f"{where} is {raw[:40]!r}, which is no kind of fault") from None
+        raise ProtocolError(f"{where} is {str(raw)[:40]!r}, which is no {kind.__name__}") from None
 
 
-def _order(where: str, raw: Any) -> tuple[int, ...]:
-    if len(raw) > _MAX_ORDER:
-        raise ProtocolError(f"{where} has {len(raw)} entries; at most {_MAX_ORDER} are allowed")
-    return tuple(raw)
+def _list(where: str, field: str, raw: Any) -> tuple[Any, ...]:
+    if len(raw) > _LISTS[field]:
+        raise ProtocolError(f"{where} has {len(raw)} entries; at most {_LISTS[field]} are allowed")
+    if where == "Failed.faults" and not raw:
+        raise ProtocolError(f"{where} is empty: nothing failed")
+    if field in ("faults", "spent"):
+        return tuple(_from_pb(item) for item in raw)
+    if field == "excluded":
+        return tuple(_text(where, field, item) for item in raw)
+    return tuple(_number(where, field, item) for item in raw) if field == "ranks" else tuple(raw)
 
 
 def _absent(where: str, hint: Any) -> None:

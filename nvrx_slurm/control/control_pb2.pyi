@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "proof", "register", "failed", "succeeded", "stopped", "end_job")
+    __slots__ = ("hello", "proof", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
@@ -14,6 +14,8 @@ class FromAgent(_message.Message):
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     END_JOB_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    WARN_JOB_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     proof: Proof
     register: Register
@@ -21,21 +23,27 @@ class FromAgent(_message.Message):
     succeeded: Succeeded
     stopped: Stopped
     end_job: EndJob
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ...) -> None: ...
+    asked: Asked
+    warn_job: WarnJob
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("challenge", "plan", "stop", "finish", "refused")
+    __slots__ = ("challenge", "plan", "stop", "finish", "refused", "warn", "ranks_gone")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    WARN_FIELD_NUMBER: _ClassVar[int]
+    RANKS_GONE_FIELD_NUMBER: _ClassVar[int]
     challenge: Challenge
     plan: Plan
     stop: Stop
     finish: Finish
     refused: Refused
-    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    warn: Warn
+    ranks_gone: RanksGone
+    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "nonce", "job")
@@ -79,33 +87,21 @@ class Node(_message.Message):
     order: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Running(_message.Message):
-    __slots__ = ("term", "cycle", "group_rank", "active_nodes", "succeeded")
-    TERM_FIELD_NUMBER: _ClassVar[int]
-    CYCLE_FIELD_NUMBER: _ClassVar[int]
-    GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
-    ACTIVE_NODES_FIELD_NUMBER: _ClassVar[int]
-    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
-    term: int
-    cycle: int
-    group_rank: int
-    active_nodes: int
-    succeeded: bool
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., group_rank: _Optional[int] = ..., active_nodes: _Optional[int] = ..., succeeded: bool = ...) -> None: ...
-
 class Register(_message.Message):
-    __slots__ = ("node", "port", "running", "last_cycle", "restarts_used")
+    __slots__ = ("node", "port", "plan", "doing", "faults", "early")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
-    LAST_CYCLE_FIELD_NUMBER: _ClassVar[int]
-    RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
     node: Node
     port: int
-    running: Running
-    last_cycle: int
-    restarts_used: int
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., last_cycle: _Optional[int] = ..., restarts_used: _Optional[int] = ...) -> None: ...
+    plan: Plan
+    doing: str
+    faults: _containers.RepeatedCompositeFieldContainer[RankFault]
+    early: bool
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ...) -> None: ...
 
 class RankFault(_message.Message):
     __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log")
@@ -142,12 +138,14 @@ class Failed(_message.Message):
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ...) -> None: ...
 
 class Succeeded(_message.Message):
-    __slots__ = ("term", "cycle")
+    __slots__ = ("term", "cycle", "early")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
     term: int
     cycle: int
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
+    early: bool
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., early: bool = ...) -> None: ...
 
 class Stopped(_message.Message):
     __slots__ = ("term", "cycle", "port")
@@ -159,19 +157,65 @@ class Stopped(_message.Message):
     port: int
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., port: _Optional[int] = ...) -> None: ...
 
-class EndJob(_message.Message):
-    __slots__ = ("code", "reason")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    code: int
-    reason: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class Plan(_message.Message):
-    __slots__ = ("term", "cycle", "restarts_used", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset")
+class Asked(_message.Message):
+    __slots__ = ("term", "cycle", "action", "rank", "description")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    action: int
+    rank: int
+    description: str
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., action: _Optional[int] = ..., rank: _Optional[int] = ..., description: _Optional[str] = ...) -> None: ...
+
+class WarnJob(_message.Message):
+    __slots__ = ("signum", "reason")
+    SIGNUM_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    signum: int
+    reason: str
+    def __init__(self, signum: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EndJob(_message.Message):
+    __slots__ = ("code", "reason", "signum")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SIGNUM_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    signum: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., signum: _Optional[int] = ...) -> None: ...
+
+class KindCount(_message.Message):
+    __slots__ = ("kind", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class History(_message.Message):
+    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded")
     RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    restarts_used: int
+    spent: _containers.RepeatedCompositeFieldContainer[KindCount]
+    no_progress: int
+    iteration: int
+    excluded: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_NODES_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -181,7 +225,7 @@ class Plan(_message.Message):
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     term: int
     cycle: int
-    restarts_used: int
+    history: History
     max_restarts: int
     active_nodes: int
     world_size: int
@@ -189,7 +233,7 @@ class Plan(_message.Message):
     master_port: int
     group_rank: int
     rank_offset: int
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., restarts_used: _Optional[int] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("term", "cycle", "reason")
@@ -202,12 +246,14 @@ class Stop(_message.Message):
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("code", "reason")
+    __slots__ = ("code", "reason", "signum")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SIGNUM_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    signum: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., signum: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("code", "reason")
@@ -216,6 +262,24 @@ class Refused(_message.Message):
     code: int
     reason: str
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Warn(_message.Message):
+    __slots__ = ("signum", "reason")
+    SIGNUM_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    signum: int
+    reason: str
+    def __init__(self, signum: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RanksGone(_message.Message):
+    __slots__ = ("cycle", "ranks", "reason")
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    cycle: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, cycle: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
     __slots__ = ("job", "credential")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvrx_slurm.types import (
+    Asked,
     CoordinatorMessage,
     EndJob,
     Failed,
@@ -12,6 +13,7 @@ from nvrx_slurm.types import (
     Register,
     Stopped,
     Succeeded,
+    WarnJob,
 )
 
 # --- events: messages of agents with who sent them ---------------------------------------------------
@@ -64,7 +66,48 @@ class GotEndJob:
     message: EndJob
 
 
-FROM_AGENT: dict[type, type] = {Failed: GotFailed, Succeeded: GotSucceeded, Stopped: GotStopped, EndJob: GotEndJob}
+@dataclass(frozen=True, slots=True)
+class GotAsked:
+    """`Asked` from `node_id`."""
+
+    node_id: str
+    message: Asked
+
+
+@dataclass(frozen=True, slots=True)
+class GotWarnJob:
+    """`WarnJob` from `node_id`."""
+
+    node_id: str
+    message: WarnJob
+
+
+FROM_AGENT: dict[type, type] = {
+    Failed: GotFailed,
+    Succeeded: GotSucceeded,
+    Stopped: GotStopped,
+    EndJob: GotEndJob,
+    Asked: GotAsked,
+    WarnJob: GotWarnJob,
+}
+
+
+# --- events: answers of our own program -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Answer to `AskTimeLeft`: seconds until the allocation ends; None = unknown."""
+
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRead:
+    """Answer to `ReadProgress`: the iteration of the last checkpoint; None = the file could not be read."""
+
+    cycle: int
+    iteration: int | None
 
 
 # --- commands ------------------------------------------------------------------------------------------
@@ -83,6 +126,18 @@ class Drop:
     """Close the stream of one agent (after what was sent before)."""
 
     node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskTimeLeft:
+    """Find out how long the allocation lasts and post `TimeLeft`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProgress:
+    """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one."""
+
+    cycle: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from enum import Enum
 from nvrx_slurm.core.agent import Agent
 from nvrx_slurm.core.coordinator import Coordinator
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.core.phases import Restarts
 
 _INTRODUCTION = """\
 # State machines
@@ -58,7 +59,7 @@ def _states(machine: type[Machine]) -> str:
 def document() -> str:
     """docs/state-machines.md."""
     parts = [_INTRODUCTION]
-    for machine in (Coordinator, Agent):
+    for machine in (Coordinator, Agent, Restarts):
         parts.append(f"## {machine.__name__}\n\n{_states(machine)}\n")
         parts.append(f"```mermaid\n{mermaid(machine)}\n```\n\n{table(machine)}\n")
     return "\n".join(parts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.types import Register, Running
+from collections.abc import Collection
+from dataclasses import replace
 
-STOPPING = 0  # `Running.active_nodes` of an agent whose workers are being stopped: it has a place, but cannot carry on
+from nvrx_slurm.core.lineup import Lineup, Seat
+from nvrx_slurm.types import Doing, History, Plan, Register
 
 
 class Inherited:
@@ -12,53 +14,91 @@ class Inherited:
 
     def __init__(self) -> None:
         self.last_cycle = -1
-        self.restarts_used = 0
-        self.places: dict[int, str] = {}  # group rank -> node_id, of `last_cycle` only
+        self.plan: Plan | None = None  # of that cycle, from somebody who was active in it
+        self.places: dict[int, str] = {}  # group rank -> node_id, of that cycle only
         self.running: set[str] = set()  # those of them who still run it, or are done with it
-        self.succeeded: set[int] = set()  # group ranks of those who are done with it
-        self._group_rank: dict[str, int] = {}  # the inverse of `places`
-        self._needed = 0  # active nodes of that cycle
+        self._seats: dict[str, tuple[int, Seat]] = {}  # group rank and seat of everybody in `running`
+        self._succeeded: set[str] = set()
+        self._early = False
+        self._broken: set[str] = set()  # runs on with a fault (min-healthy)
 
-    def learn(self, message: Register) -> list[str]:
-        """Note what an agent has seen; returns the runners of a cycle that turns out not to be the last one."""
-        self.restarts_used = max(self.restarts_used, message.restarts_used)
-        if message.last_cycle <= self.last_cycle:
+    def learn(self, plan: Plan) -> list[str]:
+        """Note a plan that an agent has seen; returns the runners of a cycle that turns out not to be the last one."""
+        if plan.cycle <= self.last_cycle:
             return []
-        self.last_cycle = message.last_cycle
+        self.last_cycle = plan.cycle
         overtaken = sorted(self.running)
-        self.take()
+        self.forget()
         return overtaken
 
-    def claim(self, node_id: str, running: Running) -> bool:
-        """Take down what an agent runs; whether that is a place in the last cycle that nobody else has."""
-        holder = self.places.setdefault(running.group_rank, node_id) if running.cycle == self.last_cycle else ""
-        if holder != node_id:
+    def claim(self, message: Register) -> bool:
+        """Take down whose place an agent has in the last cycle; False if it is of another cycle, or somebody else's."""
+        plan, node_id = message.plan, message.node.node_id
+        if plan is None or not plan.active or plan.cycle != self.last_cycle:
             return False
-        self._group_rank[node_id] = running.group_rank
-        if running.active_nodes == STOPPING:
+        if self.places.setdefault(plan.group_rank, node_id) != node_id:
+            return False
+        self.plan = plan
+        if message.doing not in (Doing.RUNNING, Doing.SUCCEEDED):
             return True
-        self._needed = running.active_nodes
         self.running.add(node_id)
-        if running.succeeded:
-            self.succeeded.add(running.group_rank)
+        self._seats[node_id] = plan.group_rank, Seat(node_id, plan.rank_offset, message.node.nproc)
+        if message.doing is Doing.SUCCEEDED:
+            self.finished(node_id, message.early)
+        elif message.faults:
+            self.failed(node_id)
         return True
 
-    def finished(self, node_id: str) -> None:
+    def finished(self, node_id: str, early: bool) -> None:
         """This agent is done with the last cycle."""
         if node_id in self.running:
-            self.succeeded.add(self._group_rank[node_id])
+            self._succeeded.add(node_id)
+            self._early = self._early or early
+
+    def failed(self, node_id: str) -> None:
+        """This agent runs on with a fault."""
+        if node_id in self.running:
+            self._broken.add(node_id)
 
     def stopped(self, node_id: str) -> None:
         """This agent does not run the last cycle (any more), but keeps its place for the next one."""
         self.running.discard(node_id)
-        self.succeeded.discard(self._group_rank.get(node_id, -1))
+        self._succeeded.discard(node_id)
+        self._broken.discard(node_id)
 
-    def complete(self, min_nodes: int) -> bool:
-        """Whether all of the last cycle is here and goes on, and it is of the size that we would plan."""
-        return len(self.running) == self._needed == min_nodes
+    def complete(self, sizes: Collection[int]) -> bool:
+        """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
+        return self.plan is not None and len(self.running) == self.plan.active_nodes and len(self.running) in sizes
 
-    def take(self) -> tuple[dict[int, str], set[int]]:
-        """Places and successes, which from now on are the coordinator's own."""
-        taken = self.places, self.succeeded
-        self.places, self.running, self.succeeded, self._group_rank = {}, set(), set(), {}
-        return taken
+    @property
+    def good(self) -> int:
+        """Nodes of the last cycle that are here and run without a fault or are done."""
+        return len(self.running - self._broken)
+
+    def lineup(self, term: int, history: History) -> Lineup:
+        """That cycle, carried on in `term`. Who is not here has no seat in it."""
+        assert self.plan is not None
+        shared = replace(self.plan, term=term, history=history, group_rank=-1, rank_offset=-1)
+        lineup = Lineup(shared, dict(self._seats[node_id] for node_id in self.running))
+        lineup.places = dict(self.places)  # also of those who run nothing any more
+        group_ranks = {node_id: self._seats[node_id][0] for node_id in self.running}
+        lineup.succeeded = {group_ranks[node_id] for node_id in self._succeeded}
+        lineup.broken = {group_ranks[node_id] for node_id in self._broken}
+        lineup.early = self._early
+        return lineup
+
+    def forget(self) -> None:
+        """That cycle is over, or carried on."""
+        self.plan, self.places, self._early = None, {}, False
+        self.running, self._succeeded, self._broken = set(), set(), set()
+        self._seats = {}
+
+
+def is_busy(message: Register) -> bool:
+    """Whether the agent that registers has workers, or had them until they were all done."""
+    return message.plan is not None and message.plan.active and message.doing is not Doing.IDLE
+
+
+def busy_cycle(message: Register, ready: int) -> int:
+    """The cycle of which it may still run workers; `ready` if there is none."""
+    return message.plan.cycle if is_busy(message) and message.plan is not None else ready

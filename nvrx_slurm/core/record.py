@@ -18,10 +18,12 @@ from typing import Any
 
 from nvrx_slurm import __version__
 from nvrx_slurm import types as records
-from nvrx_slurm.core import agent, coordinator_events
-from nvrx_slurm.core.agent import Agent, AgentSettings
+from nvrx_slurm.core import agent_events, coordinator_events
+from nvrx_slurm.core.agent import Agent
+from nvrx_slurm.core.agent_events import AgentSettings
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
+from nvrx_slurm.core.restarts import RestartLimits
 from nvrx_slurm.errors import NvrxError, ProtocolError
 
 MAX_LINE_CHARS = 4 << 20
@@ -31,8 +33,8 @@ _HEADER_START = '{"nvrx":'
 
 def _registry() -> dict[str, type]:
     """Every dataclass that may stand in a log, by name."""
-    found: dict[str, type] = {cls.__name__: cls for cls in (Tick, Say, CoordinatorSettings)}
-    for home in (records, agent, coordinator_events):
+    found: dict[str, type] = {cls.__name__: cls for cls in (Tick, Say, CoordinatorSettings, RestartLimits)}
+    for home in (records, agent_events, coordinator_events):
         for name, cls in vars(home).items():
             if is_dataclass(cls) and getattr(cls, "__module__", "") == home.__name__:
                 found[name] = typing.cast(type, cls)

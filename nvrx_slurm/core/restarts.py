@@ -1,31 +1,120 @@
-"""Restart or give up, and which fault was the first: decisions with the sentence that explains them."""
+"""Restart or give up, after what pause, and which fault was the first: decisions with the sentence about each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import FaultKind, RankFault
+from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
 @dataclass(frozen=True, slots=True)
+class RestartLimits:
+    """What bounds the restarts of a job besides their sum (--max-restarts). All times in seconds."""
+
+    by_kind: tuple[KindCount, ...] = ()  # kinds that are not named share the sum only
+    max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
+    min_progress_iterations: int = 1  # what counts as progress, >= 1
+    no_restart_code: int = int(ExitCode.NO_RESTART)
+    crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
+    crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
+    longest_pause_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """`restart`, or end the job with `code`; `why` is one sentence either way."""
+    """`restart` after `pause_s` seconds, or end the job with `code`; `why` is one sentence either way."""
 
     restart: bool
     code: int
     why: str
+    pause_s: float = 0.0
 
 
-def decide(used: int, max_restarts: int, cause: RankFault) -> Decision:
-    """Whether the job may start another cycle after `cause`, with `used` of `max_restarts` (both per job) spent."""
-    if used < max_restarts:
-        return Decision(True, ExitCode.OK, f"{headline(cause)}; restart {used + 1} of {max_restarts}")
-    left = "no restart was allowed (--max-restarts=0)" if max_restarts == 0 else f"all {max_restarts} restarts are used"
-    return Decision(False, ExitCode.FAILED, f"{headline(cause)}; {left}")
+class Budget:
+    """How many cycles the job may still have. `history` is what it has behind it, over all terms."""
+
+    def __init__(self, max_restarts: int, limits: RestartLimits) -> None:
+        self._max = max_restarts
+        self._limits = limits
+        self.history = History()
+        self._early_death: tuple[int, int] | None = None  # (rank, how often in a row it died at the start)
+
+    def inherit(self, history: History) -> None:
+        """Take over what an agent knows of earlier terms, where it is more than we know."""
+        mine = self.history
+        excluded = tuple(dict.fromkeys((*mine.excluded, *history.excluded)))
+        further = history if history.restarts_used > mine.restarts_used else mine
+        self.history = replace(further, excluded=excluded)
+
+    def exclude(self, place: str) -> None:
+        """A place (`types.place_of`) that is not to be taken again."""
+        if place not in self.history.excluded:
+            self.history = replace(self.history, excluded=(*self.history.excluded, place))
+
+    def after(self, cause: RankFault, lasted_s: float) -> Decision:
+        """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used."""
+        used, what = self.history.restarts_used, headline(cause)
+        if used >= self._max:
+            left = (
+                "no restart was allowed (--max-restarts=0)" if self._max == 0 else f"all {self._max} restarts are used"
+            )
+            return Decision(False, ExitCode.FAILED, f"{what}; {left}")
+        spent = {entry.kind: entry.count for entry in self.history.spent}
+        allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
+        of_kind = spent.get(cause.kind, 0)
+        if of_kind >= allowed.get(cause.kind, self._max):
+            left = f"all {of_kind} restarts" if of_kind else "no restart"
+            was = "are used" if of_kind else "was allowed"
+            why = f"{what}; {left} for {cause.kind.value} faults {was} (--ft-max-restarts-by-fault)"
+            return Decision(False, ExitCode.FAILED, why)
+        spent[cause.kind] = of_kind + 1
+        by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
+        self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
+        pause_s = self._pause_s(cause, lasted_s)
+        pause = f" in {pause_s:g} s, because it dies at its start again and again" if pause_s else ""
+        return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
+
+    def _pause_s(self, cause: RankFault, lasted_s: float) -> float:
+        """A rank that dies at its start time after time does so for a reason (a file system, a licence, a bad file):
+        it helps to give that a moment. Anything else is started again at once."""
+        if lasted_s >= self._limits.crash_loop_s or cause.rank < 0:
+            self._early_death = None
+            return 0.0
+        rank, times = self._early_death or (cause.rank, 0)
+        times = times + 1 if rank == cause.rank else 1
+        self._early_death = cause.rank, times
+        if times < 2:
+            return 0.0
+        longest_s, doublings = self._limits.longest_pause_s, min(times - 2, 30)
+        return min(self._limits.crash_loop_pause_s * float(1 << doublings), longest_s)
+
+    def begin_at(self, iteration: int | None) -> None:
+        """The checkpoint that the job begins with; None = none is known."""
+        if iteration is not None and self.history.iteration < 0:
+            self.history = replace(self.history, iteration=iteration)
+
+    def score(self, iteration: int | None) -> Decision | None:
+        """A cycle has ended with a checkpoint of `iteration` (None: unreadable, not scored); None = go on."""
+        if iteration is None:
+            return None
+        before = self.history.iteration
+        if before < 0 or iteration - before >= self._limits.min_progress_iterations:
+            self.history = replace(self.history, iteration=iteration, no_progress=0)
+            return None
+        cycles = self.history.no_progress + 1
+        self.history = replace(self.history, no_progress=cycles)
+        allowed = self._limits.max_no_progress_cycles
+        if not 0 < allowed <= cycles:
+            return None
+        why = (
+            f"no progress in {cycles} cycles: the last checkpoint is of iteration {iteration},"
+            f" {before + self._limits.min_progress_iterations} or more was expected"
+        )
+        return Decision(False, self._limits.no_restart_code, why)
 
 
 def first_cause(faults: Sequence[RankFault]) -> RankFault | None:
@@ -50,6 +139,8 @@ def headline(fault: RankFault) -> str:
         return fault.message
     if fault.kind is FaultKind.NODE_LOST:
         return f"{where} was lost: {fault.message}"
+    if fault.kind is FaultKind.EXCLUDED:
+        return f"{where} was excluded on request of its rank {fault.rank}: {fault.message}"
     who = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
     if fault.kind is FaultKind.EXIT:
         return f"{who} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")

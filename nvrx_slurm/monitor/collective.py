@@ -14,15 +14,29 @@ def longest_of_all(times_ns: list[int]) -> list[int]:
     Takes as long as the slowest rank, at most the group's own timeout. Raises RankMonitorClientError if there is no
     group or it has neither gloo nor nccl, and what torch raises when the call fails.
     """
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    if not is_initialized():
         raise RankMonitorClientError(
             "timeouts are calculated by all ranks together: call torch.distributed.init_process_group() first"
         )
+    return _largest(times_ns, None)
+
+
+def any_of_all(mine: bool, group: Any) -> bool:
+    """Whether it is so on any rank of `group` (None = the default group). A collective call, as above."""
+    return bool(_largest([int(mine)], group)[0])
+
+
+def is_initialized() -> bool:
+    """Whether the script has a default process group."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def _largest(mine: list[int], group: Any) -> list[int]:
     torch: Any = sys.modules["torch"]
-    device = device_for(str(torch.distributed.distributed_c10d.get_backend_config()))
-    tensor = torch.tensor(times_ns, dtype=torch.int64, device=device)
-    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+    device = device_for(str(torch.distributed.distributed_c10d.get_backend_config(group)))
+    tensor = torch.tensor(mine, dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=group)
     return [int(value) for value in tensor.tolist()]
 
 
@@ -35,6 +49,4 @@ def device_for(backends: str) -> str:
     for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
         if any(found == backend and where in ("", device) for where, _, found in pairs):
             return device
-    raise RankMonitorClientError(
-        f"timeouts are calculated over gloo or nccl, but the default process group has {backends}"
-    )
+    raise RankMonitorClientError(f"ranks agree over gloo or nccl, but the process group has {backends}")

@@ -20,6 +20,7 @@ from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core import watch as core
 from nvrx_slurm.monitor import kill, wire
+from nvrx_slurm.monitor.forwarding import Forwarding, widen
 from nvrx_slurm.monitor.page import (
     FINISHED,
     HEARTBEAT,
@@ -89,6 +90,7 @@ class _Watched:
         self._rank_pid = self.pid
         self.page_fd = page_fd
         self.page = Page(page_fd)
+        self.forwarding = Forwarding()
         self.ladder: list[tuple[str, float]] | None = None  # not None: it is hung and being ended
         self.step_until_s = 0.0
         self._started_ns = int(message["started_s"] * 1e9)
@@ -248,6 +250,8 @@ class Monitor:
         watched = self._watched
         if watched is not None and message["type"] == "limits":
             return self._change_limits(watched, message), []
+        if watched is not None and message["type"] == "control":
+            return self._pass_on(watched, message), []
         if message["type"] != "init" or watched is None:
             raise wire.WireError(f"this monitor does not know the request {str(message['type'])[:40]!r}")
         watched.initialize(pid)
@@ -264,13 +268,29 @@ class Monitor:
             raise wire.WireError(str(error)) from None
         return wire.encode("ok")
 
+    def _pass_on(self, watched: _Watched, message: dict[str, object]) -> bytes:
+        """A workload control request is the agent's business; `ok`: it is on its way there, or would change nothing."""
+        action, description = message.get("action"), message.get("description")
+        if action not in wire.ACTIONS:
+            raise wire.WireError(f"there is no workload action {str(action)[:40]!r}")
+        if not isinstance(description, str) or len(description) > wire.MAX_DESCRIPTION_CHARS:
+            raise wire.WireError(f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters")
+        if watched.forwarding.wants(action, self._control):
+            if self._tell("control", cycle=watched.cycle, pid=watched.pid, action=action, description=description):
+                watched.forwarding.passed_on(action)
+            elif action != "Continue":  # which is for the log only, and no reason to end a training
+                raise wire.WireError("the launcher cannot be told: it is gone, or this node is out of memory")
+        return wire.encode("ok")
+
     # --- the agent --------------------------------------------------------------------------------
 
-    def _tell(self, kind: str, **fields: object) -> None:
+    def _tell(self, kind: str, **fields: object) -> bool:
+        """Say it to the agent; False if its channel does not take it."""
         try:
             self._control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
-            pass  # the agent is stopped or gone; the latter is seen as the end of the control socket
+            return False  # above all: the agent is gone, which is seen as the end of the control socket
+        return True
 
     def _on_control(self) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -324,7 +344,7 @@ def _remove_sockets(directory: str, prefix: str) -> None:
     """What the dead agent cannot remove itself; the last of its monitors removes the directory."""
     try:
         for name in os.listdir(directory):
-            if name.startswith(prefix):
+            if name.startswith(prefix) or name == "board":  # system.files.BOARD_NAME, not imported: too heavy
                 os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
     except OSError:
@@ -339,6 +359,7 @@ def main(argv: list[str]) -> int:
         comm.write(argv[1][:15])
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
+    widen(control)
     # Whatever happens to the control socket, its end above all, continues a stopped monitor: no stopped orphan stays.
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)

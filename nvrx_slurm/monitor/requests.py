@@ -15,6 +15,7 @@ from nvrx_slurm.monitor import wire
 
 MAX_CONNECTIONS = 32
 REQUEST_S = 2.0
+_SENTENCE_CHARS = 500  # of a refusal, which may quote the peer: it must fit into one message, whatever was asked
 
 _PEERCRED = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 
@@ -118,7 +119,7 @@ class Requests:
         try:
             reply, fds = self._answer(wire.decode(line), pid)
         except wire.WireError as error:
-            reply, fds = wire.encode("error", error=str(error)), []
+            reply, fds = wire.encode("error", error=str(error)[:_SENTENCE_CHARS]), []
         try:
             socket.send_fds(sock, [reply], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:

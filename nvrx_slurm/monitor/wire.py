@@ -2,11 +2,12 @@
 
 Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1}`
                                                `{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,...}`
+                                               `{"v":1,"type":"control","action":"Continue","description":"..."}`
 monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fd of the page
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
 agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
-monitor -> agent                               `ready`, `hang`
+monitor -> agent                               `ready`, `hang`, `control`
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 
 VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
+ACTIONS = ("Continue", "ExcludeThisNode", "ShutdownWorkload")  # names of types.WorkloadAction, too heavy for a monitor
+MAX_DESCRIPTION_CHARS = 4000  # of a control request
 
 
 class WireError(ValueError):

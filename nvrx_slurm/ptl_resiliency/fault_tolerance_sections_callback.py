@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError, WorkloadAction
 from nvrx_slurm.ptl_resiliency.monitored import MonitoredFit
 from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
+
+if TYPE_CHECKING:
+    from nvrx_slurm.fault_tolerance import WorkloadControlRequest
 
 SETUP, STEP, CHECKPOINTING = SECTIONS = ("setup", "step", "checkpointing")
 
@@ -24,8 +27,11 @@ class FaultToleranceSectionsCallback(MonitoredFit):
     `calculate_timeouts`: after a checkpoint, and at the end of the fit, replace the timeouts of the sections by
     calculated ones, as far as this fit has seen what makes them long: "setup" if a checkpoint was loaded, "step" after
     MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE batches, "checkpointing" if one was written, but not in the background; time in
-    no section at the end of a fit that has seen all. `exc_handling_policy(exception)` gives the
-    WorkloadControlRequest to send when the fit fails. The other arguments are those of FaultToleranceCallback.
+    no section at the end of a fit that has seen all. The other arguments are those of FaultToleranceCallback.
+
+    `exc_handling_policy(exception)` is asked on a rank where the fit fails (not where the launcher stops it) for the
+    WorkloadControlRequest to send, None = nothing. After ShutdownWorkload the file of `autoresume` is made as well: the
+    script is not to start another job. Whatever goes wrong with it is logged, the fit ends with its own exception.
     """
 
     MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE = 16
@@ -38,13 +44,9 @@ class FaultToleranceSectionsCallback(MonitoredFit):
         simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
         exp_dir: str | os.PathLike[str] | None = None,
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
-        exc_handling_policy: Callable[[BaseException], Any] | None = None,
+        exc_handling_policy: Callable[[BaseException], WorkloadControlRequest | None] | None = None,
     ) -> None:
         super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
-        if exc_handling_policy is not None and not hasattr(RankMonitorClient, "send_workload_control_request"):
-            raise RankMonitorClientError(
-                "exc_handling_policy needs workload control, which is not built yet; remove it"
-            )
         self.exc_handling_policy = exc_handling_policy
         self._depth: dict[str, int] = dict.fromkeys(SECTIONS, 0)
         self._saved = False  # a checkpoint was written in this fit
@@ -79,12 +81,20 @@ class FaultToleranceSectionsCallback(MonitoredFit):
 
     def _fail(self, client: RankMonitorClient, trainer: Any, exception: BaseException) -> None:
         client.end_all_sections()
-        if self.exc_handling_policy is None:
+        stopped = isinstance(exception, SystemExit) and type(exception) is not SystemExit  # SIGTERMException
+        if self.exc_handling_policy is None or stopped:
             return
-        request = self.exc_handling_policy(exception)
-        client.send_workload_control_request(request)  # type: ignore[attr-defined]
-        if self.autoresume and getattr(request.action, "name", "") == "ShutdownWorkload":
-            self._flag_finished(trainer)  # nobody is to start another job for this
+        try:
+            request = self.exc_handling_policy(exception)
+            if request is None:
+                return
+            client.send_workload_control_request(request)
+        except Exception:
+            self.logger.exception("exc_handling_policy for %r failed, nothing was asked for", exception)
+            return
+        self.logger.warning("asked for %s after %r: %s", request.action.name, exception, request.description)
+        if self.autoresume and request.action is WorkloadAction.ShutdownWorkload:
+            self._flag_finished()  # on whichever rank this is
 
     def _disconnect(self) -> None:
         while self._wrapped:

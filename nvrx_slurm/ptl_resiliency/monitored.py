@@ -92,8 +92,8 @@ class MonitoredFit(Callback):
         """The fit ended without an exception."""
         if stage != "fit" or self.fault_tol_client is None:
             return
-        if self.autoresume and self._is_completed(trainer):
-            self._flag_finished(trainer)
+        if self.autoresume and trainer.is_global_zero and self._is_completed(trainer):
+            self._flag_finished()
         self._end(self.fault_tol_client, trainer)
         self._disconnect()
 
@@ -172,9 +172,7 @@ class MonitoredFit(Callback):
         limits = ((trainer.max_steps, trainer.global_step), (trainer.max_epochs, trainer.current_epoch))
         return any(isinstance(limit, int) and 0 < limit <= reached for limit, reached in limits)
 
-    def _flag_finished(self, trainer: Any) -> None:
-        if not trainer.is_global_zero:
-            return
+    def _flag_finished(self) -> None:
         try:
             Path(os.environ[FINISHED_FLAG_ENV]).touch()
         except (KeyError, OSError) as error:

@@ -10,6 +10,7 @@ dlopen flags) with PYSLURM_DISABLE_AUTO_INIT set. Nothing outside this module ma
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -50,7 +51,7 @@ def node_address(name: str, timeout_s: float = TIMEOUT_S) -> str:
 def time_left_s(
     job_id: int, env: Mapping[str, str] | None = None, now_s: float | None = None, timeout_s: float = TIMEOUT_S
 ) -> float | None:
-    """Seconds until Slurm ends the job (>= 0); None when it has no limit or nobody can tell.
+    """Seconds until Slurm ends the job (>= 0; inf: it has no limit); None when nobody can tell.
 
     env: where SLURM_JOB_END_TIME is looked up (23.02 and later set it; the limit may have been changed since);
     default os.environ. now_s: Unix seconds of now, default the clock. Before 23.02 squeue(1) "%L" is asked.
@@ -142,11 +143,13 @@ def parse_node_states(text: str) -> dict[str, frozenset[str]]:
 
 
 def parse_time_left(text: str) -> float | None:
-    """Seconds in squeue's %L: "D-HH:MM:SS", "HH:MM:SS", "MM:SS"; None for UNLIMITED, NOT_SET, INVALID, "" and others.
+    """Seconds in squeue's %L: "D-HH:MM:SS", "HH:MM:SS", "MM:SS", UNLIMITED (inf); None for NOT_SET, INVALID and others.
 
     Of several lines (a job array's) the first that tells a time counts.
     """
     for line in text[:_MAX_OUTPUT].splitlines():
+        if line.strip() == "UNLIMITED":
+            return math.inf
         if found := _DURATION.fullmatch(line.strip()):
             days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
             return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

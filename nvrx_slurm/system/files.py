@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
 
+BOARD_NAME = "board"  # see agent.board
 _PREFIX = "nvrx-agent-"  # so long that nobody's own directory, nor our cluster's, has it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LOOKED_AT = 10_000  # entries of a crowded /tmp
@@ -101,10 +102,10 @@ def _remove_if_free(directory: Path, lock: int) -> None:
 
 
 def _remove_sockets(directory: Path) -> None:
-    """Sockets are all that an agent keeps there; with anything else in it, it is somebody's and stays as it is."""
+    """Sockets and the board are all that an agent keeps there; with anything else, it is somebody's and stays."""
     try:
         entries = list(directory.iterdir())
-        if all(stat.S_ISSOCK(entry.lstat().st_mode) for entry in entries):
+        if all(stat.S_ISSOCK(entry.lstat().st_mode) or entry.name == BOARD_NAME for entry in entries):
             for entry in entries:
                 entry.unlink()
             directory.rmdir()

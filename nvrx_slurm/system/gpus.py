@@ -1,8 +1,46 @@
-"""GPUs of this node through NVML (nvidia-ml-py), without CUDA: a launcher must not take a context on a GPU."""
+"""GPUs of this node through NVML (nvidia-ml-py), without CUDA: a launcher must not take a context on a GPU.
+
+Every reading opens NVML, reads and closes it again, in a thread with a bound, since a driver in trouble may not answer.
+Raised where there is nothing to read: `hardware.Absent`; where a GPU that is there fails: `hardware.HardwareError`.
+More readings, for the health checks: `gpu_facts`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.hardware import Absent, HardwareError
+
+T = TypeVar("T")
+Say = Callable[[str], object]  # is told what is about to be read, in case it never returns
+
+TIMEOUT_S = 10.0
+NO_ACTION = "NONE"
+LIBRARY = "libnvidia-ml.so.1"
+
+# NVML says one of these where there is no (usable) driver, and where a GPU or driver does not know what is asked.
+_NO_NVML = ("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "FUNCTION_NOT_FOUND")
+_NOT_KNOWN = ("NOT_SUPPORTED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND", "NOT_FOUND", "NO_DATA", "NO_PERMISSION")
+_ACTION = "NVML_GPU_RECOVERY_ACTION_"
+_MIB = 1 << 20
+
+
+class NoNvml(Absent):
+    """NVML cannot be used at all; `code`: NVML's name of the reason, as in "DRIVER_NOT_LOADED"."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def quiet(text: str) -> None:
+    """Tells nobody what is read."""
 
 
 def count(env: Mapping[str, str]) -> int:
@@ -10,21 +48,276 @@ def count(env: Mapping[str, str]) -> int:
 
     0 where there is no driver. An empty CUDA_VISIBLE_DEVICES hides all; entries after -1 do not count (CUDA's rule).
     """
-    visible = env.get("CUDA_VISIBLE_DEVICES")
+    visible = _visible(env)
     if visible is not None:
-        entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
-        return entries.index("-1") if "-1" in entries else len(entries)
-    return _nvml_count()
-
-
-def _nvml_count() -> int:
-    import pynvml  # slow to load, and only for --nproc-per-node=gpu|auto
-
+        return len(visible)
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        return seen()
+    except (Absent, HardwareError):
         return 0
+
+
+def seen(timeout_s: float = TIMEOUT_S) -> int:
+    """How many GPUs NVML shows this process: in a cgroup that hides devices only its own."""
+    return len(read(_present, timeout_s))
+
+
+def preload() -> None:
+    """Import nvidia-ml-py now, where NVML's library is: processes forked later need not, each for itself."""
+    import ctypes
+
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        ctypes.CDLL(LIBRARY)
+        import pynvml  # noqa: F401
+    except (OSError, ImportError):
+        return
+
+
+def recovery_actions(
+    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
+) -> dict[str, str]:
+    """What the driver says must be done to each GPU: {"GPU 3 (GPU-<uuid>)": "NONE" | "GPU_RESET" | ...}.
+
+    `device_index`: the GPU with CUDA's number, of those that CUDA_VISIBLE_DEVICES in `env` shows (the only one there is
+    if just one is shown); None: all of them. GPUs or drivers that do not tell (before r570) are left out.
+    """
+
+    def read_one(nvml: ModuleType, handle: Any) -> str | None:
+        field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        if field is None:
+            return None
+        value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
+        if value.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(value.nvmlReturn)
+        names = {getattr(nvml, name): name.removeprefix(_ACTION) for name in dir(nvml) if name.startswith(_ACTION)}
+        return names.get(value.value.uiVal, f"UNKNOWN({value.value.uiVal})")
+
+    return each(read_one, "recovery action", env, device_index, timeout_s, say)
+
+
+def nvlinks(
+    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
+) -> dict[str, dict[int, bool]]:
+    """Whether each NVLink of each GPU is active, by link number; GPUs without NVLink are left out."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> dict[int, bool] | None:
+        found: dict[int, bool] = {}
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            state = known(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link))  # type: ignore[misc]
+            if state is not None:
+                found[link] = state == nvml.NVML_FEATURE_ENABLED
+        return found or None
+
+    return each(read_one, "NVLink", env, device_index, timeout_s, say)
+
+
+def pci_addresses(
+    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
+) -> dict[str, str]:
+    """Where each GPU is on the PCI bus, as sysfs writes it: "0000:17:00.0"."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> str:
+        info = nvml.nvmlDeviceGetPciInfo(handle)
+        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+    return each(read_one, "PCI address", env, device_index, timeout_s, say)
+
+
+def memory_used_mb(
+    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
+) -> dict[str, float]:
+    """Memory (MiB) that programs hold on each GPU; what the driver keeps for itself does not count if it tells that."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> float:
+        info = known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
+        used: int = (info or nvml.nvmlDeviceGetMemoryInfo(handle)).used
+        return used / _MIB
+
+    return each(read_one, "memory in use", env, device_index, timeout_s, say)
+
+
+class Reclaim(NamedTuple):
+    """How the wait for free GPU memory ended. `free`: nothing is left to wait for; `text`: one sentence with a number
+    per GPU; `used_mb`: MiB in use at first and at last, by GPU."""
+
+    free: bool
+    text: str
+    seconds: float = 0.0
+    used_mb: Mapping[str, tuple[float, float]] = {}
+
+
+def wait_until_free(
+    env: Mapping[str, str],
+    timeout_s: float = 50.0,
+    tolerance_mb: float = 512.0,
+    poll_s: float = 2.0,
+    stop: threading.Event | None = None,
+) -> Reclaim:
+    """Wait until each GPU that CUDA_VISIBLE_DEVICES in `env` shows has at most `tolerance_mb` in use (seed 000).
+
+    To be called in a thread of its own. Returns after `timeout_s` seconds at the latest, sooner where `stop` is set,
+    there is nothing to read, or reading fails; never raises for hardware. `timeout_s` 0: does not wait.
+    """
+    if timeout_s <= 0:
+        return Reclaim(True, "GPU memory was not waited for (its timeout is 0)")
+    stop = stop or threading.Event()
+    start_s = time.monotonic()
+    first: dict[str, float] = {}
+    while True:
+        left_s = start_s + timeout_s - time.monotonic()
+        try:
+            now = memory_used_mb(env, timeout_s=max(0.1, min(TIMEOUT_S, left_s)))
+        except Absent as why:
+            return Reclaim(True, f"no GPU memory to wait for: {why}", time.monotonic() - start_s)
+        except HardwareError as failure:
+            return Reclaim(False, f"GPU memory cannot be read: {failure}", time.monotonic() - start_s)
+        first = first or now
+        took_s = time.monotonic() - start_s
+        used = {gpu: (first.get(gpu, mb), mb) for gpu, mb in now.items()}
+        busy = [gpu for gpu, mb in now.items() if mb > tolerance_mb]
+        numbers = ", ".join(f"{gpu} {before:.0f} -> {after:.0f} MiB" for gpu, (before, after) in used.items())
+        if not busy:
+            return Reclaim(True, f"GPU memory was free after {took_s:.1f} s: {numbers}", took_s, used)
+        if took_s >= timeout_s or stop.wait(max(0.0, min(poll_s, timeout_s - took_s))):
+            count = f"{len(busy)} of {len(now)} GPUs hold more than {tolerance_mb:g} MiB after {took_s:.1f} s"
+            return Reclaim(False, f"{count}: {numbers}", took_s, used)
+
+
+def each(
+    read_one: Callable[[ModuleType, Any], T | None],
+    what: str,
+    env: Mapping[str, str],
+    device_index: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    say: Say = quiet,
+) -> dict[str, T]:
+    """`read_one(nvml, handle)` for the chosen GPUs, by a name for people; without those for which it is not known."""
+
+    def read_all(nvml: ModuleType) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for index in _chosen(nvml, env, device_index):
+            say(f"asking NVML for the {what} of GPU {index}")
+            with _sentence(nvml, f"GPU {index}"):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                name = f"GPU {index} ({nvml.nvmlDeviceGetUUID(handle)})"
+                value = known(nvml, lambda handle=handle: read_one(nvml, handle))  # type: ignore[misc]
+            if value is not None:
+                found[name] = value
+        return found
+
+    say("opening NVML")
+    found = read(read_all, timeout_s)
+    if not found:
+        raise Absent(f"no GPU of this process tells its {what}")
+    return found
+
+
+def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
+    """What `fn(pynvml)` returns, with NVML open. Raises Absent without a driver, HardwareError if it fails."""
+    try:
+        import pynvml  # slow to load, and only where GPUs are looked at
+    except ImportError as error:
+        raise Absent(f"nvidia-ml-py cannot be imported ({error})") from None
+
+    def opened() -> T:
+        with _opened(pynvml):
+            return fn(pynvml)
+
+    try:
+        return bounded.call(opened, timeout_s, "nvrx NVML")
+    except bounded.Overrun:
+        raise HardwareError(f"NVML did not answer within {timeout_s:g} s") from None
+
+
+@contextmanager
+def _opened(nvml: ModuleType) -> Iterator[None]:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        code = _code(nvml, error)
+        if code in _NO_NVML:
+            raise NoNvml(code, f"no NVML here ({error})") from None
+        raise HardwareError(f"NVML cannot be opened: {error}") from None
+    try:
+        with _sentence(nvml, "NVML"):
+            yield
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(nvml.NVMLError):  # what was read is good all the same
+            nvml.nvmlShutdown()
+
+
+@contextmanager
+def _sentence(nvml: ModuleType, what: str) -> Iterator[None]:
+    try:
+        yield
+    except nvml.NVMLError as error:
+        raise HardwareError(f"{what}: {error}") from None
+
+
+def known(nvml: ModuleType, fn: Callable[[], T]) -> T | None:
+    """What `fn` reads, None if this GPU or driver does not know it (or hides it)."""
+    try:
+        return fn()
+    except nvml.NVMLError as error:
+        if _code(nvml, error) in _NOT_KNOWN:
+            return None
+        raise
+
+
+def _code(nvml: ModuleType, error: Any) -> str:
+    """Name of an NVMLError's number, without NVML_ERROR_; "" for a number this nvidia-ml-py does not know."""
+    prefix = "NVML_ERROR_"
+    names = (name for name in dir(nvml) if name.startswith(prefix) and getattr(nvml, name) == error.value)
+    return next(names, "").removeprefix(prefix)
+
+
+def _chosen(nvml: ModuleType, env: Mapping[str, str], device_index: int | None) -> list[int]:
+    """NVML's numbers of the GPUs meant."""
+    present = _present(nvml)
+    visible = _visible(env)
+    shown = present if visible is None else [_number(nvml, entry, present) for entry in visible]
+    if device_index is None or len(shown) == 1:
+        chosen = shown
+    else:
+        chosen = shown[device_index : device_index + 1] if device_index >= 0 else []
+    if not chosen:
+        asked = "" if device_index is None else f", none with number {device_index}"
+        raise Absent(f"this process sees {len(shown)} GPUs{asked}")
+    return chosen
+
+
+def _present(nvml: ModuleType) -> list[int]:
+    """NVML's numbers of the GPUs that this process may use; it counts those that a cgroup hides, too."""
+    found = []
+    for index in range(int(nvml.nvmlDeviceGetCount())):
+        try:
+            nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as error:
+            if _code(nvml, error) == "NO_PERMISSION":
+                continue
+        found.append(index)  # also one that is lost: whoever reads it says so
+    return found
+
+
+def _number(nvml: ModuleType, entry: str, present: list[int]) -> int:
+    """NVML's number for an entry of CUDA_VISIBLE_DEVICES: a number among those we may use, or a UUID's beginning."""
+    if entry.isdigit():
+        if int(entry) < len(present):
+            return present[int(entry)]
+        raise HardwareError(f"CUDA_VISIBLE_DEVICES names GPU {entry}, but NVML shows {len(present)} GPUs")
+    if entry.startswith("MIG"):
+        raise Absent("a MIG instance, not a whole GPU, is assigned")
+    for index in present:
+        with _sentence(nvml, f"GPU {index}"):
+            if nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)).startswith(entry):
+                return index
+    raise HardwareError(f"CUDA_VISIBLE_DEVICES names {entry}, which NVML does not see")
+
+
+def _visible(env: Mapping[str, str]) -> list[str] | None:
+    """Entries of CUDA_VISIBLE_DEVICES; None if it is not set."""
+    value = env.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries = [entry.strip() for entry in value.split(",") if entry.strip()]
+    return entries[: entries.index("-1")] if "-1" in entries else entries

@@ -1,13 +1,23 @@
-"""NUMA binding of workers with numactl(8), as seed 000 defines it: worker i goes to node i // NVRX_GPUS_PER_NUMA."""
+"""NUMA binding of workers with numactl(8): worker i goes to node i // NVRX_GPUS_PER_NUMA, as seed 000 defines it, or
+(`--numa-bind auto`) to the node that its GPU is attached to, on the CPUs that Slurm gave us.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import gpus, pci
+from nvrx_slurm.system.hardware import Absent, HardwareError
 
+_TRY_TIMEOUT_S = 10.0
 ONLINE = Path("/sys/devices/system/node/online")
+BY_NUMBER, BY_GPU = "NVRX_GPUS_PER_NUMA", "--numa-bind auto"
 
 
 def prefix(local_rank: int, gpus_per_numa: int, strict: bool) -> tuple[str, ...]:
@@ -19,8 +29,7 @@ def prefix(local_rank: int, gpus_per_numa: int, strict: bool) -> tuple[str, ...]
 
 def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE) -> tuple[tuple[str, ...], ...]:
     """One prefix per local rank. Raises UsageError without numactl, or for a NUMA node that this machine lacks."""
-    if shutil.which("numactl") is None:
-        raise UsageError("NVRX_GPUS_PER_NUMA needs the numactl command, which is not on PATH; install it, or unset it")
+    require_numactl(BY_NUMBER)
     last = (nproc - 1) // gpus_per_numa
     here = _numbers(online)
     if here is not None and not set(range(last + 1)) <= here:
@@ -31,11 +40,114 @@ def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
     return tuple(prefix(local_rank, gpus_per_numa, strict) for local_rank in range(nproc))
 
 
-def _numbers(path: Path) -> set[int] | None:
-    """Numbers of a list like "0-1,4"; None where the kernel tells none (no NUMA, a container without sysfs)."""
+class Place(NamedTuple):
+    """Where one worker goes. `prefix`: what to put before its command, () if not bound; `text`: why, for people."""
+
+    prefix: tuple[str, ...]
+    text: str
+
+
+class Ours(NamedTuple):
+    """What this process may use: CPUs by sched_getaffinity(2), memory of NUMA nodes by Mems_allowed (None: all)."""
+
+    cpus: frozenset[int]
+    nodes: frozenset[int] | None
+
+    @classmethod
+    def now(cls) -> Ours:
+        """As the kernel says: Slurm's cpuset, a container's, an outer taskset."""
+        status = Path("/proc/self/status").read_text().splitlines()
+        nodes = next((line.partition(":")[2] for line in status if line.startswith("Mems_allowed_list:")), "")
+        return cls(frozenset(os.sched_getaffinity(0)), _ranges(nodes))
+
+
+def by_gpu(
+    nproc: int, env: Mapping[str, str], strict: bool, sys_root: Path = Path("/sys"), ours: Ours | None = None
+) -> tuple[Place, ...]:
+    """One place per local rank: the NUMA node of the GPU that CUDA gives that number, of its CPUs those that are ours.
+
+    Never raises for hardware: a worker is not bound where its GPU or NUMA node is not known (the kernel says -1), or
+    none of the node's CPUs is ours. `strict` as for `prefix`, where memory of that node is ours.
+    """
+    ours = ours or Ours.now()
     try:
-        parts = path.read_text().strip().split(",")
-        ends = [[int(end) for end in part.split("-")] for part in parts]
-    except (OSError, ValueError):
+        addresses = list(gpus.pci_addresses(env).values())
+    except (Absent, HardwareError) as why:
+        return (Place((), f"not bound: {why}"),) * nproc
+    return tuple(
+        _at(addresses[local_rank], strict, sys_root, ours)
+        if local_rank < len(addresses)
+        else Place((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
+        for local_rank in range(nproc)
+    )
+
+
+def _at(address: str, strict: bool, sys_root: Path, ours: Ours) -> Place:
+    gpu = f"GPU {address}"
+    node = pci.numa_node(sys_root, address)
+    if node is None:
+        return Place((), f"not bound: the NUMA node of {gpu} is not known")
+    cpus = _numbers(sys_root / f"devices/system/node/node{node}/cpulist")
+    if not cpus:
+        return Place((), f"not bound: the CPUs of NUMA node {node} ({gpu}) are not known")
+    if not cpus & ours.cpus:
+        return Place((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is ours")
+    whole = cpus <= ours.cpus
+    where = f"--cpunodebind={node}" if whole else f"--physcpubind={_list(cpus & ours.cpus)}"
+    local = not strict or (ours.nodes is not None and node not in ours.nodes)
+    memory = "--localalloc" if local else f"--membind={node}"
+    part = "all" if whole else f"{len(cpus & ours.cpus)} of {len(cpus)}"
+    return Place(("numactl", where, memory), f"NUMA node {node} of {gpu}, {part} of its CPUs")
+
+
+def _list(numbers: Iterable[int]) -> str:
+    """ "0-3,8" of {0, 1, 2, 3, 8}."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def require_numactl(what: str) -> None:
+    """Raises UsageError without it; `what` needs it."""
+    if shutil.which("numactl") is None:
+        raise UsageError(f"{what} needs the numactl command, which is not on PATH; install it, or unset it")
+
+
+def check(found: Iterable[Sequence[str]], what: str = BY_NUMBER) -> None:
+    """Try these prefixes, which `what` asked for. Raises UsageError: numactl refuses (a container without
+    set_mempolicy, a cpuset)."""
+    for words in dict.fromkeys(tuple(words) for words in found if words):
+        try:
+            done = subprocess.run(
+                [*words, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+        else:
+            if done.returncode == 0:
+                continue
+            why = " ".join(done.stderr.decode(errors="replace").split())[:200] or f"exit code {done.returncode}"
+        raise UsageError(f"{what}: {' '.join(words)} fails on this node ({why}); correct that, or unset it")
+
+
+def _numbers(path: Path) -> frozenset[int] | None:
+    """Numbers of a list in a file; None where the kernel tells none (no NUMA, a container without sysfs)."""
+    return _ranges(pci.text(path) or "")
+
+
+def _ranges(text: str) -> frozenset[int] | None:
+    """Numbers of a list like "0-1,4"; None for anything else."""
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
+    except ValueError:
         return None
-    return {number for end in ends for number in range(end[0], end[-1] + 1)}
+    if any(not 0 <= end[0] <= end[-1] < _MAX_NUMBER for end in ends):
+        return None
+    return frozenset(number for end in ends for number in range(end[0], end[-1] + 1))
+
+
+_MAX_NUMBER = 1 << 16  # CPUs

@@ -49,14 +49,16 @@ def start(
     env: Mapping[str, str],
     stdout: IO[bytes] | int,
     stderr: IO[bytes] | int,
+    ignored: int = 0,
 ) -> Child:
     """Start `argv` (from the main thread: the parent-death signal follows the thread that forked).
 
+    `ignored`: a signal that it shall not die of, unless it sets a handler (0 = none); its own children inherit that.
     A command that cannot be executed ends with 126 or 127 and a sentence on its stderr. Raises OSError when no
     process can be made at all (limits, memory).
     """
     popen = subprocess.Popen(
-        [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), *argv],
+        [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), *argv],
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=stdout,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 from nvrx_slurm.errors import ExitCode, NvrxError
@@ -15,8 +13,8 @@ from nvrx_slurm.testing.minicluster_init import Process
 
 
 def default_root() -> Path:
-    """${TMPDIR:-/tmp}/nvrx-minicluster-UID."""
-    return Path(tempfile.gettempdir()) / f"nvrx-minicluster-{os.getuid()}"
+    """~/.cache/nvrx-minicluster: every shell of this user finds it, and nobody else can make it first."""
+    return Path.home() / ".cache" / "nvrx-minicluster"
 
 
 def _exports(cluster: MiniCluster) -> str:

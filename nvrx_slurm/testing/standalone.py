@@ -21,20 +21,30 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.agent.monitors import SOCKET_ENV, RankMonitor
 from nvrx_slurm.config.ft import FaultToleranceConfig
+
+if TYPE_CHECKING:
+    from nvrx_slurm.fault_tolerance import WorkloadControlRequest
+    from nvrx_slurm.types import WorkloadAction
 
 _START_TIMEOUT_S = 30.0
 _STAND_IN = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]  # ends with us, however we end
 
 
 class StandaloneMonitor:
-    """What `standalone_monitor()` gives. `hangs`: a sentence for the hang that was found, if one was."""
+    """What `standalone_monitor()` gives.
+
+    `hangs`: a sentence for the hang that was found, if one was. `requests`: the workload control requests that were
+    sent, in order; nothing follows from them here.
+    """
 
     def __init__(self, config: FaultToleranceConfig) -> None:
         self.hangs: list[str] = []
+        self.requests: list[WorkloadControlRequest] = []
+        self._asked = threading.Condition()
         self._config = config
         self._hung = threading.Event()
         self._ready = threading.Event()
@@ -56,6 +66,26 @@ class StandaloneMonitor:
             raise TimeoutError(f"the rank monitor found no hang within {timeout_s:g} s")
         return self.hangs[0]
 
+    def wait_for_request(self, timeout_s: float, count: int = 1) -> WorkloadControlRequest:
+        """The request number `count` (>= 1), as soon as it is there. Raises TimeoutError after `timeout_s` seconds."""
+        with self._asked:
+            if not self._asked.wait_for(lambda: len(self.requests) >= count, timeout_s):
+                raise TimeoutError(f"the rank monitor got {len(self.requests)} requests within {timeout_s:g} s")
+            return self.requests[count - 1]
+
+    def warn(self) -> None:
+        """What the warning signal does in a job: from now on `should_stop()` says yes."""
+        assert self._loop is not None and self._monitor is not None
+        monitor, done = self._monitor, threading.Event()
+
+        def warn() -> None:
+            monitor.warn()
+            done.set()
+
+        self._loop.call_soon_threadsafe(warn)
+        if not done.wait(_START_TIMEOUT_S):
+            raise TimeoutError(f"the rank monitor could not warn within {_START_TIMEOUT_S:g} s")
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -66,7 +96,7 @@ class StandaloneMonitor:
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         private = Path(tempfile.mkdtemp(prefix="nvrx-"))
-        self._monitor = monitor = RankMonitor(0, private, self._on_hang)
+        self._monitor = monitor = RankMonitor(0, private, self._on_hang, self._on_asked)
         stand_in: subprocess.Popen[bytes] | None = None
         try:
             monitor.start()
@@ -101,6 +131,13 @@ class StandaloneMonitor:
     def _on_hang(self, local_rank: int, message: Mapping[str, Any]) -> None:
         self.hangs.append(str(message["sentence"]))
         self._hung.set()
+
+    def _on_asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
+        from nvrx_slurm.fault_tolerance import WorkloadControlRequest
+
+        with self._asked:
+            self.requests.append(WorkloadControlRequest(action, description))
+            self._asked.notify_all()
 
     def _start(self) -> None:
         self._thread.start()

@@ -152,6 +152,42 @@ def test_full_disk_for_logs_does_not_end_the_job(rig: Rig, small_disk: Path) -> 
     assert code == 0
 
 
+def test_a_cycle_that_starts_on_a_full_disk_goes_on_without_its_logs(rig: Rig, small_disk: Path) -> None:
+    """The first cycle fills the disk and dies of it, the second prints into nothing, and that is said once."""
+    rig.logs = small_disk / "logs"
+    script = rig.script("""
+        try:
+            while True:
+                os.write(1, (b"x" * 4095 + b"\\n") if CYCLE == 0 else b"y" * 99)
+                if CYCLE == 1:
+                    break
+        except OSError as error:
+            assert error.errno == 28, error
+            os._exit(3)
+        with open(os.path.join(os.environ["NVRX_TEST_GATES"], f"done{RANK}"), "x"):
+            pass
+    """)
+    one = rig.run(script, "--max-restarts=1", "--nproc-per-node=2", "--redirects=3")
+    assert one.wait() == 0
+    assert "exited with code 3" in one.text and "restart 1 of 1" in one.text
+    assert one.text.count("No space left on device: what the workers write is lost in this cycle") == 1
+    assert sorted(path.name for path in rig.dir.glob("done*")) == ["done0", "done1"]
+
+
+def test_logs_that_cannot_be_made_end_no_training(rig: Rig) -> None:
+    """Something is where the directory of the next cycle should be."""
+    script = rig.script("""
+        run = os.environ["NVRX_RUN_DIR"]
+        if CYCLE == 0:
+            open(os.path.join(run, "cycle_1"), "x").close()
+            os._exit(3)
+        print("unheard")
+    """)
+    one = rig.run(script, "--max-restarts=1")
+    assert one.wait() == 0
+    assert "Not a directory: what the workers write is lost in this cycle" in one.text and "unheard" not in one.text
+
+
 # --- what is started ------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +220,7 @@ def test_program_that_the_kernel_refuses(rig: Rig) -> None:
     (rig.dir / "odd").chmod(0o755)
     one = rig.run("./odd", "--no-python")
     assert one.wait() == 1
-    assert "exited with code 127" in one.text and "cannot start ./odd: No such file" in one.text
+    assert "could not be started: ./odd: No such file" in one.text and "cannot start ./odd: No such file" in one.text
 
 
 @pytest.mark.parametrize("way", ["script", "module", "run-path", "no-python"])

@@ -209,7 +209,7 @@ def test_dry_run_in_a_task_names_the_place(work: Path) -> None:
         (("--ft-segment=4", "train.py"), "--ft-segment"),
         (("--virtual-local-rank", "train.py"), "--virtual-local-rank"),
         (("--event-log-handler=x", "train.py"), "--event-log-handler"),
-        (("--restart-policy=min-healthy", "train.py"), "min-healthy"),
+        (("--restart-policy=never", "train.py"), "must be any-failed or min-healthy"),
         (("--nproc-per-node=gpu", "train.py"), "NVML shows no GPU"),
         (("gone.py",), "the training script gone.py does not exist"),
     ],

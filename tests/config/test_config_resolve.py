@@ -55,6 +55,8 @@ FT_DEFAULTS: dict[str, Any] = {
     "attribution_llm_api_key_file": None, "attribution_llm_base_url": None, "attribution_llm_model": None,
     "attribution_analysis_backend": None, "attribution_log_level": None,
     "keepalive_interval": 5.0, "keepalive_timeout": 5.0, "rank_init_timeout": None,
+    "max_restarts_by_fault": {}, "crash_loop_window": 5.0, "crash_loop_backoff": 1.0,
+    "warning_signal": signal.SIGUSR1, "warn_before_end": 0.0, "stop_before_end": 0.0,
 }  # fmt: skip
 
 
@@ -191,7 +193,14 @@ def test_not_built_is_refused_by_name_in_every_layer(tmp_path: Path, key: str) -
         ({"module": True, "run_path": True}, "--module and --run-path exclude each other"),
         ({"rdzv_backend": "etcd"}, "--rdzv-backend 'etcd': must be c10d or static"),
         ({"start_method": "fork"}, "must be spawn"),
-        ({"ft_restart_policy": "min-healthy"}, "min-healthy is not built yet in this version; use any-failed"),
+        ({"ft_restart_policy": "never"}, "--ft-restart-policy 'never': must be any-failed or min-healthy"),
+        ({"ft_max_restarts_by_fault": "hung:2"}, "must be FAULT:N,... with N >= 0, each FAULT once and one of exit"),
+        ({"ft_crash_loop_backoff": "-1"}, "must be a number of seconds >= 0"),
+        ({"ft_warning_signal": "TERM"}, "--ft-warning-signal 'TERM': must be SIGUSR1, SIGUSR2 or none"),
+        ({"ft_warning_signal": "x"}, "must be SIGUSR1, SIGUSR2 or none"),
+        ({"ft_warn_before_end": "-1"}, "must be a number of seconds >= 0"),
+        ({"ft_warn_before_end": "60", "ft_stop_before_end": "60"}, "--ft-warn-before-end 60 comes no sooner than"),
+        ({"ft_warn_before_end": "60", "ft_warning_signal": "none"}, "warns by --ft-warning-signal, which is none"),
         ({"log_dir": "x" * 5000}, "must be a path"),
         ({"nnode": "2"}, "nnode is not a setting; did you mean nnodes"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from nvrx_slurm.cli.options import RunCommand, nvrx_run_options, print_config
 from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
 from nvrx_slurm.config.settings import GROUPS
 from nvrx_slurm.errors import ExitCode, NvrxError
+from nvrx_slurm.types import FaultKind
 
 Call = tuple[Resolved, str, tuple[str, ...]]
 ROOT = Path(__file__).parents[2]
@@ -79,6 +79,7 @@ def test_every_spelling_reaches_its_field(key: str, monkeypatch: pytest.MonkeyPa
 def key_value(item: Setting) -> str:
     for text in (
         "7",
+        "USR1",
         "any-failed",
         "barrier",
         "c10d",
@@ -91,6 +92,8 @@ def key_value(item: Setting) -> str:
         "lib",
         "log",
         "a:1",
+        "hang:1",
+        "auto",
     ):
         try:
             item.kind.parse(text)
@@ -110,7 +113,9 @@ def test_seed_spellings() -> None:
     assert "not built yet" in refused("--ft_enable_dist_storage_healthcheck", "true", "t")
     assert "does not exist" in refused("--fault-tol-cfg-path", "/none.yaml", "t")
     called("--fault-tol-cfg-path=/none.yaml", "--ignore-missing-fault-tol-cfg", "t")
-    assert "min-healthy is not built yet" in refused("--restart-policy=min-healthy", "t")
+    assert called("--restart-policy=min-healthy", "t")[0].config.ft.restart_policy == "min-healthy"
+    by_fault = called("--ft-max-restarts-by-fault=hang:2,node-lost:0", "t")[0].config.ft.max_restarts_by_fault
+    assert by_fault == {FaultKind.HANG: 2, FaultKind.NODE_LOST: 0}
 
 
 def test_the_scripts_arguments_are_its_own() -> None:
@@ -218,18 +223,14 @@ def test_shell_completion_knows_the_flags() -> None:
     assert "plain,--nnodes" in run(env=env)[0].output
 
 
-def test_help_is_fast_and_imports_little() -> None:
+def test_help_imports_little() -> None:
+    """That is what makes it quick (`scripts/bench` measures)."""
     code = (
         "import sys; from nvrx_slurm.cli.options import nvrx_run_options\n"
         "try: nvrx_run_options(lambda *a: 0).main(['--help'])\n"
         "finally: assert not {'yaml','torch','grpc','numpy'} & set(sys.modules)"
     )
-    took = []
-    for _ in range(3):
-        begin = time.monotonic()
-        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
-        took.append(time.monotonic() - begin)
-    assert min(took) < 0.5  # 0.1 s alone; the bound is loose for a machine that runs other tests beside
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
 def test_the_command_is_a_click_command() -> None:

@@ -36,23 +36,33 @@ NODE = st.builds(
     st.integers(1, 4096),
     st.lists(st.integers(0, 2**64 - 1), max_size=8).map(tuple),
 )
-RUNNING = st.builds(t.Running, COUNT, COUNT, COUNT, COUNT, st.booleans())
 FAULT = st.builds(
     t.RankFault, st.sampled_from(t.FaultKind), text(), RANK, RANK, RANK, COUNT, st.integers(-255, 255), text(2000),
     text(16_000), text(4096),
 )  # fmt: skip
+SPENT = st.lists(st.builds(t.KindCount, st.sampled_from(t.FaultKind), COUNT), max_size=3).map(tuple)
+HISTORY = st.builds(
+    t.History, COUNT, SPENT, COUNT, st.integers(-1, 1 << 62), st.lists(text(), max_size=3).map(tuple)
+)  # fmt: skip
+PLAN = st.builds(t.Plan, COUNT, COUNT, HISTORY, COUNT, COUNT, COUNT, text(), PORT, RANK, RANK)
+FAULTS = st.lists(FAULT, max_size=3).map(tuple)
+SIGNUM = st.integers(0, 64)
 FROM_AGENT = st.one_of(
-    st.builds(t.Register, NODE, PORT, st.none() | RUNNING, RANK, COUNT),
+    st.builds(t.Register, NODE, PORT, st.none() | PLAN, st.sampled_from(t.Doing), FAULTS, st.booleans()),
     st.builds(t.Failed, COUNT, COUNT, st.lists(FAULT, min_size=1, max_size=3).map(tuple)),
-    st.builds(t.Succeeded, COUNT, COUNT),
+    st.builds(t.Succeeded, COUNT, COUNT, st.booleans()),
     st.builds(t.Stopped, COUNT, COUNT, PORT),
-    st.builds(t.EndJob, CODE, text(4000)),
+    st.builds(t.EndJob, CODE, text(4000), SIGNUM),
+    st.builds(t.Asked, COUNT, COUNT, st.sampled_from(t.WorkloadAction), RANK, text(4000)),
+    st.builds(t.WarnJob, SIGNUM, text(4000)),
 )
 FROM_COORDINATOR = st.one_of(
-    st.builds(t.Plan, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, text(), PORT, RANK, RANK),
+    PLAN,
     st.builds(t.Stop, COUNT, COUNT, text(4000)),
-    st.builds(t.Finish, CODE, text(4000)),
+    st.builds(t.Finish, CODE, text(4000), SIGNUM),
     st.builds(t.Refused, CODE, text(4000)),
+    st.builds(t.Warn, SIGNUM, text(4000)),
+    st.builds(t.RanksGone, COUNT, st.lists(RANK, max_size=5).map(tuple), text(4000)),
 )
 
 
@@ -108,14 +118,20 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, infra_rank=-2))), "Node.infra_rank is -2"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, host="h" * 257))), "Node.host has 257 characters"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, order=[1] * 9))), "Node.order has 9 entries"),
-        (pb.FromAgent(failed=pb.Failed()), "Failed.faults has 0 entries"),
+        (pb.FromAgent(failed=pb.Failed()), "Failed.faults is empty"),
         (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit")] * 65)), "Failed.faults has 65 entries"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="gremlin")])), "'gremlin', which is no kind of fault"),
+        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="gremlin")])), "'gremlin', which is no FaultKind"),
         (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit", exit_code=-256)])), "exit_code is -256"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Doing"),
+        (pb.FromAgent(asked=pb.Asked(action=3)), "Asked.action is '3', which is no WorkloadAction"),
+        (pb.FromAgent(warn_job=pb.WarnJob(signum=65)), "WarnJob.signum is 65"),
+        (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),
+        (pb.FromCoordinator(ranks_gone=pb.RanksGone(ranks=[-2])), "RanksGone.ranks is -2"),
+        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(excluded=["x"] * 4097))), "excluded has 4097 entries"),
         (pb.FromAgent(succeeded=pb.Succeeded(cycle=2**32 - 1)), "Succeeded.cycle is 4294967295"),
         (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
         (pb.FromAgent(end_job=pb.EndJob(reason="r" * 4001)), "EndJob.reason has 4001 characters"),
-        (pb.FromCoordinator(plan=pb.Plan(world_size=10_000_001)), "Plan.world_size is 10000001"),
+        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), world_size=10_000_001)), "Plan.world_size is 10000001"),
     ],
 )
 def test_bounds(envelope: pb.FromAgent | pb.FromCoordinator, what: str) -> None:
@@ -150,7 +166,7 @@ def test_generated_code_matches_the_proto() -> None:
         found = re.findall(r"(repeated )?([\w.]+) (\w+) = (\d+);", body)
         wanted[name] = {(field, int(number), kind, bool(repeated)) for repeated, kind, field, number in found}
     assert len(wanted) >= 16 and "Plan" in wanted
-    kinds = {4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32", 17: "sint32"}
+    kinds = {4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32", 17: "sint32", 18: "sint64"}
     built: dict[str, set[tuple[str, int, str, bool]]] = {}
     for name, message in pb.DESCRIPTOR.message_types_by_name.items():
         built[name] = {

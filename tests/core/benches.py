@@ -5,26 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import agent_events as ag
 from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.core.agent import Agent, AgentSettings
+from nvrx_slurm.core.agent import Agent
+from nvrx_slurm.core.agent_events import AgentSettings
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.types import (
     AgentMessage,
+    Asked,
+    Doing,
     EndJob,
     Failed,
     FaultKind,
     Finish,
+    History,
     Node,
     Plan,
     RankFault,
     Refused,
     Register,
-    Running,
     Stop,
     Stopped,
     Succeeded,
+    WorkloadAction,
 )
 
 
@@ -75,16 +79,17 @@ class CoordinatorBench(Bench):
 
     core: Coordinator
 
-    def __init__(self, min_nodes: int, nodes: int, max_restarts: int = 3, term: int = 1) -> None:
+    def __init__(self, min_nodes: int, nodes: int, max_restarts: int = 3, term: int = 1, **more: Any) -> None:
         super().__init__()
         names = tuple(f"h{rank}" for rank in range(nodes))
-        self.core = Coordinator(CoordinatorSettings(term, min_nodes, nodes, max_restarts, expected=names), 0.0)
+        settings = CoordinatorSettings(term, min_nodes, nodes, max_restarts, expected=names)
+        self.core = Coordinator(replace(settings, **more), 0.0)
         self.max_restarts = max_restarts
 
     @classmethod
-    def running(cls, min_nodes: int, nodes: int, max_restarts: int = 3) -> CoordinatorBench:
+    def running(cls, min_nodes: int, nodes: int, max_restarts: int = 3, **more: Any) -> CoordinatorBench:
         """All nodes are here, and cycle 0 runs."""
-        bench = cls(min_nodes, nodes, max_restarts)
+        bench = cls(min_nodes, nodes, max_restarts, **more)
         for rank in range(nodes):
             bench.join(rank)
         assert bench.state == "RUNNING"
@@ -99,13 +104,13 @@ class CoordinatorBench(Bench):
         return bench
 
     def join(self, rank: int, life: int = 0, last_cycle: int = -1, used: int = 0) -> None:
-        """An agent without workers registers."""
-        self.tell(ev.Joined(Register(a_node(rank, life), 1000 + rank, None, last_cycle, used)))
+        """An agent without workers registers; it was a spare in `last_cycle`."""
+        plan = a_plan(last_cycle, -1, used=used) if last_cycle >= 0 else None
+        self.tell(ev.Joined(Register(a_node(rank, life), 1000 + rank, plan)))
 
-    def join_running(self, rank: int, running: Running, life: int = 0) -> None:
-        """An agent with workers registers."""
-        register = Register(a_node(rank, life), 1000 + rank, running, running.cycle, running.cycle)
-        self.tell(ev.Joined(register))
+    def join_with(self, rank: int, plan: Plan, doing: Doing, *faults: RankFault, early: bool = False) -> None:
+        """An agent with a place in a cycle registers."""
+        self.tell(ev.Joined(Register(a_node(rank), 1000 + rank, plan, doing, faults, early)))
 
     def lose(self, rank: int, life: int = 0) -> None:
         """The stream of an agent breaks."""
@@ -131,6 +136,10 @@ class CoordinatorBench(Bench):
         """That agent was told to end the job."""
         self.hear(rank, EndJob(code, "got signal 15"))
 
+    def asks(self, rank: int, action: WorkloadAction, why: str = "too hot") -> None:
+        """Its first rank asks for something."""
+        self.hear(rank, Asked(1, 0, action, 2 * rank, why))
+
     # --- what was sent by the last event -------------------------------------------------------------------
 
     def sent(self, kind: type) -> dict[int, Any]:
@@ -155,10 +164,11 @@ class CoordinatorBench(Bench):
         return set(self.sent(Refused))
 
 
-def a_plan(cycle: int = 0, group_rank: int = 0, term: int = 1) -> Plan:
-    """Two active nodes with two workers each; group_rank -1 = for a spare."""
+def a_plan(cycle: int = 0, group_rank: int = 0, term: int = 1, active: int = 2, used: int | None = None) -> Plan:
+    """Nodes with two workers each; group_rank -1 = for a spare."""
     offset = 2 * group_rank if group_rank >= 0 else -1
-    return Plan(term, cycle, cycle, 3, 2, 4, "10.0.0.0", 1000, group_rank, offset)
+    history = History(cycle if used is None else used)
+    return Plan(term, cycle, history, 3, active, 2 * active, "10.0.0.0", 1000, group_rank, offset)
 
 
 class AgentBench(Bench):
@@ -208,6 +218,10 @@ class AgentBench(Bench):
         """A worker ends."""
         fault = a_fault(1, code=code, local_rank=local_rank) if code else None
         self.tell(ag.WorkerExited(local_rank, fault))
+
+    def asks(self, action: WorkloadAction) -> None:
+        """Its first worker asks for something."""
+        self.tell(ag.RankAsked(0, action, "too hot"))
 
     def hangs(self, local_rank: int) -> None:
         """A monitor reports a hang."""

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import agent_events as ag
 from nvrx_slurm.core.machine import Tick
-from nvrx_slurm.types import EndJob, Failed, FaultKind, Finish, Refused, Register, Running, Stop, Stopped, Succeeded
+from nvrx_slurm.types import (
+    Doing,
+    EndJob,
+    Failed,
+    FaultKind,
+    Finish,
+    Plan,
+    Refused,
+    Register,
+    Stop,
+    Stopped,
+    Succeeded,
+)
 
 from .benches import AgentBench, a_fault, a_node, a_plan
 
@@ -17,6 +29,11 @@ def register(agent: AgentBench) -> Register:
     [message] = agent.sent()
     assert isinstance(message, Register)
     return message
+
+
+def told(agent: AgentBench) -> tuple[Plan | None, Doing]:
+    message = register(agent)
+    return message.plan, message.doing
 
 
 # --- from the start to a cycle -----------------------------------------------------------------------------
@@ -98,7 +115,7 @@ def test_a_node_that_is_not_wanted_leaves() -> None:
 def test_a_signal_finds_an_idle_agent() -> None:
     agent = AgentBench()
     agent.tell(ag.Signalled(2))
-    assert (agent.state, agent.sent()) == ("GONE", [EndJob(130, "node 1 (h1) got signal 2")])
+    assert (agent.state, agent.sent()) == ("GONE", [EndJob(130, "node 1 (h1) got signal 2", 2)])
 
 
 # --- workers that run --------------------------------------------------------------------------------------
@@ -213,7 +230,7 @@ def test_a_new_stream_within_that_while_changes_nothing() -> None:
     agent = AgentBench.running()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert register(agent).running == Running(1, 0, 0, active_nodes=2)
+    assert told(agent) == (a_plan(), Doing.RUNNING)
     assert (agent.state, agent.core.deadline()) == ("RUNNING", None)
 
 
@@ -221,7 +238,8 @@ def test_an_agent_that_is_stopping_says_that_it_cannot_carry_on() -> None:
     agent = AgentBench.stopping()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert register(agent).running == Running(1, 0, 0, active_nodes=0)
+    assert told(agent) == (a_plan(), Doing.STOPPING)
+    assert [fault.local_rank for fault in register(agent).faults] == [0]
     assert agent.state == "STOPPING"
 
 
@@ -229,7 +247,7 @@ def test_an_agent_that_is_done_says_so_again() -> None:
     agent = AgentBench.succeeded()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert register(agent).running == Running(1, 0, 0, 2, succeeded=True)
+    assert told(agent) == (a_plan(), Doing.SUCCEEDED)
 
 
 def test_an_agent_that_is_done_does_not_look_for_a_coordinator_for_ever() -> None:
@@ -336,7 +354,7 @@ def test_the_end_while_stopping_sends_no_second_sigterm() -> None:
 def test_a_signal_is_passed_on_once_and_ends_with_128_plus_n() -> None:
     agent = AgentBench.running()
     agent.tell(ag.Signalled(15))
-    assert (agent.sent(), agent.signals()) == ([EndJob(143, "node 1 (h1) got signal 15")], [TERM])
+    assert (agent.sent(), agent.signals()) == ([EndJob(143, "node 1 (h1) got signal 15", 15)], [TERM])
     agent.exits(0, code=-15)
     assert agent.state == "LEAVING"
     agent.exits(1, code=-15)
@@ -353,7 +371,7 @@ def test_a_signal_that_slurm_sends_to_all_processes_is_not_passed_on() -> None:
 
 def test_in_a_step_the_end_by_signal_waits_for_slurms_own() -> None:
     agent = AgentBench.running(in_step=True)
-    agent.tell(Finish(143, "node 0 (h0) got signal 15"))
+    agent.tell(Finish(143, "node 0 (h0) got signal 15", 15))
     assert (agent.state, agent.signals()) == ("LEAVING", [])
     agent.wait()
     assert (agent.now, agent.signals()) == (3.0, [TERM])
@@ -361,7 +379,7 @@ def test_in_a_step_the_end_by_signal_waits_for_slurms_own() -> None:
 
 def test_in_a_step_slurms_own_signal_comes_and_ours_does_not() -> None:
     agent = AgentBench.running(in_step=True)
-    agent.tell(Finish(143, "node 0 (h0) got signal 15"))
+    agent.tell(Finish(143, "node 0 (h0) got signal 15", 15))
     agent.now = 1.0
     agent.tell(ag.Signalled(15, everybody=True))
     agent.wait()
@@ -391,7 +409,7 @@ def test_workers_that_survive_everything_do_not_keep_the_agent() -> None:
 
 def test_the_job_ends_with_one_code_on_all_nodes() -> None:
     agent = AgentBench.leaving()
-    agent.tell(Finish(130, "node 0 (h0) got signal 2"))
+    agent.tell(Finish(130, "node 0 (h0) got signal 2", 2))
     agent.exits(0, code=-15)
     agent.exits(1, code=-15)
     assert agent.exit() == ag.Exit(130, "node 0 (h0) got signal 2")

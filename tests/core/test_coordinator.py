@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.types import Failed, FaultKind, Plan, Stopped, Succeeded
+from nvrx_slurm.types import Doing, Failed, FaultKind, History, Plan, Stopped, Succeeded
 
-from .benches import CoordinatorBench, a_fault
+from .benches import CoordinatorBench, a_fault, a_plan
 
 # --- gathering the first nodes -----------------------------------------------------------------------------
 
@@ -25,7 +25,7 @@ def test_a_plan_says_where_everybody_is() -> None:
     job.join(1)
     job.join(0)
     plans = job.sent(Plan)
-    assert plans[1] == Plan(1, 0, 0, 3, 2, 4, "10.0.0.0", 1000, group_rank=1, rank_offset=2)
+    assert plans[1] == Plan(1, 0, History(), 3, 2, 4, "10.0.0.0", 1000, group_rank=1, rank_offset=2)
     assert plans[0].rank_offset == 0
 
 
@@ -107,7 +107,7 @@ def test_a_failed_rank_stops_all_and_the_next_cycle_starts_when_all_have_stopped
     job.stops(0)
     assert (job.state, job.placed()) == ("RUNNING", {0: 0, 1: 1, 2: -1})
     plan = job.sent(Plan)[0]
-    assert (plan.cycle, plan.restarts_used, plan.master_port) == (1, 1, 2000)
+    assert (plan.cycle, plan.history.restarts_used, plan.master_port) == (1, 1, 2000)
 
 
 def test_a_lost_node_is_replaced_by_the_first_spare_and_survivors_keep_their_rank() -> None:
@@ -136,7 +136,18 @@ def test_a_lost_node_may_exhaust_the_budget_too() -> None:
 def test_the_last_node_is_lost_and_no_restart_is_left() -> None:
     job = CoordinatorBench.running(min_nodes=1, nodes=1, max_restarts=0)
     job.lose(0)
+    assert (job.state, job.core.deadline()) == ("FINISHED", 3.0)
+    job.wait()
     assert (job.state, job.did(ev.Done)[0].code) == ("CLOSED", 1)
+
+
+def test_who_was_cut_off_when_the_end_was_decided_comes_back_and_hears_it() -> None:
+    job = CoordinatorBench.running(min_nodes=1, nodes=1, max_restarts=0)
+    job.lose(0)
+    job.join_with(0, a_plan(active=1), Doing.RUNNING)
+    assert (job.finished(), job.core.deadline()) == ({0: 1}, 60.0)
+    job.lose(0)
+    assert job.state == "CLOSED"
 
 
 def test_a_lone_active_node_is_replaced_at_once() -> None:

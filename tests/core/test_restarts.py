@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvrx_slurm.core.restarts import Decision, decide, first_cause, headline, report
-from nvrx_slurm.types import FaultKind, RankFault
+from nvrx_slurm.core.restarts import Budget, Decision, RestartLimits, first_cause, headline, report
+from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
 from .benches import a_fault
 
@@ -18,6 +18,7 @@ HANG = a_fault(4, FaultKind.HANG, -9)
 LOST = RankFault(FaultKind.NODE_LOST, "h5", 5, message="connection reset")
 SPAWN = a_fault(6, FaultKind.SPAWN)
 STUCK = a_fault(7, FaultKind.UNKILLABLE)
+OUT = RankFault(FaultKind.EXCLUDED, "h8", 8, 16, message="too hot")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_first_cause(faults: list[RankFault], cause: RankFault | None) -> None:
         (LOST, "node 5 (h5) was lost: connection reset"),
         (replace(LOST, host=""), "connection reset"),
         (SPAWN, "rank 12 (local rank 0, pid 4711) on node 6 (h6) could not be started: boom"),
+        (OUT, "node 8 (h8) was excluded on request of its rank 16: too hot"),
         (STUCK, "rank 14 (local rank 0, pid 4711) on node 7 (h7) does not end: boom"),
     ],
 )
@@ -70,8 +72,83 @@ def test_headline(fault: RankFault, text: str) -> None:
         ),
     ],
 )
-def test_decide(used: int, allowed: int, decision: Decision) -> None:
-    assert decide(used, allowed, LOST) == decision
+def test_the_sum_of_all_restarts(used: int, allowed: int, decision: Decision) -> None:
+    budget = a_budget(allowed)
+    budget.inherit(History(restarts_used=used))
+    assert budget.after(LOST, 100.0) == decision
+
+
+def a_budget(max_restarts: int = 9, **limits: object) -> Budget:
+    return Budget(max_restarts, replace(RestartLimits(), **limits))
+
+
+def test_a_kind_of_fault_may_have_a_budget_of_its_own() -> None:
+    budget = a_budget(by_kind=(KindCount(FaultKind.HANG, 1), KindCount(FaultKind.SPAWN, 0)))
+    assert [budget.after(fault, 100.0).restart for fault in (HANG, EXIT, EXIT, HANG)] == [True, True, True, False]
+    assert budget.history == History(3, (KindCount(FaultKind.EXIT, 2), KindCount(FaultKind.HANG, 1)))
+    assert budget.after(HANG, 100.0).why.endswith(
+        "; all 1 restarts for hang faults are used (--ft-max-restarts-by-fault)"
+    )
+    assert budget.after(SPAWN, 100.0).why.endswith(
+        "; no restart for spawn faults was allowed (--ft-max-restarts-by-fault)"
+    )
+
+
+def test_a_rank_that_dies_at_its_start_again_and_again_is_given_time() -> None:
+    budget = a_budget(99)
+    pauses = [budget.after(KILLED, 0.5).pause_s for _ in range(9)]
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert budget.after(KILLED, 0.5).why.endswith(
+        "restart 10 of 99 in 60 s, because it dies at its start again and again"
+    )
+
+
+@pytest.mark.parametrize(("fault", "lasted_s"), [(EXIT, 0.5), (KILLED, 5.0), (LOST, 0.5)])
+def test_another_rank_or_a_longer_life_or_no_rank_at_all_needs_no_pause(fault: RankFault, lasted_s: float) -> None:
+    budget = a_budget()
+    assert budget.after(KILLED, 0.5).pause_s == 0.0
+    assert budget.after(fault, lasted_s).pause_s == 0.0
+    assert budget.after(KILLED, 0.5).pause_s == 0.0
+
+
+def test_no_pause_is_ever_made_if_none_is_wanted() -> None:
+    budget = a_budget(crash_loop_pause_s=0.0)
+    assert [budget.after(KILLED, 0.5).pause_s for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_cycles_without_progress_end_the_job() -> None:
+    budget = a_budget(max_no_progress_cycles=2, min_progress_iterations=10)
+    budget.begin_at(100)
+    assert [budget.score(i) for i in (110, 115, None, 121)] == [None, None, None, None]
+    assert budget.history == History(iteration=121)
+    assert budget.score(121) is None
+    assert budget.score(130) == Decision(
+        False, 93, "no progress in 2 cycles: the last checkpoint is of iteration 130, 131 or more was expected"
+    )
+
+
+def test_a_first_checkpoint_is_progress_and_the_beginning_is_noted_once() -> None:
+    budget = a_budget(max_no_progress_cycles=1)
+    budget.begin_at(None)
+    assert budget.score(0) is None
+    budget.begin_at(7)
+    assert budget.history == History(iteration=0)
+    assert budget.score(0) is not None
+
+
+def test_without_a_limit_progress_is_counted_but_ends_nothing() -> None:
+    budget = a_budget(max_no_progress_cycles=0)
+    budget.begin_at(5)
+    assert [budget.score(5) for _ in range(50)] == [None] * 50
+
+
+def test_what_agents_know_of_earlier_terms_is_taken_over() -> None:
+    budget = a_budget()
+    budget.exclude("1@h1")
+    budget.inherit(History(2, (), 1, 40, ("2@h2", "1@h1")))
+    budget.inherit(History(1, (), 0, 30, ("3@h3",)))
+    budget.exclude("1@h1")
+    assert budget.history == History(2, (), 1, 40, ("1@h1", "2@h2", "3@h3"))
 
 
 def test_a_report_has_the_log_and_the_traceback() -> None:

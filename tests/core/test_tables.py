@@ -14,14 +14,27 @@ import pytest
 from nvrx_slurm.core.agent import Agent, State
 from nvrx_slurm.core.coordinator import Coordinator
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.core.phases import Restarts
 from nvrx_slurm.errors import UnknownTransition
 
-from . import test_agent, test_coordinator, test_takeover
+from . import (
+    test_agent,
+    test_agent_requests,
+    test_coordinator,
+    test_min_healthy,
+    test_phases,
+    test_requests,
+    test_takeover,
+)
 
 Key = tuple[Enum, type]
 Scenario = Callable[[], None]
 
-SUITES = {Coordinator: (test_coordinator, test_takeover), Agent: (test_agent,)}
+SUITES = {
+    Coordinator: (test_coordinator, test_takeover, test_min_healthy, test_requests),
+    Agent: (test_agent, test_agent_requests),
+    Restarts: (test_phases,),
+}
 ROWS = [(machine, key) for machine in SUITES for key in machine.table]
 
 

@@ -17,7 +17,7 @@ SCRIPT_ARGS = ["train.py", "--name", "two words", "$HOME", ""]
 # Stands in for srun and nvrx-run: shows exactly what it was given (NUL-separated), ends with a code of its own.
 RECORDER = """#!/bin/bash
 printf '%s\\0' "${0##*/}" "$@" > "$RECORD"
-exit 93
+exit "${END_WITH:-93}"
 """
 
 
@@ -32,6 +32,8 @@ def sbatch_options(template: Path) -> list[str]:
 
 def run_template(template: Path, tmp_path: Path, args: list[str], **knobs: str) -> tuple[int, list[str], str]:
     """Run it as a batch script; its exit code, the argv of the command it became, and its stderr."""
+    (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@" > "$RECORD.scontrol"\n')
+    (tmp_path / "scontrol").chmod(0o755)
     for name in ("srun", "nvrx-run"):
         (tmp_path / name).write_text(RECORDER)
         (tmp_path / name).chmod(0o755)
@@ -66,6 +68,19 @@ def test_without_a_script_it_says_how_to_use_it(template: Path, tmp_path: Path) 
 
     assert (code, argv) == (2, [])
     assert stderr.startswith(f"usage: sbatch [sbatch options] {template.name} SCRIPT")
+
+
+@pytest.mark.parametrize(
+    ("end", "knob", "requeued"),
+    [(138, "1", True), (138, "0", False), (93, "1", False), (143, "1", False), (0, "1", False)],
+)
+def test_requeues_what_stopped_early_if_asked_to(
+    template: Path, tmp_path: Path, end: int, knob: str, requeued: bool
+) -> None:
+    code, _, stderr = run_template(template, tmp_path, SCRIPT_ARGS, NVRX_REQUEUE=knob, END_WITH=str(end))
+    asked = tmp_path / "argv.scontrol"
+    assert (code, stderr) == (end, "")
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if requeued else "")
 
 
 def test_activates_the_environment_it_is_told(template: Path, tmp_path: Path) -> None:

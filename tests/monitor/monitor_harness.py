@@ -12,9 +12,12 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.agent.monitors import RankMonitor
+
+if TYPE_CHECKING:
+    from nvrx_slurm.types import WorkloadAction
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
@@ -111,7 +114,8 @@ class Rig:
         self.dir = Path(tempfile.mkdtemp(prefix="nvrx-rmtest-"))
         self.hangs: list[dict[str, Any]] = []
         self._hang = asyncio.Event()
-        self.monitor = RankMonitor(0, self.dir, self._on_hang)
+        self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
+        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked)
         self._workers: list[Worker] = []
 
     async def __aenter__(self) -> Rig:
@@ -128,6 +132,10 @@ class Rig:
         assert local_rank == 0
         self.hangs.append(message)
         self._hang.set()
+
+    def _on_asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
+        assert local_rank == 0
+        self.asked.put_nowait((action, description))
 
     def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")

@@ -117,7 +117,7 @@ child.wait()
 async def main():
     pids = []
     for local_rank in range(2):
-        monitor = RankMonitor(local_rank, Path(sys.argv[1]), print)
+        monitor = RankMonitor(local_rank, Path(sys.argv[1]), print, print)
         monitor.start()
         env = dict(os.environ, RANK=str(local_rank), **monitor.worker_env())
         worker = subprocess.Popen([sys.executable, "-c", WORKER, "init" if local_rank else "no init"],
@@ -230,7 +230,7 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path):
     async def story():
         tmp_path.chmod(0o755)
         with pytest.raises(UsageError, match="must belong to this user alone"):
-            monitors.RankMonitor(0, tmp_path, print).start()
+            monitors.RankMonitor(0, tmp_path, print, print).start()
 
     asyncio.run(story())
 

@@ -232,7 +232,7 @@ def test_a_new_monitor_knows_the_open_sections():
     asyncio.run(story())
 
 
-def test_sections_cost_microseconds_also_when_the_monitor_is_stopped():
+def test_sections_wait_for_nobody_also_when_the_monitor_is_stopped():
     async def story():
         async with Rig() as rig:
             worker = rig.worker(
@@ -249,11 +249,11 @@ def test_sections_cost_microseconds_also_when_the_monitor_is_stopped():
                 rank_section_timeouts={"setup": 60.0, "step": 60.0, "checkpointing": 60.0, "warmup": 60.0},
                 rank_out_of_section_timeout=60.0,
             )
-            assert float(await worker.line()) <= 3e-6
+            assert float(await worker.line()) < 1e-3  # scripts/bench measures the microseconds
             os.kill(rig.pid, signal.SIGSTOP)
             until(lambda: status(rig.pid)["State"].startswith("T"), "the monitor is stopped")
             worker.tell("again")
-            assert float(await worker.line()) <= 3e-6
+            assert float(await worker.line()) < 1e-3  # scripts/bench measures the microseconds
             os.kill(rig.pid, signal.SIGCONT)
             worker.tell("end")
             assert await worker.ended() == 0

@@ -101,7 +101,7 @@ def test_where_the_collective_runs(backends, device):
     if device is not None:
         assert device_for(backends) == device
         return
-    with pytest.raises(RankMonitorClientError, match="over gloo or nccl, but the default process group has"):
+    with pytest.raises(RankMonitorClientError, match="over gloo or nccl, but the process group has"):
         device_for(backends)
 
 

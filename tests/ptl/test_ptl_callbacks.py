@@ -188,6 +188,58 @@ def test_failures_and_exits(tmp_path: Path, any_package: str) -> None:
     }
 
 
+def test_a_policy_turns_exceptions_into_requests(tmp_path: Path, package: str) -> None:
+    """What the launcher gets to hear of a failed fit; the script always sees its own exception."""
+    code = """
+    from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
+    exceptions = __import__(pl.__name__ + ".utilities.exceptions", fromlist=["x"])
+    class Raise(Callback):
+        def __init__(self, error):
+            self.error = error
+        def on_train_batch_end(self, trainer, *_):
+            raise self.error
+    def policy(error):
+        asked.append(type(error).__name__)
+        if isinstance(error, ArithmeticError):
+            return WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "it cannot divide")
+        if isinstance(error, ValueError):
+            return WorkloadControlRequest(WorkloadAction.ShutdownWorkload, str(error))
+        if isinstance(error, KeyError):
+            return "a string"
+        if isinstance(error, OSError):
+            raise RuntimeError("in the policy")
+        return None
+    errors = [ZeroDivisionError("0"), KeyError("k"), OSError("o"), SystemExit(3), SystemExit(0),
+              exceptions.SIGTERMException(), ValueError("no such data")]
+    for error in errors:
+        asked = []
+        with standalone_monitor(**SECTIONS) as monitor:
+            callback = FaultToleranceSectionsCallback(True, False, exc_handling_policy=policy)
+            try:
+                fit(callback, Raise(error), strategy="auto")
+            except BaseException as caught:
+                raised = type(caught).__name__
+            if isinstance(error, (ArithmeticError, ValueError)):
+                monitor.wait_for_request(20.0)
+            requests = [[one.action.name, one.description] for one in monitor.requests]
+            said[repr(error)] = [raised, asked, requests, os.path.exists("finished"), callback.is_initialized]
+    """
+    said, stderr = run(tmp_path, package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    excluded, shut_down = ["ExcludeThisNode", "it cannot divide"], ["ShutdownWorkload", "no such data"]
+    assert list(said.values()) == [
+        ["ZeroDivisionError", ["ZeroDivisionError"], [excluded], False, False],
+        ["KeyError", ["KeyError"], [], False, False],
+        ["OSError", ["OSError"], [], False, False],
+        ["SystemExit", ["SystemExit"], [], False, False],
+        ["SystemExit", [], [], False, False],
+        ["SIGTERMException", [], [], False, False],  # the launcher stops this rank: that is no failure of it
+        ["ValueError", ["ValueError"], [shut_down], True, False],
+    ]
+    assert "exc_handling_policy for KeyError('k') failed, nothing was asked for" in stderr
+    assert "a WorkloadControlRequest is needed, not str" in stderr and "RuntimeError: in the policy" in stderr
+    assert "asked for ExcludeThisNode after ZeroDivisionError('0'): it cannot divide" in stderr
+
+
 def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
     code = """
     def error(make, **limits):
@@ -205,8 +257,6 @@ def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
     said["fault"] = error(lambda: B(False, True, {"fault_type": "x", "base_delay": 1}))
     open("_ft_state.json", "w").write("{")
     said["damaged"] = error(lambda: B(False, True, exp_dir="."), **HEARTBEATS)
-    if not hasattr(RankMonitorClient, "send_workload_control_request"):
-        said["policy"] = error(lambda: S(False, False, exc_handling_policy=print))
     try:
         fit(B(False, False), max_steps=1)
     except RankMonitorClientError as e:
@@ -219,7 +269,6 @@ def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
     assert said["directory"].endswith("does not exist: nowhere")
     assert said["fault"].startswith("fault_type must be random, rank_killed or rank_hung")
     assert said["damaged"] == "no error" and "_ft_state.json is not used" in stderr
-    assert "not built yet" in said.get("policy", "not built yet")
     assert "start the script with nvrx-run" in said["no launcher"]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.core.agent import Signalled, State, Warned
-from nvrx_slurm.types import FaultKind
+from nvrx_slurm.core.agent import State
+from nvrx_slurm.core.agent_events import RankAsked, Signalled, Warned
+from nvrx_slurm.types import FaultKind, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
@@ -139,6 +140,42 @@ def warned(world: World) -> str | None:
         return None
     agent.step(Warned(10))
     return f"{agent.host.name} gets SIGUSR1"
+
+
+# --- requests of ranks -------------------------------------------------------------------------------------
+
+
+def _ask(world: World, action: WorkloadAction) -> str | None:
+    worker = _some_worker(world)
+    if worker is None:
+        return None
+    worker.agent.step(RankAsked(worker.local_rank, action, "so it wants"))
+    return f"{_name(worker)} asks: {action.name}"
+
+
+@_kind(weight=2)
+def asks_to_continue(world: World) -> str | None:
+    """Only noted."""
+    return _ask(world, WorkloadAction.Continue)
+
+
+@_kind()
+def asks_to_exclude(world: World) -> str | None:
+    """A rank takes its own node for sick; its agent may come back all the same."""
+    worker = _some_worker(world)
+    if worker is None:
+        return None
+    worker.agent.step(RankAsked(worker.local_rank, WorkloadAction.ExcludeThisNode, "so it wants"))
+    delay_s = world.rng.uniform(0.5, 40.0)
+    world.clock.after(delay_s, world.start_agent, worker.agent.host)
+    world.busy_until(world.clock.now + delay_s)
+    return f"{_name(worker)} asks to exclude {worker.agent.host.name}, which comes back in {delay_s:.1f} s"
+
+
+@_kind(weight=1)
+def asks_to_shut_down(world: World) -> str | None:
+    """A rank knows that going on makes no sense."""
+    return _ask(world, WorkloadAction.ShutdownWorkload)
 
 
 # --- nodes -------------------------------------------------------------------------------------------------

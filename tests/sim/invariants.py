@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import agent_events as ag
 from nvrx_slurm.core import coordinator_events as ev
 from nvrx_slurm.core.agent import State
 from nvrx_slurm.core.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Finish, Node, Plan, Refused, Running, Stop
+from nvrx_slurm.types import Doing, EndJob, Finish, Node, Plan, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
 _BY_SIGNAL = 128
-_HARMLESS = {"duplicate", "warned", "slow-to-stop", "slow-network", "late-join", "false-alarm"}
+_HARMLESS = {
+    "duplicate",
+    "warned",
+    "asks-to-continue",
+    "asks-to-shut-down",
+    "slow-to-stop",
+    "slow-network",
+    "late-join",
+    "false-alarm",
+}
 _TWO_RESTARTS = {"coordinator-replaced"}  # with a node: the old cycle may be carried on before that is missed
 
 
@@ -47,21 +56,23 @@ class _Reign:
             message = event.message
             self.forget(message.node.node_id)
             self.connected[message.node.node_id] = message.node
-            if message.last_cycle > self.known_cycle:
-                self.known_cycle = message.last_cycle
+            if message.plan is not None and message.plan.cycle > self.known_cycle:
+                self.known_cycle = message.plan.cycle
                 self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
-            if message.running is not None:
-                self._hear_running(message.node.node_id, message.running)
+            if message.plan is not None and message.plan.active:
+                self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
         elif isinstance(event, ev.GotStopped) and event.message.cycle >= self.busy.get(event.node_id, READY):
             self.busy.pop(event.node_id, None)
 
-    def _hear_running(self, node_id: str, running: Running) -> None:
-        self.busy[node_id] = running.cycle
-        learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who run it
-        if learns and running.cycle == self.known_cycle and running.group_rank not in self.active:
-            self.active[running.group_rank] = node_id
+    def _hear_active(self, message: Register, plan: Plan) -> None:
+        node_id = message.node.node_id
+        if message.doing is not Doing.IDLE:
+            self.busy[node_id] = plan.cycle
+        learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who had a place in it
+        if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
+            self.active[plan.group_rank] = node_id
 
     def forget(self, node_id: str) -> None:
         """A node is gone."""
@@ -136,9 +147,16 @@ class Invariants:
         reign.newest_plan = plan.cycle
         cycles, budget = len({cycle for _, cycle in self._plans}), plan.max_restarts
         self.check(cycles <= budget + 1, f"{cycles} cycles are planned, with {budget} restarts allowed")
-        self.check(plan.restarts_used <= budget, "more restarts are used than allowed")
+        self.check(plan.history.restarts_used <= budget, "more restarts are used than allowed")
         active = {c.message.group_rank: c for c in fan_out if isinstance(c.message, Plan) and c.message.active}
-        self.check(sorted(active) == list(range(self._world.settings.min_nodes)), "not every group rank is assigned")
+        settings = self._world.settings
+        if settings.min_healthy and plan.cycle <= reign.known_cycle:  # carried on, perhaps without some of its nodes
+            self.check(len(active) >= settings.min_nodes, "a cycle is carried on with too few nodes")
+            self._carried_on(reign, plan, active)
+            return
+        right = range(settings.min_nodes, settings.nodes + 1) if settings.min_healthy else (settings.min_nodes,)
+        self.check(plan.active_nodes == len(active) and len(active) in right, f"{len(active)} active nodes")
+        self.check(sorted(active) == list(range(len(active))), "not every group rank is assigned")
         offset = 0
         for group_rank, command in sorted(active.items()):
             assert isinstance(command.message, Plan)
@@ -152,6 +170,20 @@ class Invariants:
         self.check(not left_out, f"{left_out} could run, but are not in the plan")
         self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - {joining})
 
+    def _carried_on(self, reign: _Reign, plan: Plan, active: dict[int, ev.SendTo]) -> None:
+        """min-healthy: the places of those who are here are as they were."""
+        for group_rank, command in active.items():
+            assert isinstance(command.message, Plan)
+            place = (command.node_id, command.message.rank_offset)
+            self._places[plan.term, plan.cycle, group_rank] = place
+            before = [key for key in self._places if key[0] < plan.term and key[1:] == (plan.cycle, group_rank)]
+            held = self._places[max(before)]  # a cycle that nobody has survived may have been planned once more
+            self.check(held == place, f"group rank {group_rank} of cycle {plan.cycle} was {held}")
+            reign.active[group_rank] = command.node_id
+            self.check(
+                reign.busy.get(command.node_id) == plan.cycle, f"{command.node_id} does not run what it carries on"
+            )
+
     def _check_choice(self, reign: _Reign, plan: Plan, active: dict[int, str], receivers: set[str]) -> None:
         """Who may be chosen, who must be, and in which order."""
         if plan.cycle <= reign.known_cycle:  # carried on from an older term
@@ -162,7 +194,8 @@ class Invariants:
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
             chosen = set(active.values())
             for group_rank, node_id in reign.active.items():
-                stays = not reign.can_run(node_id) or active[group_rank] == node_id
+                free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
+                stays = free or active[group_rank] == node_id
                 self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
             before = set(reign.active.values())
             promoted = [reign.connected[n].infra_rank for _, n in sorted(active.items()) if n not in before]
@@ -182,10 +215,22 @@ class Invariants:
         self.end = end
         world, core = self._world, coordinator.core
         if end.code == ExitCode.OK:
-            self.check(world.training.succeeded, "the job ends with 0, but not all ranks have succeeded")
+            self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
         elif end.code == ExitCode.FAILED:
             self.check("restart" in end.reason, f"no word about restarts: {end.reason}")
-            self.check(core.restarts_used == core.settings.max_restarts, "the job ends with restarts left")
+            spent = core.restarts_used == core.settings.max_restarts or "for exit faults" in end.reason
+            self.check(spent, "the job ends with restarts left")
+        elif end.code == ExitCode.NO_RESTART:
+            asked = world.fired["asks-to-shut-down"] > 0 and "asked to shut down" in end.reason
+            stuck = core.settings.tracks_progress and "no progress" in end.reason
+            self.check(asked or stuck, f"nobody asked for this end: {end}")
+        elif "of the allocation are left" in end.reason:
+            left_s = world.settings.time_limit_s - world.clock.now
+            limited = world.settings.time_limit_s > 0.0 and end.code == _BY_SIGNAL + 15
+            self.check(limited and left_s <= 6.0, f"{left_s:.1f} s are left: {end}")
+        elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
+            left = world.settings.nodes - len(core.budget.history.excluded)
+            self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
             able = sum(self._is_able(agent, coordinator) for agent in world.living_agents())
@@ -194,6 +239,14 @@ class Invariants:
             self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
         harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)
         self.check(core.restarts_used <= harm, f"{core.restarts_used} restarts for {harm} faults")
+
+    def _is_success(self) -> bool:
+        """any-failed: all ranks of a cycle have ended with 0; min-healthy: those of enough whole nodes."""
+        world = self._world
+        if not world.settings.min_healthy:
+            return world.training.succeeded
+        done = sum(agent.core.state is State.SUCCEEDED or agent.done for agent in world.agents)
+        return done >= world.settings.min_nodes
 
     def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
@@ -214,6 +267,8 @@ class Invariants:
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
         elif isinstance(event, ag.Signalled):
             self._signalled.setdefault(node_id, event.signum)
+        elif self._is_second_warning(event, commands):
+            self._signalled.setdefault(node_id, 15)
         elif isinstance(event, (Finish, Refused)):
             self._told.setdefault(node_id, event.code)
         for command in commands:
@@ -221,6 +276,10 @@ class Invariants:
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")
+
+    def _is_second_warning(self, event: Any, commands: Sequence[Any]) -> bool:
+        ends = any(isinstance(c, ag.Send) and isinstance(c.message, EndJob) for c in commands)
+        return isinstance(event, ag.Warned) and ends
 
     def _check_start(self, agent: SimAgent, node_id: str, plan: Plan) -> None:
         """Nobody else runs this group rank of this cycle, and the old workers are gone."""

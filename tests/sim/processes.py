@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import agent as ag
+from nvrx_slurm.core import agent_events as ag
 from nvrx_slurm.core import coordinator_events as ev
 from nvrx_slurm.core import record
-from nvrx_slurm.core.agent import Agent, AgentSettings
+from nvrx_slurm.core.agent import Agent
+from nvrx_slurm.core.agent_events import AgentSettings
 from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, Register, Stopped
@@ -100,8 +101,22 @@ class SimCoordinator(Process):
                 stream.close_at_coordinator("the coordinator closed the stream")
         elif isinstance(command, ev.Done):
             self.die("the coordinator closed the stream")
+        elif isinstance(command, ev.ReadProgress):
+            self._read_progress(command)
+        elif isinstance(command, ev.AskTimeLeft):
+            left_s = self.world.settings.time_limit_s - self.world.clock.now
+            answer = ev.TimeLeft(left_s if self.world.rng.random() < 0.8 else None)
+            if self.world.rng.random() < 0.9:  # otherwise Slurm never answers
+                self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:
             assert isinstance(command, Say), command
+
+    def _read_progress(self, command: ev.ReadProgress) -> None:
+        """The file system answers in its own time, or not at all."""
+        saved = int(self.world.training.saved_s)
+        iteration = saved if self.world.rng.random() < 0.9 else None
+        answer = ev.ProgressRead(command.cycle, iteration)
+        self.world.clock.after(self.world.rng.uniform(0.0, 2.0), self.step, answer)
 
     def die(self, why: str, silently: bool = False) -> None:
         """Its process is gone, and so are its ends of the streams; with its whole machine, nobody is told."""
@@ -124,6 +139,7 @@ class Worker:
         self.alive = True
         self.stubborn = agent.stubborn  # ignores SIGTERM
         self.stuck = False  # uninterruptible: survives SIGKILL
+        self.done = False  # it ended with 0
         self.terms = 0  # how often it got SIGTERM
         world = agent.world
         world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
@@ -145,6 +161,7 @@ class Worker:
         """It is done."""
         if self.alive and not self.stuck:
             self.run.succeeded += 1
+            self.done = True
             self._end(None)
 
     def seem_hung(self) -> None:
@@ -186,6 +203,11 @@ class SimAgent(Process):
         self._connect(_FIRST_RETRY_S)
 
     @property
+    def done(self) -> bool:
+        """Whether all workers of its last cycle ended well."""
+        return bool(self.workers) and all(worker.done for worker in self.workers)
+
+    @property
     def connected(self) -> bool:
         """Whether it believes that it has a stream."""
         return self.stream is not None and self.stream.open_at_agent
@@ -223,11 +245,14 @@ class SimAgent(Process):
         elif isinstance(command, ag.SignalWorkers):
             for worker in self.living():
                 worker.signal(command.signum)
+        elif isinstance(command, ag.PostGone):
+            if self.core.plan is not None:
+                self.world.training.stall(self.world.training.run_of(self.core.plan))
         elif isinstance(command, ag.Exit):
             self.exit = command
             self._end("its agent left", in_flight=True)
         else:
-            assert isinstance(command, (Say, ag.PassOn)), command
+            assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks)), command
 
     def _send(self, message: Any) -> None:
         """Without a stream it is dropped: the next Register tells what matters."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.core.agent import Exit
+from nvrx_slurm.core.agent_events import Exit
 from nvrx_slurm.core.coordinator_events import Done
 from nvrx_slurm.core.machine import Machine, Say
 

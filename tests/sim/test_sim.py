@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.core.agent_events import AgentSettings
+from nvrx_slurm.core.restarts import RestartLimits
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.types import RestartPolicy
 
 from .faults import KINDS
 from .story import Story
@@ -31,7 +33,8 @@ def many() -> list[Outcome]:
 def test_200_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> None:
     codes = Counter(outcome.code for outcome in many)
     assert codes[ExitCode.OK] > 80, codes
-    assert codes[ExitCode.FAILED] and codes[ExitCode.TOO_FEW_NODES] and codes[143], codes
+    for code in (ExitCode.FAILED, ExitCode.TOO_FEW_NODES, ExitCode.NO_RESTART, 143):
+        assert codes[code], codes
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "duplicate"])
@@ -46,8 +49,9 @@ def test_small_clusters_meet_what_large_ones_meet_rarely(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_kind_of_fault_again_and_again(kind: str) -> None:
-    agent = AgentSettings(in_step=True)
+@pytest.mark.parametrize("policy", RestartPolicy, ids=lambda policy: policy.value)
+def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy) -> None:
+    agent = AgentSettings(in_step=True, policy=policy)
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in range(50))
 
 
@@ -57,6 +61,29 @@ def test_10_000_nodes() -> None:
     outcome = World(settings).run()
     assert outcome.code == ExitCode.OK
     assert outcome.fired["coordinator-replaced"] and outcome.fired["comes-back"]
+
+
+def test_under_min_healthy_the_job_survives_faults_without_a_restart() -> None:
+    agent = AgentSettings(policy=RestartPolicy.MIN_HEALTHY)
+    kinds = ("worker-killed", "agent-crashes")
+    settings = (WorldSettings(8, min_nodes=4, seed=s, faults=3, kinds=kinds, agent=agent, twice=0.0) for s in range(50))
+    worlds = [World(s) for s in settings]
+    codes = Counter(world.run().code for world in worlds)
+    assert codes == {ExitCode.OK: 50}
+    assert {coordinator.core.restarts_used for world in worlds for coordinator in world.coordinators} == {0}
+    assert sum((world.fired for world in worlds), Counter()).total() > 100
+
+
+def test_cycles_without_progress_end_the_job() -> None:
+    """A rank dies before each checkpoint."""
+    limits = RestartLimits(max_no_progress_cycles=2)
+    settings = (
+        WorldSettings(2, min_nodes=2, max_restarts=9, seed=s, faults=8, kinds=("worker-killed",), work_s=9.0,
+                      checkpoint_s=8.5, limits=limits) for s in range(50)
+    )  # fmt: skip
+    outcomes = run(settings)
+    ended = [outcome for outcome in outcomes if outcome.code == ExitCode.NO_RESTART]
+    assert ended and all(outcome.reason.startswith("no progress in 2 cycles") for outcome in ended)
 
 
 def test_without_faults_nothing_is_restarted() -> None:

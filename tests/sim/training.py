@@ -21,15 +21,20 @@ class Run:
     world_size: int
     workers: list[Worker] = field(default_factory=list)
     since: float | None = None  # all ranks run together since then
-    broken: bool = False  # a rank died or hangs: no more progress in this cycle
+    broken: bool = False  # a rank died or hangs: no more progress in this cycle, or until the others go on without it
+    finished: bool = False
+    tries: int = 0  # of the in-process wrapper
     succeeded: int = 0
 
 
 class Training:
     """`work_s` seconds of work, saved every `checkpoint_s`; a cycle goes on from the last checkpoint."""
 
-    def __init__(self, clock: Clock, rng: random.Random, work_s: float, checkpoint_s: float) -> None:
+    def __init__(
+        self, clock: Clock, rng: random.Random, work_s: float, checkpoint_s: float, wrapped: bool = False
+    ) -> None:
         self._clock, self._rng = clock, rng
+        self._wrapped = wrapped  # by an in-process wrapper: ranks that are left go on by themselves
         self._work_s, self._checkpoint_s = work_s, checkpoint_s
         self.saved_s = 0.0
         self.false_alarm = False  # a monitor is about to take a finishing rank for hung
@@ -48,9 +53,19 @@ class Training:
         """A rank has reached user code; the last one starts the training."""
         run = worker.run
         run.workers.append(worker)
+        if run.finished:
+            self._clock.after(0.1, worker.succeed)
         if len(run.workers) == run.world_size and not run.broken:
-            run.since = self._clock.now
-            self._clock.after(self._work_s - self.saved_s, self._finish, run)
+            self._go(run)
+
+    def _go(self, run: Run) -> None:
+        run.since = self._clock.now
+        run.broken = False
+        self._clock.after(self._work_s - self.saved_s, self._finish, run, run.tries)
+
+    def _go_on(self, run: Run, tries: int) -> None:
+        if run.tries == tries and any(worker.alive for worker in run.workers):
+            self._go(run)
 
     def stall(self, run: Run) -> None:
         """A rank does not take part any more: what was not saved is lost."""
@@ -59,16 +74,22 @@ class Training:
             reached = self.saved_s + self._clock.now - run.since
             self.saved_s = max(self.saved_s, reached - reached % self._checkpoint_s)
             run.since = None
+        run.tries += 1
+        if self._wrapped:
+            self._clock.after(self._rng.uniform(0.2, 2.0), self._go_on, run, run.tries)
 
     def die_with(self, worker: Worker) -> None:
-        """Some peers of a dead rank die of it before anybody stops them: connection errors."""
+        """Some peers of a dead rank die of it before anybody stops them: connection errors. A wrapper catches them."""
+        if self._wrapped:
+            return
         for peer in self._rng.sample(worker.run.workers, min(2, len(worker.run.workers))):
             self._clock.after(self._rng.uniform(0.0, 1.0), peer.die, 1, "connection reset by peer")
 
-    def _finish(self, run: Run) -> None:
-        if run.broken:
+    def _finish(self, run: Run, tries: int) -> None:
+        if run.broken or run.tries != tries:
             return
         self.saved_s = self._work_s
+        run.finished = True
         run.since = None
         if self.false_alarm:
             run.workers[0].seem_hung()

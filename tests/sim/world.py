@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.core.agent import AgentSettings
+from nvrx_slurm.core.agent_events import AgentSettings
 from nvrx_slurm.core.coordinator import CoordinatorSettings
+from nvrx_slurm.core.restarts import RestartLimits
+from nvrx_slurm.types import FaultKind, KindCount, RestartPolicy
 
 from . import faults
 from .clock import Clock
@@ -23,6 +25,7 @@ from .processes import Process, SimAgent, SimCoordinator
 from .story import Story
 from .training import Training
 
+POLICIES = (RestartPolicy.ANY_FAILED, RestartPolicy.ANY_FAILED, RestartPolicy.MIN_HEALTHY)
 BOUND_S = 600.0  # after the last fault everybody must have left within this (virtual) time
 
 
@@ -42,7 +45,14 @@ class WorldSettings:
     twice: float = 0.01  # share of messages that come twice
     record: bool = False  # keep the event logs
     agent: AgentSettings = field(default_factory=AgentSettings)
+    limits: RestartLimits = field(default_factory=RestartLimits)
     join_timeout_s: float = 60.0
+    time_limit_s: float = 0.0  # of the allocation; the coordinator warns 10 s before it and stops 5 s before; 0 = none
+
+    @property
+    def min_healthy(self) -> bool:
+        """Whether faults are the in-process wrapper's business first."""
+        return self.agent.policy is RestartPolicy.MIN_HEALTHY
 
 
 def random_settings(seed: int, nodes: int) -> WorldSettings:
@@ -56,7 +66,12 @@ def random_settings(seed: int, nodes: int) -> WorldSettings:
         seed=seed,
         nproc=rng.choice((1, 2)),
         faults=rng.randint(0, 8),
-        agent=AgentSettings(in_step=rng.random() < 0.5),
+        agent=AgentSettings(in_step=rng.random() < 0.5, policy=rng.choice(POLICIES)),
+        limits=RestartLimits(
+            by_kind=(KindCount(FaultKind.EXIT, 1),) if rng.random() < 0.3 else (),
+            max_no_progress_cycles=rng.choice((0, 0, 1, 2)),
+        ),
+        time_limit_s=rng.choice((0.0, 0.0, 0.0, rng.uniform(6.0, 60.0))),
     )
 
 
@@ -80,7 +95,7 @@ class World:
         self.rng = random.Random(settings.seed)
         self.ports = itertools.cycle(range(20000, 60000))
         self.fired: Counter[str] = Counter()
-        self.training = Training(self.clock, self.rng, settings.work_s, settings.checkpoint_s)
+        self.training = Training(self.clock, self.rng, settings.work_s, settings.checkpoint_s, settings.min_healthy)
         self.story = story
         self.invariants = Invariants(self)
         self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
@@ -135,7 +150,18 @@ class World:
         s = self.settings
         names = tuple(host.name for host in self.hosts)
         settings = CoordinatorSettings(
-            term, s.min_nodes, s.nodes, s.max_restarts, join_timeout_s=s.join_timeout_s, expected=names
+            term,
+            s.min_nodes,
+            s.nodes,
+            s.max_restarts,
+            s.agent.policy,
+            s.limits,
+            tracks_progress=s.limits.max_no_progress_cycles > 0,
+            time_limited=s.time_limit_s > 0.0,
+            warn_before_end_s=10.0,
+            stop_before_end_s=5.0,
+            join_timeout_s=s.join_timeout_s,
+            expected=names,
         )
         self.coordinators.append(SimCoordinator(self, settings))
 

@@ -75,9 +75,9 @@ class Job:
         self.wait_for(lambda: len(self.marks(what, cycle)) >= count, f"{count} x {what!r} of cycle {cycle}")
         return self.marks(what, cycle)
 
-    def wait_for(self, done: Callable[[], bool], what: str) -> None:
+    def wait_for(self, done: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait for something in the job's directory, by inotify."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         changes = Inotify()
         try:
             changes.watch(str(self.directory))
@@ -96,6 +96,14 @@ class Job:
             if state.startswith("dead"):
                 self.cluster.restart_node(name)
         return self.cluster.wait_job(self.job_id, PATIENCE_S)
+
+    def start_again(self) -> None:
+        """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
+
+        Not within the second in which the nodes were told that its first life is over: they know it by that second.
+        """
+        self.cluster.wait_job(self.job_id, PATIENCE_S, until="PENDING")
+        self.cluster.run("scontrol", "update", f"JobId={self.job_id}", "StartTime=now+2")
 
     @property
     def run_dir(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ NODE_24_11 = (
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1-02:03:04\n", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED\n", None),
+        ("1-02:03:04\n", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED\n", math.inf),
         ("INVALID", None), ("NOT_SET", None), ("", None), ("N/A", None), ("nonsense", None),
         ("INVALID\n10:00\n", 600.0), ("365-00:00:00", 31536000.0),
     ],

@@ -74,8 +74,7 @@ def test_a_requeued_job_logs_beside_its_first_run(jobs: Jobs) -> None:
     )
     job.wait_marks("run0", 4)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
-    jobs.cluster.wait_job(job.job_id, 30, until="PENDING")
-    jobs.cluster.run("scontrol", "update", f"JobId={job.job_id}", "StartTime=now")  # Slurm would wait two minutes
+    job.start_again()
     job.wait_marks("run1", 4)
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()

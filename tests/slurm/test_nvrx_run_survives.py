@@ -56,7 +56,9 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
     assert (run / "cycle_0/node_1_n2/rank_3.err").read_text() == "careful\n"
     assert "[rank 1] hello from 1 of 4\n" in job.said()
     assert "[rank 2] careful\n" in job.agent_log(1)
-    assert job.result() == {"code": 0, "reason": "all ranks finished", "first_cause": None}
+    assert job.result() == {
+        "code": 0, "reason": "all ranks finished", "slurm_restart_count": 0, "first_cause": None,
+    }  # fmt: skip
 
 
 def test_a_crashed_rank_restarts_all_in_their_places(jobs: Jobs) -> None:

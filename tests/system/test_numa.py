@@ -69,3 +69,20 @@ def test_nvrx_run_without_numactl_exits_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "numactl command, which is not on PATH" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("numactl", "why"),
+    [
+        ("echo 'set_mempolicy: Operation not permitted' >&2; exit 1", "set_mempolicy: Operation not permitted"),
+        ("exit 3", "exit code 3"),
+    ],
+)
+def test_numactl_that_fails_is_one_sentence_before_anything_starts(tmp_path: Path, numactl: str, why: str) -> None:
+    (tmp_path / "numactl").write_text(f"#!/bin/sh\n{numactl}\n")
+    (tmp_path / "numactl").chmod(0o755)
+    done = run(tmp_path, f"{tmp_path}:{os.environ['PATH']}", "--max-restarts=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert f"numactl --cpunodebind=0 --membind=0 fails on this node ({why})" in done.stderr
+    assert not (tmp_path / "nvrx_logs").exists()

@@ -99,6 +99,24 @@ def test_child_starts_with_no_signal_blocked_or_ignored(tmp_path: Path) -> None:
     assert masks == {"SigBlk": "0" * 16, "SigIgn": "0" * 16}
 
 
+def test_an_ignored_signal_kills_no_child_that_did_not_ask_for_it(tmp_path: Path) -> None:
+    """Also one that comes before the child has come to its exec; its own handler still counts."""
+    code = "import os, signal, sys; print(signal.getsignal(10)); signal.raise_signal(10); print('lives')"
+    code += "; signal.signal(10, lambda *_: print('handled')); signal.raise_signal(10)"
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        with (tmp_path / "out").open("wb") as file:
+            child = processes.start(
+                [sys.executable, "-u", "-c", code], os.environ, file, subprocess.STDOUT, signal.SIGUSR1
+            )
+        child.signal_group(signal.SIGUSR1)  # blocked in it, as in us, until it ignores it
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    assert readable(child.pidfd)
+    assert child.reap() == 0
+    assert (tmp_path / "out").read_text().splitlines() == [str(signal.SIG_IGN), "lives", "handled"]
+
+
 def test_reaping_kills_what_is_left_of_the_group(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

@@ -1,0 +1,410 @@
+"""`nvrx doctor`: is this node's Slurm set up for us? One line per fact, with what to do (docs/administrators.md)."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import click
+
+from nvrx_slurm.errors import ExitCode, NvrxError
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog and its siblings
+SCRIPTS = ("prolog", "epilog", "healthcheck", "hook.sh")
+BUDGETS_S = {"PROLOG_BUDGET": 6.0, "EPILOG_BUDGET": 30.0, "HEALTHCHECK_BUDGET": 50.0}
+SETTINGS = {*BUDGETS_S, "PYTHON", "PACKAGE", "CONFIG", "LOG", "SCONTROL", "SLURM_CONF", "SYSROOT", "ON_ERROR"}
+HEALTHCHECK_KILL_S = 60.0  # slurm.conf(5), HealthCheckProgram
+NO_TIMEOUT = 65534  # what Slurm shows for an unset PrologEpilogTimeout
+STOP_TIMEOUT_S = 15.0  # --workers-stop-timeout
+_SCONTROL_S = 10.0
+_LONGEST_FILE = 65536
+
+
+class Line(NamedTuple):
+    """What was found about one thing. `status`: OK, WARN or FAIL; `advice`: what to do, "" if nothing."""
+
+    name: str
+    status: str
+    text: str
+    advice: str = ""
+
+
+class Site(NamedTuple):
+    """What the lines are about: `slurm`: `scontrol show config` ({} where it does not answer, `problem` says why);
+    `directory`: of our hooks ("" = not found); `conf`: its hooks.conf."""
+
+    slurm: dict[str, str]
+    problem: str
+    directory: str
+    conf: dict[str, str]
+
+    def seconds(self, key: str, otherwise: float) -> float:
+        """The number in "30 sec"."""
+        found = re.match(r"\d+", self.slurm.get(key, ""))
+        return float(found[0]) if found else otherwise
+
+    def budget_s(self, name: str) -> float:
+        """Of a hook; 0 for what is no number."""
+        try:
+            return float(self.conf.get(name, BUDGETS_S[name]))
+        except ValueError:
+            return 0.0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON list instead of lines.")
+@click.option("--hooks", metavar="DIR", default="", help="Where the hooks are (default: as slurm.conf says).")
+@click.option("--scontrol", metavar="FILE", default="", help="scontrol (default: in PATH).")
+def doctor(as_json: bool, hooks: str, scontrol: str) -> None:
+    """Say whether Slurm's hooks, and what jobs need on this node, are set up right. Run it as root on a compute node.
+
+    Exit code: 0 nothing failed (there may be warnings), 1 something did.
+    """
+    lines = examine(hooks, scontrol)
+    if as_json:
+        click.echo(json.dumps([line._asdict() for line in lines]))
+    else:
+        width = max(len(line.name) for line in lines)
+        for line in lines:
+            click.echo(f"{line.status:4}  {line.name:{width}}  {line.text}")
+            if line.advice:
+                click.echo(f"      {'':{width}}  -> {line.advice}")
+    sys.exit(ExitCode.FAILED if any(line.status == FAIL for line in lines) else ExitCode.OK)
+
+
+def examine(hooks: str = "", scontrol: str = "") -> list[Line]:
+    """All lines, in the order in which problems are best mended."""
+    slurm, problem = _ask(scontrol)
+    directory = os.path.realpath(hooks) if hooks else _directory(slurm)
+    site = Site(slurm, problem, directory, _conf(directory))
+    return [line for look in LOOKS for line in look(site)]
+
+
+def _ask(scontrol: str) -> tuple[dict[str, str], str]:
+    from nvrx_slurm.slurm import drain
+
+    try:
+        found = drain.find(scontrol or shutil.which("scontrol") or "")
+        return parse_config(drain.Scontrol(found, "localhost", time.monotonic() + _SCONTROL_S).config()), ""
+    except NvrxError as error:
+        return {}, str(error)
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """`scontrol show config` by name; "(null)" is "". Of Prolog[0], Prolog[1], ... all values, with a blank between."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        name = re.sub(r"\[\d+\]$", "", key.strip())
+        if equals and name:
+            value = "" if value.strip() == "(null)" else value.strip()
+            found[name] = f"{found[name]} {value}" if name in found and key.strip().endswith("]") else value
+    return found
+
+
+def _scripts(setting: str) -> list[str]:
+    """The files that a Prolog, Epilog or HealthCheckProgram of slurm.conf names; it may be a pattern."""
+    return [path for word in setting.split() for path in sorted(glob.glob(word)) or [word]]
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_LONGEST_FILE).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _directory(slurm: dict[str, str]) -> str:
+    for key in ("Prolog", "Epilog", "HealthCheckProgram"):
+        for path in _scripts(slurm.get(key, "")):
+            if MARK in _text(path):
+                return os.path.dirname(os.path.realpath(path))
+    return ""
+
+
+def _conf(directory: str) -> dict[str, str]:
+    """As hook.sh reads it."""
+    pairs = (line.partition("=") for line in _text(f"{directory}/hooks.conf").splitlines() if line[:1] not in ("", "#"))
+    return {name: value.removeprefix('"').removesuffix('"').strip("'") for name, _, value in pairs}
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------------
+
+
+def _slurm(site: Site) -> Iterator[Line]:
+    if not site.slurm:
+        yield Line("slurm", FAIL, f"scontrol does not answer: {site.problem}", "run this on a node of the cluster")
+    else:
+        yield Line("slurm", OK, f"Slurm {site.slurm.get('SLURM_VERSION', 'of unknown version')}")
+
+
+def _programs(site: Site) -> Iterator[Line]:
+    for key, hook in (("Prolog", "prolog"), ("Epilog", "epilog"), ("HealthCheckProgram", "healthcheck")):
+        setting = site.slurm.get(key, "")
+        where = site.directory or "/etc/nvrx"
+        scripts = _scripts(setting)
+        if not site.slurm:
+            continue
+        if any(f"{MARK}{hook}." in _text(path) for path in scripts):
+            yield Line(hook, OK, f"{key}={setting}")
+        elif any("nvrx" in _text(path) for path in scripts):
+            yield Line(
+                hook, WARN, f"{key}={setting} seems to call us", f"it must hand on the exit code of {where}/{hook}"
+            )
+        elif setting and not any(map(os.path.exists, scripts)):
+            yield Line(hook, WARN, f"{key}={setting} is not on this machine", "run this on a compute node")
+        else:
+            problem = f"{key}={setting} is not ours" if setting else f"{key} is not set"
+            yield Line(hook, FAIL, problem, f"slurm.conf: {key}={where}/{hook}, then scontrol reconfigure")
+
+
+def _when(site: Site) -> Iterator[Line]:
+    if not site.slurm:
+        return
+    flags = site.slurm.get("PrologFlags", "").lower().split(",")
+    if not {"alloc", "contain"} & set(flags):
+        text = "without PrologFlags=Alloc the prolog runs only where a first step starts, and late"
+        yield Line("prolog-flags", FAIL, text, "slurm.conf: PrologFlags=Alloc,DeferBatch")
+    elif "deferbatch" not in flags:
+        text = "the batch script may start before the prologs of its other nodes have ended"
+        yield Line("prolog-flags", WARN, text, "slurm.conf: PrologFlags=Alloc,DeferBatch")
+    else:
+        yield Line("prolog-flags", OK, f"PrologFlags={site.slurm['PrologFlags']}")
+    held = "nohold_on_prolog_fail" not in site.slurm.get("SchedulerParameters", "").lower()
+    if site.slurm.get("JobRequeue") == "0" or held:
+        missing = "SchedulerParameters has no nohold_on_prolog_fail" if held else "JobRequeue=0"
+        text = f"{missing}: a job whose prolog fails is not started elsewhere"
+        yield Line("requeue", WARN, text, "slurm.conf: SchedulerParameters=...,nohold_on_prolog_fail and JobRequeue=1")
+    else:
+        yield Line("requeue", OK, "a job whose prolog fails is started elsewhere")
+    interval_s = site.seconds("HealthCheckInterval", 0)
+    if interval_s == 0:
+        text = "HealthCheckInterval=0: the periodic hook never runs, and no node is taken back"
+        yield Line("health-check-interval", FAIL, text, "slurm.conf: HealthCheckInterval=300")
+    else:
+        states = site.slurm.get("HealthCheckNodeState", "ANY")
+        yield Line("health-check-interval", OK, f"every {interval_s:g} s on nodes in state {states}")
+
+
+def _time(site: Site) -> Iterator[Line]:
+    for name in BUDGETS_S:
+        if site.budget_s(name) <= 0:
+            yield Line(
+                "budgets", FAIL, f"{name}={site.conf[name]} is no number of seconds", f"correct it in {_file(site)}"
+            )
+            return
+    if site.budget_s("HEALTHCHECK_BUDGET") >= HEALTHCHECK_KILL_S:
+        yield Line("budgets", FAIL, "Slurm kills a HealthCheckProgram after 60 s", "HEALTHCHECK_BUDGET must be less")
+    notice_s = max(2.0, site.seconds("MessageTimeout", 10) - 2)  # slurmd says "Prolog hung" then
+    if site.budget_s("PROLOG_BUDGET") >= notice_s:
+        text = f"PROLOG_BUDGET={site.budget_s('PROLOG_BUDGET'):g}: slurmd says that a prolog hangs after {notice_s:g} s"
+        yield Line("budgets", WARN, text, f"make it less in {_file(site)}")
+    if not site.slurm:
+        return
+    for key, budget in (("PrologTimeout", "PROLOG_BUDGET"), ("EpilogTimeout", "EPILOG_BUDGET")):
+        common_s = site.seconds("PrologEpilogTimeout", NO_TIMEOUT)
+        limit_s, wanted_s = site.seconds(key, common_s) or NO_TIMEOUT, site.budget_s(budget)
+        hook = "prolog" if budget == "PROLOG_BUDGET" else "epilog"
+        if limit_s >= NO_TIMEOUT:
+            text = f"Slurm waits for ever for a{'n' if hook == 'epilog' else ''} {hook} that hangs"
+            yield Line(f"{hook}-timeout", WARN, text, "slurm.conf: PrologEpilogTimeout=60")
+        elif limit_s <= wanted_s + 1:
+            text = f"Slurm gives it {limit_s:g} s and drains the node then, but {budget} is {wanted_s:g} s"
+            yield Line(f"{hook}-timeout", FAIL, text, f"slurm.conf: PrologEpilogTimeout={wanted_s + 30:g}")
+        else:
+            yield Line(f"{hook}-timeout", OK, f"ours ends after {wanted_s:g} s, Slurm's patience after {limit_s:g} s")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _file(site: Site) -> str:
+    return f"{site.directory or '/etc/nvrx'}/hooks.conf"
+
+
+def _files(site: Site) -> Iterator[Line]:
+    if not site.directory:
+        yield Line(
+            "hook-files", FAIL, "our hooks are not found", "install them (docs/administrators.md), or give --hooks"
+        )
+        return
+    problems = []
+    for name in (*SCRIPTS, "start.py", "hooks.conf"):
+        path = f"{site.directory}/{name}"
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        if name in SCRIPTS and not mode & stat.S_IXUSR:
+            problems.append(f"{path} is not executable")
+        problems += untrusted(path)
+    if problems:
+        yield Line(
+            "hook-files", FAIL, "; ".join(problems), f"chown -R root:root {site.directory}; chmod 755 its scripts"
+        )
+    else:
+        yield Line("hook-files", OK, f"{site.directory}: root's, and only root's to change")
+    unknown = sorted(set(site.conf) - SETTINGS)
+    if unknown or site.conf.get("ON_ERROR", "pass") not in ("pass", "fail"):
+        wrong = f"{', '.join(unknown)} is no setting" if unknown else f"ON_ERROR={site.conf['ON_ERROR']}"
+        yield Line("hooks.conf", FAIL, wrong, f"known: {', '.join(sorted(SETTINGS))}; ON_ERROR is pass or fail")
+    conf = site.slurm.get("SLURM_CONF", "")
+    if os.environ.get("SLURM_CONF") and not site.conf.get("SLURM_CONF"):
+        text = f"Slurm tells the HealthCheckProgram nothing of {conf}"
+        yield Line(
+            "hooks.conf", WARN, text, f"if that is not Slurm's default place: SLURM_CONF={conf} in {_file(site)}"
+        )
+
+
+def untrusted(path: str) -> list[str]:
+    """Every place on the way to `path`, links followed one by one, that others than root could change."""
+    problems: list[str] = []
+    todo, seen = [os.path.abspath(path)], set[str]()
+    while todo:
+        place = todo.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            found = os.lstat(place)
+        except OSError as error:
+            problems.append(f"{place}: {error.strerror}")
+            continue
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        link = stat.S_ISLNK(found.st_mode)
+        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky and not link):
+            problems.append(f"{place} can be changed by others than root")
+        if link:
+            todo.append(os.path.abspath(os.path.join(os.path.dirname(place), os.readlink(place))))
+        if place != "/":
+            todo.append(os.path.dirname(place))
+    return problems
+
+
+def _python(site: Site) -> Iterator[Line]:
+    if not site.directory:
+        return
+    python = site.conf.get("PYTHON", "")
+    advice = f"in {_file(site)}: PYTHON={sys.executable}"
+    if not python.startswith("/"):
+        yield Line("python", FAIL, f"PYTHON={python} is no absolute path", advice)
+    elif problems := untrusted(python):
+        yield Line(
+            "python", FAIL, f"PYTHON={python}: {'; '.join(problems)}", "root runs only what only root can change"
+        )
+    else:
+        yield _started(site, python)
+
+
+def _started(site: Site, python: str) -> Line:
+    """Whether that Python, as the hooks start it, finds and trusts our package."""
+    import subprocess
+
+    argv = [python, "-I", "-S", f"{site.directory}/start.py", "version"]
+    env = {"NVRX_PACKAGE": site.conf.get("PACKAGE", "")}
+    try:
+        done = subprocess.run(argv, env=env, capture_output=True, timeout=_SCONTROL_S, check=False, text=True)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Line("python", FAIL, f"{python} cannot be run: {error}", f"correct PYTHON in {_file(site)}")
+    if done.returncode:
+        said = " ".join(done.stderr.split())[-300:]
+        advice = f"correct the owner, or PACKAGE (the directory with nvrx_slurm in it) in {_file(site)}"
+        return Line("python", FAIL, f"{python} cannot load the hooks: {said}", advice)
+    return Line("python", OK, f"{python} with nvrx_slurm {done.stdout.strip()}")
+
+
+def _site_file(site: Site) -> Iterator[Line]:
+    from nvrx_slurm.health import policy
+
+    path = site.conf.get("CONFIG") or policy.DEFAULT_CONFIG
+    if not os.path.lexists(path):
+        status = FAIL if site.conf.get("CONFIG") else WARN
+        text = f"{path} is not there: nothing is known of what this node should have"
+        yield Line("site-file", status, text, f"nvrx health init --output {path}  # on a good node")
+        return
+    try:
+        rules = policy.read_rules(path)
+        own = [name for name in rules.checks if rules.checks[name].on_fail == "drain"]
+        yield Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}, {len(own)} of them drain")
+    except NvrxError as error:
+        yield Line("site-file", FAIL, str(error), "until then no hook checks anything")
+
+
+def _spool(site: Site) -> Iterator[Line]:
+    from nvrx_slurm.config.site import Hooks
+    from nvrx_slurm.config.site import load as load_site
+    from nvrx_slurm.health import policy
+    from nvrx_slurm.health.check import ACTIONS, CONTEXTS
+
+    path = site.conf.get("CONFIG") or policy.DEFAULT_CONFIG
+    try:
+        directory = load_site(path, CONTEXTS, ACTIONS).hooks.suspicions
+    except NvrxError:
+        directory = Hooks().suspicions
+    if not os.path.lexists(directory):
+        yield Line("suspicions", OK, f"{directory} will be made by the first prolog")
+    elif problems := untrusted(directory):
+        yield Line("suspicions", FAIL, "; ".join(problems), f"remove {directory}: the next prolog makes it")
+    else:
+        yield Line("suspicions", OK, f"{directory}: jobs may leave a suspicion in a file of their own")
+
+
+# --- what jobs need ---------------------------------------------------------------------------------------------------
+
+
+def _jobs(site: Site) -> Iterator[Line]:
+    if site.slurm:
+        yield from _slurm_for_jobs(site)
+    from nvrx_slurm.slurm.munge import Munge
+
+    try:
+        munge = Munge.find(os.environ.get("NVRX_MUNGE_SOCKET"))
+        if munge is None:
+            yield Line("munge", WARN, "no libmunge", "install munge; `srun nvrx-run` without a batch script needs it")
+        else:
+            munge.open(munge.seal(b"doctor"))
+            yield Line("munge", OK, "munged answers")
+    except NvrxError as error:
+        yield Line("munge", FAIL, str(error), "start munged")
+    numactl = shutil.which("numactl")
+    missing = Line("numactl", WARN, "not found", "install numactl; binding workers to NUMA nodes needs it")
+    yield Line("numactl", OK, numactl) if numactl else missing
+
+
+def _slurm_for_jobs(site: Site) -> Iterator[Line]:
+    kill_wait_s = site.seconds("KillWait", 30)
+    text = f"{kill_wait_s:g} s from SIGTERM to SIGKILL at scancel and the time limit; a longer --term-timeout is cut"
+    if kill_wait_s < STOP_TIMEOUT_S:
+        advice = f"slurm.conf: KillWait=30 (--workers-stop-timeout is {STOP_TIMEOUT_S:g} s)"
+        yield Line("kill-wait", WARN, text, advice)
+    else:
+        yield Line("kill-wait", OK, text)
+    tracking = site.slurm.get("ProctrackType", "")
+    if tracking == "proctrack/cgroup":
+        yield Line("proctrack", OK, "jobs have cgroups: left-over GPU processes are surely theirs")
+    else:
+        text = f"{tracking}: left-over GPU processes are known by user and environment only"
+        yield Line("proctrack", WARN, text, "slurm.conf: ProctrackType=proctrack/cgroup")
+    if site.slurm.get("KillOnBadExit") == "1":
+        text = "KillOnBadExit=1: a step ends with its first task that fails"
+        advice = "nvrx-run in a batch script overrides it; with srun: srun --no-kill --kill-on-bad-exit=0 nvrx-run"
+        yield Line("kill-on-bad-exit", WARN, text, advice)
+    else:
+        text = "steps outlive a task that fails; to outlive a node: sbatch --no-kill, and srun --no-kill"
+        yield Line("kill-on-bad-exit", OK, text)
+
+
+LOOKS: tuple[Callable[[Site], Iterator[Line]], ...] = (
+    _slurm, _programs, _when, _time, _files, _python, _site_file, _spool, _jobs,
+)  # fmt: skip

@@ -1,0 +1,162 @@
+"""`nvrx health`: run the checks of this node, list and explain them, write a site file. For people; programs take
+`python -I -m nvrx_slurm.health`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from nvrx_slurm.health import policy
+from nvrx_slurm.health.check import CONTEXTS, Check
+
+_CONFIG = click.option(
+    "--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG} if it is there)."
+)
+_SYSROOT = click.option(
+    "--sysroot", metavar="DIR", default="/", help="Where the node's /proc, /sys, mounts etc. are (default: /)."
+)
+_NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
+_CONTEXT = click.Choice(CONTEXTS)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def health() -> None:
+    """Health checks of this node."""
+
+
+@health.command()
+@click.option("--when", type=_CONTEXT, default="manual", help="The checks of this context (default: manual).")
+@click.option("--only", metavar="NAME", multiple=True, help="Only this check; can be repeated.")
+@click.option("--skip", metavar="NAME", multiple=True, help="Not this check; can be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option("--all", "everything", is_flag=True, help="Also show checks that do not apply to this node.")
+@click.option("--expect", metavar="NAME=VALUE", multiple=True, help="Goes over the site file; can be repeated.")
+@click.option("--deadline", type=float, metavar="SECONDS", help="For all together.")
+@_NODE
+@_CONFIG
+@_SYSROOT
+def run(when: str, as_json: bool, everything: bool, sysroot: str, deadline: float | None, **given: Any) -> None:
+    """Run the checks, side by side.
+
+    Exit code: 0 pass, 1 fail, 2 usage, 3 unknown. A failure of which the site only wants to be warned is a pass.
+    """
+    from nvrx_slurm.health import runner
+    from nvrx_slurm.health.__main__ import examine_node
+
+    runner.stop_on_sigterm()
+    expect = _told(policy.assignments, given.pop("expect"))
+    plan = _told(policy.plan, when, sysroot=sysroot, deadline_s=deadline, expect=expect, **given)
+    found = examine_node(plan, sysroot)
+    for note in found.notes:
+        click.echo(f"nvrx health: {note}", err=True)
+    click.echo(found.as_json() if as_json else found.table(everything))
+    sys.exit(found.exit_code)
+
+
+@health.command(name="list")
+@_NODE
+@_CONFIG
+@_SYSROOT
+def list_checks(**given: str) -> None:
+    """The checks there are: what each reads, when it fails, its time budget, where it runs on this node."""
+    for check in _rules(**given).checks.values():
+        where = ",".join(check.contexts) or "nowhere"
+        click.echo(f"{check.name}  ({check.budget_s:g} s; {where}{'; root' if check.needs_root else ''})")
+        click.echo(f"    reads {check.reads}\n    {check.fails}")
+
+
+@health.command()
+@click.argument("name")
+@_NODE
+@_CONFIG
+@_SYSROOT
+def explain(name: str, **given: str) -> None:
+    """All about the check NAME, with what is expected of this node."""
+    from nvrx_slurm.health.registry import require_known
+
+    rules = _rules(**given)
+    _told(require_known, [name], rules.checks, "nvrx health explain")
+    check: Check = rules.checks[name]
+    rows = [
+        ("reads", check.reads),
+        ("fails", check.fails),
+        ("runs", ", ".join(check.contexts) or "nowhere"),
+        ("budget", f"{check.budget_s:g} s"),
+        ("as", "root only" if check.needs_root else "any user"),
+        ("a failure", f"does: {check.on_fail}"),
+        ("unknown", f"does: {check.on_unknown}"),
+    ]
+    if check.reuse_s:
+        rows.append(("reuse", f"a result of this node up to {check.reuse_s:g} s old"))
+    for setting in check.settings:
+        value = rules.expected[setting.name]
+        shown = "nothing" if value in (None, ()) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        rows.append(("expects", f"{setting.name}: {shown}  ({setting.help})"))
+    click.echo(f"{name} on {rules.node}")
+    for label, text in rows:
+        click.echo(f"  {label:10} {text}")
+
+
+def _rules(config: str | None, sysroot: str, node: str) -> policy.Rules:
+    rules: policy.Rules = _told(policy.read_rules, config, sysroot, node)
+    return rules
+
+
+def _told(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `fn` returns; a UsageError is one sentence on stderr and exit code 2."""
+    from nvrx_slurm.errors import ExitCode, UsageError
+
+    try:
+        return fn(*args, **kwargs)
+    except UsageError as error:
+        click.echo(f"nvrx health: {error}", err=True)
+        sys.exit(ExitCode.USAGE)
+
+
+@health.command()
+@click.option("--output", metavar="FILE", help="Where to write it; must not exist (default: the terminal).")
+@_NODE
+@_SYSROOT
+def init(output: str | None, node: str, sysroot: str) -> None:
+    """Write a first site file from what this node, a good one, has now."""
+    from nvrx_slurm.errors import UsageError
+    from nvrx_slurm.health.init import site_file
+    from nvrx_slurm.health.runner import stop_on_sigterm
+
+    stop_on_sigterm()
+    text, notes = _told(site_file, node, sysroot)
+    for note in notes:
+        click.echo(f"nvrx health init: not written down, since it could not be read: {note}", err=True)
+
+    def write(path: str) -> None:
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UsageError(f"--output {path}: {error.strerror}; choose another file or remove it") from None
+
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _told(write, output)
+
+
+@health.command()
+@_SYSROOT
+def ack(sysroot: str) -> None:
+    """Acknowledge the XIDs in the kernel log after a repair without a reboot: they count no more. For root."""
+    from nvrx_slurm.errors import UsageError
+    from nvrx_slurm.health import kernel_log
+    from nvrx_slurm.health.cache import Unusable
+    from nvrx_slurm.health.check import NodeView
+    from nvrx_slurm.system.hardware import Absent
+
+    def acknowledge() -> int:
+        try:
+            return len(kernel_log.acknowledge(NodeView(sysroot)))
+        except (OSError, Absent, Unusable) as error:
+            raise UsageError(f"the kernel log cannot be acknowledged: {error}") from None
+
+    click.echo(f"{_told(acknowledge)} XIDs and SXIDs are acknowledged")

@@ -1,0 +1,245 @@
+"""The site file of the health checks (docs/health.md): what nodes should have, which checks where, what a failure does.
+
+As strict as the other files: an unknown key is an error with a suggestion. Names of checks and of what can be expected
+belong to `health` and are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nvrx_slurm.config.files import read_document
+from nvrx_slurm.config.values import (
+    ABSOLUTE_PATH,
+    BOOL,
+    TEXT,
+    WORDS,
+    Kind,
+    choice,
+    did_you_mean,
+    integer,
+    real,
+)
+from nvrx_slurm.errors import UsageError
+
+FLAG = "--config"
+MAX_BUDGET_S = 3600.0
+
+
+def _list_of(one: Kind, what: str) -> Kind:
+    """A tuple of values; also from text with commas."""
+
+    def parse(raw: object) -> tuple[Any, ...]:
+        parts = [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+        if not isinstance(parts, Sequence):
+            raise ValueError(f"must be a list of {what}")
+        return tuple(one.parse(part) for part in parts)
+
+    return Kind(f"{one.metavar},...", parse, list)
+
+
+KINDS: dict[str, Kind] = {
+    "count": integer(0),
+    "number": real(),
+    "percent": real(high=100.0, unit="percent"),
+    "seconds": real(high=1e7, unit="seconds", metavar="SECONDS"),
+    "text": TEXT,
+    "bool": BOOL,
+    "names": _list_of(TEXT, "names"),
+    "counts": _list_of(integer(0), "whole numbers"),
+    "paths": _list_of(ABSOLUTE_PATH, "absolute paths"),
+}
+
+
+class Rule(NamedTuple):
+    """What a site says about one check; None = as the check itself says."""
+
+    when: tuple[str, ...] | None = None
+    on_fail: str | None = None
+    on_unknown: str | None = None
+    budget_s: float | None = None
+    reuse_s: float | None = None
+
+
+class OwnCheck(NamedTuple):
+    """A check of the site: the words of a command, or "package.module:NAME" of a `health.check.Check`."""
+
+    name: str
+    run: tuple[str, ...]
+    python: str
+    rule: Rule
+
+
+class Group(NamedTuple):
+    """What differs on some nodes; `nodes` is a host list of Slurm's."""
+
+    name: str
+    nodes: str
+    expect: Mapping[str, object]
+    checks: Mapping[str, Rule]
+
+
+class Hooks(NamedTuple):
+    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job's comment may skip, or "all".
+    `suspicions`: the directory in which jobs may tell what they suspect."""
+
+    allow_skip: tuple[str, ...] = ()
+    suspicions: str = "/var/spool/nvrx"
+    kill_gpu_processes: bool = True
+    undrain: bool = True
+
+
+class Site(NamedTuple):
+    """A site file, read; `expect` is checked by `expected` as soon as all settings are known."""
+
+    path: str = ""
+    expect: Mapping[str, object] = {}
+    checks: Mapping[str, Rule] = {}
+    groups: tuple[Group, ...] = ()
+    own: tuple[OwnCheck, ...] = ()
+    deadlines: Mapping[str, float] = {}
+    hooks: Hooks = Hooks()
+
+
+def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
+    """The site file at `path`. Raises UsageError that names file, key and what to do."""
+    document = read_document(path, FLAG)
+    top = _mapping(document, path, ("expect", "checks", "groups", "own", "deadlines", "hooks"))
+    rules = _Rules(contexts, actions)
+    deadlines = _mapping(top.get("deadlines"), f"{path}: deadlines", contexts)
+    return Site(
+        path=path,
+        expect=_mapping(top.get("expect"), f"{path}: expect"),
+        checks=rules.by_check(top.get("checks"), f"{path}: checks"),
+        groups=tuple(
+            _group(name, raw, f"{path}: groups.{name}", rules)
+            for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
+        ),
+        own=tuple(_own(raw, f"{path}: own[{at}]", rules) for at, raw in enumerate(_sequence(top, path, "own"))),
+        deadlines={when: _value(_BUDGET, seconds, f"{path}: deadlines.{when}") for when, seconds in deadlines.items()},
+        hooks=_hooks(top.get("hooks"), f"{path}: hooks"),
+    )
+
+
+def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The values of an `expect:` mapping. `kinds`: the kind (a word of KINDS) of each setting there is."""
+    _require_known(raw, kinds, where)
+    return {name: _value(KINDS[kinds[name]], value, f"{where}.{name}") for name, value in raw.items()}
+
+
+_BUDGET = real(high=MAX_BUDGET_S, above=True, unit="seconds")
+_RULE_KEYS: dict[str, str] = {
+    "when": "when",
+    "on_fail": "on_fail",
+    "on_unknown": "on_unknown",
+    "budget": "budget_s",
+    "reuse": "reuse_s",
+}
+
+
+class _Rules:
+    """Reads what is said about checks."""
+
+    def __init__(self, contexts: Sequence[str], actions: Sequence[str]) -> None:
+        action = choice(*actions)
+        self._kinds = {
+            "when": _list_of(choice(*contexts), "contexts"),
+            "on_fail": action,
+            "on_unknown": action,
+            "budget": _BUDGET,
+            "reuse": real(high=86400.0, unit="seconds"),
+        }
+
+    def by_check(self, raw: object, where: str) -> dict[str, Rule]:
+        return {name: self.one(rule, f"{where}.{name}") for name, rule in _mapping(raw, where).items()}
+
+    def one(self, raw: object, where: str, others: Iterable[str] = ()) -> Rule:
+        given = _mapping(raw, where, (*_RULE_KEYS, *others))
+        return Rule(
+            **{
+                _RULE_KEYS[key]: _value(self._kinds[key], value, f"{where}.{key}")
+                for key, value in given.items()
+                if key in _RULE_KEYS
+            }
+        )
+
+
+def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
+    given = _mapping(raw, where, ("nodes", "expect", "checks"))
+    if "nodes" not in given:
+        raise UsageError(f"{where} has no nodes; add a host list such as nodes: dgx[01-32]")
+    return Group(
+        name=name,
+        nodes=str(_value(TEXT, given["nodes"], f"{where}.nodes")),
+        expect=_mapping(given.get("expect"), f"{where}.expect"),
+        checks=rules.by_check(given.get("checks"), f"{where}.checks"),
+    )
+
+
+_HOOK_KINDS = {
+    "allow_skip": _list_of(TEXT, "names of checks"),
+    "suspicions": ABSOLUTE_PATH,
+    "kill_gpu_processes": BOOL,
+    "undrain": BOOL,
+}
+
+
+def _hooks(raw: object, where: str) -> Hooks:
+    given = _mapping(raw, where, _HOOK_KINDS)
+    return Hooks(**{key: _value(_HOOK_KINDS[key], value, f"{where}.{key}") for key, value in given.items()})
+
+
+def _own(raw: object, where: str, rules: _Rules) -> OwnCheck:
+    others = ("name", "run", "python")
+    given = _mapping(raw, where, (*others, *_RULE_KEYS))
+    if "name" not in given or ("run" in given) == ("python" in given):
+        raise UsageError(f"{where} must have a name and one of run (a command) and python (package.module:NAME)")
+    name = str(_value(TEXT, given["name"], f"{where}.name"))
+    if not all(part.isalnum() and part.isascii() and part.islower() or part.isdigit() for part in name.split("-")):
+        raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
+    return OwnCheck(
+        name=name,
+        run=tuple(_value(WORDS, given["run"], f"{where}.run")) if "run" in given else (),
+        python=str(_value(TEXT, given["python"], f"{where}.python")) if "python" in given else "",
+        rule=rules.one(raw, where, others),
+    )
+
+
+def _mapping(raw: object, where: str, known: Iterable[str] | None = None) -> dict[str, object]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{where} must be a mapping of names to values, not {type(raw).__name__}; indent its keys")
+    if known is not None:
+        _require_known(raw, known, where)
+    for key in raw:
+        if not isinstance(key, str):
+            raise UsageError(f"{where}: the key {key!r} must be text; put it in quotes")
+    return dict(raw)
+
+
+def _sequence(top: Mapping[str, object], path: str, key: str) -> Sequence[object]:
+    raw = top.get(key)
+    if raw is None:
+        return ()
+    if not isinstance(raw, list):
+        raise UsageError(f"{path}: {key} must be a list; begin each of its entries with a dash")
+    return raw
+
+
+def _require_known(given: Iterable[object], known: Iterable[str], where: str) -> None:
+    there = list(known)
+    for key in given:
+        if key not in there:
+            text = str(key)
+            hint = did_you_mean(text, there) or f"; known: {', '.join(there[:40])}"
+            raise UsageError(f"{where}: {text[:80]!r} is not a key{hint}")
+
+
+def _value(kind: Kind, raw: object, where: str) -> Any:
+    try:
+        return kind.parse(raw)
+    except ValueError as error:
+        shown = repr(raw)
+        raise UsageError(f"{where} {error}, not {shown if len(shown) <= 80 else shown[:77] + '...'}") from None

@@ -1,0 +1,73 @@
+"""Arithmetic of rank reassignment: where a rank goes when others are gone.
+
+Ranks are 0..world_size-1; `terminated` are those of them that are gone. Everything a rank needs to know about itself
+follows from that set, so nobody has to compute the world.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+
+
+def shifted(rank: int, terminated: Iterable[int]) -> int:
+    """New rank of the healthy `rank` when all close up to the left."""
+    return rank - sum(map(rank.__gt__, terminated))
+
+
+def filled(rank: int, world_size: int, terminated: Collection[int]) -> int:
+    """New rank of the healthy `rank` when the highest ranks move into the gaps, in order.
+
+    A rank below the new world size keeps its number.
+    """
+    new_world_size = world_size - len(terminated)
+    if rank < new_world_size:
+        return rank
+    gaps = sorted(terminated)
+    moved_before = (rank - new_world_size) - (bisect_left(gaps, rank) - bisect_left(gaps, new_world_size))
+    return gaps[moved_before]
+
+
+def divisible(size: int, divisor: int) -> int:
+    """The largest multiple of `divisor` (>= 1) that is not greater than `size`."""
+    return size - size % divisor
+
+
+def lowest_healthy(count: int, world_size: int, terminated: Container[int]) -> list[int]:
+    """The `count` lowest ranks that are not terminated, fewer if there are no more."""
+    found: list[int] = []
+    for rank in range(world_size):
+        if len(found) == count:
+            break
+        if rank not in terminated:
+            found.append(rank)
+    return found
+
+
+def failing_keys(keys: Mapping[int, str], condition: Callable[[int], bool]) -> dict[str, int]:
+    """Key -> number of ranks with it, for each key whose number does not meet `condition`, asked once per key.
+
+    `keys` holds the key of every healthy rank.
+    """
+    return {key: count for key, count in Counter(keys.values()).items() if not condition(count)}
+
+
+def to_runs(ranks: Iterable[int]) -> str:
+    """Ranks as text: `to_runs({3, 4, 5, 9})` is "3-5 9"."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def from_runs(text: str) -> set[int]:
+    """What `to_runs` was given; raises ValueError for any other text."""
+    ranks: set[int] = set()
+    for run in text.split():
+        first, dash, last = run.partition("-")
+        ranks.update(range(int(first), int(last if dash else first) + 1))
+    return ranks

@@ -1,0 +1,168 @@
+"""Results of heavy checks, kept on the node: one JSON file per check, with a lock, so that runs side by side share one.
+
+The directory is in memory (/run) and its owner's alone; whatever else is found there is not trusted, and said.
+Ages are by CLOCK_BOOTTIME within one boot (proc(5), random/boot_id): no setting of the clock makes a result fresh.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+
+MAX_FILE_BYTES = 16384
+_NOT_OURS = 0o022  # writable by group or others
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Kept = tuple[Verdict, str, float, list[str]]  # verdict, sentence, age in seconds, what is worth saying
+
+
+class Unusable(Exception):
+    """A file or directory that cannot be used; its text says why."""
+
+
+def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], tuple[Verdict, str]]) -> Kept:
+    """What `run` returns, or what it returned at most `check.reuse_s` seconds ago in any process of this user.
+
+    Of runs that begin at the same time one does the work and the others wait for it, as long as their time allows
+    (the caller's deadline ends the wait). Without a usable directory everybody runs.
+    """
+    if check.reuse_s <= 0:
+        return (*run(), 0.0, [])
+    notes: list[str] = []
+    try:
+        directory = private_directory(node)
+        since_s = now_s()
+        if kept := _fresh(directory, check, node, expected, since_s, notes):
+            return kept
+        lock = os.open(f"{directory}/{check.name}.lock", _WRITE, 0o600)
+    except (Unusable, OSError) as error:
+        return (*run(), 0.0, [*notes, f"results are not kept on this node: {error}"])
+    node.doing("waiting for another run of it to end")
+    # Blocks; whoever holds it and is killed lets it go, and our own time is watched by the runner.
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if kept := _fresh(directory, check, node, expected, since_s, [] if notes else notes):
+        return kept
+    verdict, text = run()
+    try:
+        _keep(directory, check, node, expected, verdict, text)
+    except OSError as error:
+        notes.append(f"the result of {check.name} cannot be kept: {error.strerror}")
+    return verdict, text, 0.0, notes
+
+
+def now_s() -> float:
+    """Seconds since boot, sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def private_directory(node: NodeView) -> str:
+    """`node.state_dir`, else root's /run/nvrx-health, other users' /run/user/UID/nvrx-health; made if need be.
+
+    Raises Unusable where it is not a directory that only its owner, us, can write to.
+    """
+    uid = os.geteuid()
+    usual = "/run/nvrx-health" if uid == 0 else f"/run/user/{uid}/nvrx-health"
+    directory = node.state_dir or node.path(usual)
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise Unusable(f"{directory} cannot be made ({error.strerror})") from None
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & _NOT_OURS:
+        raise Unusable(f"{directory} is not a directory that only its owner (uid {uid}) can write to; remove it")
+    return directory
+
+
+def read_private(path: str) -> Any:
+    """JSON of a file that only we can write to; None if there is none. Raises Unusable with the reason."""
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:  # ELOOP: a symbolic link
+        raise Unusable(f"{path} is ignored: {error.strerror}") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _NOT_OURS:
+            raise Unusable(f"{path} is ignored: it is not a file that only its owner (uid {os.geteuid()}) can write to")
+        data = os.read(fd, MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise Unusable(f"{path} is ignored: it is longer than {MAX_FILE_BYTES} bytes")
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise Unusable(f"{path} is ignored: it is damaged") from None
+    finally:
+        os.close(fd)
+
+
+def write_private(path: str, plain: object) -> None:
+    """Put `plain` there as JSON, at once or not at all, over whatever is there. Raises OSError."""
+    new = f"{path}.new"  # nobody else writes: the caller holds the lock, in a directory of our own
+    fd = os.open(new, _WRITE | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, json.dumps(plain).encode())
+    finally:
+        os.close(fd)
+    os.replace(new, path)
+
+
+def _fresh(
+    directory: str, check: Check, node: NodeView, expected: Expected, since_s: float, notes: list[str]
+) -> Kept | None:
+    """A kept result that is young enough; one that came while we waited is, even an UNKNOWN."""
+    path = f"{directory}/{check.name}.json"
+    try:
+        kept = read_private(path)
+    except Unusable as error:
+        notes.append(str(error))
+        return None
+    if kept is None:
+        return None
+    try:
+        known = kept["boot"] == boot_id(node) and kept["asked"] == _asked(check, expected)
+        at_s, verdict, text = float(kept["at_s"]), Verdict(kept["verdict"]), str(kept["text"])
+    except (TypeError, KeyError, ValueError):
+        notes.append(f"{path} is ignored: it is damaged")
+        return None
+    age_s = now_s() - at_s
+    if not known:
+        return None  # of another boot, or the site expects something else by now
+    if not age_s >= 0:
+        notes.append(f"{path} is ignored: it is from the future")
+        return None
+    young = at_s >= since_s or (age_s <= check.reuse_s and verdict is not Verdict.UNKNOWN)
+    return (verdict, text, round(age_s, 3), notes) if young else None
+
+
+def _keep(directory: str, check: Check, node: NodeView, expected: Expected, verdict: Verdict, text: str) -> None:
+    plain: Mapping[str, object] = {
+        "boot": boot_id(node),
+        "asked": _asked(check, expected),
+        "at_s": now_s(),
+        "verdict": verdict,
+        "text": text,
+    }
+    write_private(f"{directory}/{check.name}.json", plain)
+
+
+def _asked(check: Check, expected: Expected) -> str:
+    """What the check was asked, so that a changed site file is asked anew."""
+    return json.dumps([check.reads, {setting.name: expected.get(setting.name) for setting in check.settings}])
+
+
+def boot_id(node: NodeView) -> str:
+    """What names this boot of the node; "" where the kernel does not tell."""
+    try:
+        return node.text("/proc/sys/kernel/random/boot_id", 64).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,279 @@
+"""Slurm's hooks: prolog, epilog and HealthCheckProgram, started by prolog/hook.sh as root (docs/administrators.md).
+
+    prolog     checks; a failure drains the node with our reason, and Slurm starts the job elsewhere
+    epilog     ends left-over GPU processes; checks if the job failed or suspected the node; a failure drains
+    periodic   checks; a failure drains; takes back what we drained if the checks that asked for it pass now
+
+A healthy node costs no call of slurmctld. All is over within the time that hook.sh watches.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import syslog
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from nvrx_slurm.config.site import Hooks
+from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.health import cache, drain, leftovers, own, policy, report, runner, suspicion
+from nvrx_slurm.health.check import ACTIONS, CONTEXTS, Check, Finding, NodeView, Verdict
+
+if TYPE_CHECKING:
+    from nvrx_slurm.slurm.drain import Scontrol
+
+OK, REFUSE = 0, 10  # exit codes for hook.sh
+_RESERVE_S = 1.3  # of the budget, for slurmctld to be told
+_SCONTROL_S = 10.0  # at most, for both calls together; in the prolog what is left is less
+_MARGIN_S = 0.15  # to end before hook.sh ends us
+_MIN_S = 0.2
+_SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
+_LOUD = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WARNING, "": syslog.LOG_INFO}
+
+
+class Hook(NamedTuple):
+    """One run of a hook: what hook.sh and Slurm say in the environment. `until_s`: time.monotonic()."""
+
+    when: str
+    node: NodeView
+    name: str
+    job: str
+    uid: int
+    comment: str
+    failed: bool
+    config: str | None
+    scontrol: str
+    log_file: str
+    until_s: float
+
+    def left_s(self) -> float:
+        """Seconds for checks: what is left, without what telling slurmctld may take."""
+        return max(_MIN_S, self.until_s - _RESERVE_S - time.monotonic())
+
+    def say(self, level: int, text: str) -> None:
+        """To the system's log, to LOG of hooks.conf, and to a person who runs the hook in a terminal."""
+        line = f"{self.name}{f' job {self.job}' if self.job else ''}: {text}"
+        syslog.syslog(level, line)
+        print(f"nvrx-{self.when}: {line}", file=sys.stderr)
+        if self.log_file:
+            self._write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} nvrx-{self.when}: {line}\n")
+
+    def _write(self, line: str) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            own.require_trusted(os.path.dirname(self.log_file))
+            fd = os.open(self.log_file, flags, 0o640)
+        except (OSError, NvrxError) as error:
+            syslog.syslog(syslog.LOG_ERR, f"LOG={self.log_file} cannot be used: {error}")
+            return
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+def main(when: str, env: Mapping[str, str] | None = None) -> int:
+    """Run a hook; the exit code for hook.sh: OK, REFUSE, anything else if the hook itself does not work."""
+    hook = _hook(when, os.environ if env is None else env)
+    syslog.openlog(f"nvrx-{when}", syslog.LOG_PID, syslog.LOG_DAEMON)
+    runner.stop_on_sigterm()
+    try:
+        rules = policy.read_rules(hook.config, hook.node.root, hook.name)
+        return _HOOKS[when](hook, rules, _settings(hook))
+    except NvrxError as error:
+        hook.say(syslog.LOG_ERR, f"this hook does not work: {error}")
+        return int(error.exit_code)
+
+
+def _hook(when: str, env: Mapping[str, str]) -> Hook:
+    budget_s = _number(env.get("NVRX_BUDGET"), 6.0)
+    elapsed_s = cache.now_s() - _number(env.get("NVRX_SINCE"), cache.now_s())
+    if not 0 <= elapsed_s <= budget_s:  # /proc/uptime of a container may be another one
+        elapsed_s = 0.5
+    codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
+    return Hook(
+        when=when,
+        node=NodeView(env.get("NVRX_SYSROOT") or "/"),
+        name=policy.node_name(),
+        job=env.get("SLURM_JOB_ID", ""),
+        uid=int(_number(env.get("SLURM_JOB_UID"), -1)),
+        comment=env.get("SLURM_JOB_COMMENT", ""),
+        failed=any(code.strip("0:") for code in codes),
+        config=env.get("NVRX_CONFIG") or None,
+        scontrol=env.get("NVRX_SCONTROL", ""),
+        log_file=env.get("NVRX_LOG", ""),
+        until_s=time.monotonic() + budget_s - elapsed_s,
+    )
+
+
+def _number(text: str | None, otherwise: float) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        return otherwise
+
+
+def _settings(hook: Hook) -> Hooks:
+    path = hook.config or hook.node.path(policy.DEFAULT_CONFIG)
+    if not os.path.lexists(path):  # of one that was given, the rules have complained already
+        return Hooks()
+    from nvrx_slurm.config import site
+
+    return site.load(path, CONTEXTS, ACTIONS).hooks
+
+
+# --- the three --------------------------------------------------------------------------------------------------------
+
+
+def _prolog(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
+    if hook.job:
+        try:
+            suspicion.allow(settings.suspicions, hook.name, hook.job, hook.uid)
+        except (OSError, cache.Unusable) as error:
+            hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
+    skipped = _skipped(hook, rules, settings)
+    found = _examine(hook, rules, [check for check in _of(rules, hook.when) if check.name not in skipped])
+    if not found.grave:
+        return OK
+    _drain(hook, found.grave)
+    return REFUSE
+
+
+def _skipped(hook: Hook, rules: policy.Rules, settings: Hooks) -> set[str]:
+    """The checks that the job's comment wants to be left out, where the site allows it."""
+    asked = _SKIP.search(hook.comment)
+    if asked is None:
+        return set()
+    names = set(asked[1].split(",")) if asked[1] else {"all"}
+    allowed = set(rules.checks if "all" in settings.allow_skip else settings.allow_skip)
+    skipped = (allowed if "all" in names else names & allowed) & set(rules.checks)
+    if skipped:
+        hook.say(syslog.LOG_WARNING, f"skipped as the job's comment asks: {', '.join(sorted(skipped))}")
+    if refused := set() if skipped and "all" in names else names - skipped:
+        hook.say(syslog.LOG_WARNING, f"the job's comment asks to skip what it may not: {', '.join(sorted(refused))}")
+    return skipped
+
+
+def _epilog(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
+    grave: list[Finding] = []
+    if settings.kill_gpu_processes and hook.job:
+        ids = (hook.job, os.environ.get("SLURM_JOB_SLUID", hook.job))
+        grave += _to_drain(_examine(hook, rules, [leftovers.check(leftovers.Job(ids, hook.uid))]))
+    suspicions = _suspicions(hook, settings)
+    if hook.failed or suspicions:
+        named = {one.check for one in suspicions}
+        grave += _to_drain(_examine(hook, rules, _of(rules, hook.when, named)))
+    # Slurm drains, with a reason of its own, if we cannot.
+    return OK if not grave or _drain(hook, grave) else REFUSE
+
+
+def _suspicions(hook: Hook, settings: Hooks) -> list[suspicion.Suspicion]:
+    if not hook.job:
+        return []
+    try:
+        found = suspicion.take(settings.suspicions, hook.name, hook.job, hook.uid)
+    except (OSError, cache.Unusable) as error:
+        hook.say(syslog.LOG_WARNING, f"what the job suspects cannot be read: {error}")
+        return []
+    for one in found[:5]:
+        hook.say(syslog.LOG_WARNING, f"the job suspects this node: {one.kind} {one.check} {one.text}")
+    return found
+
+
+def _periodic(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
+    why = None
+    if drain.may_be_drained(hook.node, hook.name):
+        try:
+            why = drain.ours(_scontrol(hook).note())
+            drain.expect_drained(hook.node, hook.name, why is not None)
+        except NvrxError as error:
+            hook.say(syslog.LOG_WARNING, f"whether this node is drained is not known: {error}")
+    found = _examine(hook, rules, _of(rules, hook.when, why.checks if why else ()))
+    if grave := _to_drain(found):
+        if why is None:
+            _drain(hook, grave)
+    elif why and settings.undrain and drain.recovered(why, found.findings):
+        _undrain(hook, why)
+    return OK
+
+
+_HOOKS: dict[str, Callable[[Hook, policy.Rules, Hooks], int]] = {
+    "prolog": _prolog,
+    "epilog": _epilog,
+    "periodic": _periodic,
+}
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def _of(rules: policy.Rules, when: str, named: Iterable[str] = ()) -> list[Check]:
+    """The checks of this hook, and those called `named`."""
+    return [check for check in rules.checks.values() if when in check.contexts or check.name in named]
+
+
+def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
+    """Run the checks, say what is wrong."""
+    started_s = time.monotonic()
+    deadline_s = min(rules.deadlines_s[hook.when], hook.left_s())
+    result = runner.run(checks, hook.node, rules.expected, deadline_s)
+    took_s = round(time.monotonic() - started_s, 3)
+    found = report.Report(hook.name, hook.when, result.findings, result.notes, took_s)
+    for note in result.notes:
+        hook.say(syslog.LOG_WARNING, note)
+    for finding in found.findings:
+        if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN) or finding.check == leftovers.NAME:
+            hook.say(_LOUD[finding.action], f"{finding.check}: {finding.verdict.value}: {finding.text}")
+    if checks:
+        hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {took_s:.2f} s")
+    return found
+
+
+def _to_drain(found: report.Report) -> list[Finding]:
+    """In the epilog and the periodic hook there is no job to refuse: "fail" is only said."""
+    return [finding for finding in found.findings if finding.action == "drain"]
+
+
+def _drain(hook: Hook, failed: list[Finding]) -> bool:
+    """Drain the node unless it is drained (or down) already; whether it is out of use now."""
+    reason = drain.reason(failed)
+    drain.expect_drained(hook.node, hook.name, True)  # before and after: the periodic hook may run at the same time
+    try:
+        scontrol = _scontrol(hook)
+        note = scontrol.note()
+        if not drain.may_drain(note):
+            states = "+".join(sorted(note.states))
+            hook.say(syslog.LOG_NOTICE, f"not drained for {reason!r}: it is {states} already ({note.reason})")
+            return True
+        scontrol.drain(reason)
+    except NvrxError as error:
+        hook.say(syslog.LOG_ERR, f"the node cannot be drained for {reason!r}: {error}")
+        return False
+    drain.expect_drained(hook.node, hook.name, True)
+    hook.say(syslog.LOG_ERR, f"drained: {reason}")
+    return True
+
+
+def _undrain(hook: Hook, why: drain.Reason) -> None:
+    """Take the node back if our reason still stands after the checks: they took a while."""
+    try:
+        scontrol = _scontrol(hook)
+        if drain.ours(scontrol.note()) != why:
+            return
+        scontrol.undrain()
+    except NvrxError as error:
+        hook.say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
+        return
+    drain.expect_drained(hook.node, hook.name, False)
+    hook.say(syslog.LOG_NOTICE, f"taken back: {', '.join(why.checks)} pass again")
+
+
+def _scontrol(hook: Hook) -> Scontrol:
+    from nvrx_slurm.slurm.drain import Scontrol, find
+
+    path = find(hook.scontrol)
+    own.require_trusted(path)
+    return Scontrol(path, hook.name, min(hook.until_s - _MARGIN_S, time.monotonic() + _SCONTROL_S))

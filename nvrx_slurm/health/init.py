@@ -1,0 +1,47 @@
+"""A first site file, from what a node has now: `nvrx health init`."""
+
+from __future__ import annotations
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import policy, registry, runner
+from nvrx_slurm.health.check import NodeView
+
+DEADLINE_S = 30.0
+# Looked for where nobody said yet which ones are needed.
+_SERVICES = (
+    "slurmd",
+    "munge",
+    "sshd",
+    "chronyd",
+    "nvidia-persistenced",
+    "nvidia-fabricmanager",
+    "nvidia-imex",
+    "nvidia-dcgm",
+    "openibd",
+    "sssd",
+)
+_HEAD = """\
+# What nvrx health expects of this site's nodes; see docs/health.md, and check it with: nvrx health run --config FILE
+# Written from what {node} had; take out what may differ, and put all nodes that are alike into nodes (dgx[01-32]).
+"""
+
+
+def site_file(node: str = "", sysroot: str = "/") -> tuple[str, list[str]]:
+    """(text of a site file with one group that holds `node`, sentences about checks that could not be read).
+
+    To be called in a process without threads. Raises UsageError for a name that no host list can hold.
+    """
+    from nvrx_slurm.config.files import document_text
+    from nvrx_slurm.slurm.nodelist import expand
+
+    name = node or policy.node_name()
+    if expand(name) != [name]:
+        raise UsageError(f"--node {name}: must be the name of one node")
+    checks = registry.built_in()
+    expected = {**registry.defaults(checks.values()), "services": _SERVICES}
+    learning = [check for check in checks.values() if check.learn]
+    found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S, learning=True)
+    known = {key: list(value) if isinstance(value, (list, tuple)) else value for key, value in found.learned.items()}
+    notes = [f"{finding.check}: {finding.text}" for finding in found.findings if finding.action]
+    group = {"nodes": name, "expect": {key: known[key] for key in sorted(known) if known[key] not in ([], None)}}
+    return _HEAD.format(node=name) + document_text({"groups": {"nodes": group}}), notes

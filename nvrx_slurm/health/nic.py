@@ -1,0 +1,251 @@
+"""InfiniBand and RoCE: ports, their error counters, and the NICs that are near each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nvrx_slurm.health import counters
+from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.system import nics, pci
+from nvrx_slurm.system.hardware import Absent, HardwareError
+from nvrx_slurm.system.nics import ACTIVE, Port
+
+_PORTS, _ERRORS = "nic-ports", "nic-errors"
+_LINK_DOWNED = "link_downed"
+_LINK_DOWNED_END = 255  # IBA PortCounters: 8 bits that do not wrap
+
+
+def ports(node: NodeView, expected: Expected) -> dict[str, Port]:
+    """All ports by "mlx5_0/1". Where the site says how their files are called, only those are believed.
+
+    Raises Absent without any, ValueError for one that cannot be read.
+    """
+    try:
+        found = nics.ports(Path(node.path("/sys")), say=node.doing)
+    except HardwareError as failure:
+        raise ValueError(str(failure)) from None
+    for name, port in found.items():
+        if expected["link_state_path"]:
+            port = port._replace(state=nics.word(node.text(_named(expected["link_state_path"], port), 4096).strip()))
+        if expected["link_downed_path"]:
+            port = port._replace(link_downed=node.number(_named(expected["link_downed_path"], port)))
+        found[name] = port
+    return found
+
+
+def _named(template: str, port: Port) -> str:
+    return template.replace("{nic}", port.nic).replace("{dev_name}", port.nic)
+
+
+# --- ports ----------------------------------------------------------------------------------------------------------
+
+
+class PortFacts(NamedTuple):
+    """`before`: rate in Gb/s (0 = not told) of each port that was ACTIVE at an earlier look since boot."""
+
+    ports: Mapping[str, Port]
+    before: Mapping[str, float]
+
+
+def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
+    """The ports now, and how they were; where nothing can be kept only now counts."""
+    found = ports(node, expected)
+    active = {name: port.rate_gbps or 0.0 for name, port in found.items() if port.state == ACTIVE}
+    try:
+        with counters.alone(node, _PORTS):
+            before = _rates(counters.recall(node, _PORTS))
+            rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active.items()}
+            if rates != before:
+                counters.remember(node, _PORTS, {"rates": rates})
+    except Absent:
+        return PortFacts(found, {})
+    return PortFacts(found, before)
+
+
+def _rates(kept: Mapping[str, Any]) -> dict[str, float]:
+    """What is damaged was never seen."""
+    try:
+        return {str(name): float(rate) for name, rate in kept["rates"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def judge_ports(facts: PortFacts, expected: Expected) -> tuple[Verdict, str]:
+    """Fails for a port of `nic_ports`, or that was ACTIVE before, which is not; for one that got slower."""
+    wanted = expected["nic_ports"] or tuple(facts.before)
+    wrong = [said for name in wanted if (said := _not_active(name, facts.ports.get(name)))]
+    for name, port in facts.ports.items():
+        least = max(expected["nic_rate_gbps"] or 0.0, facts.before.get(name, 0.0))
+        if port.state == ACTIVE and port.rate_gbps is not None and port.rate_gbps < least:
+            wrong.append(f"{name} runs at {port.rate_gbps:g} instead of {least:g} Gb/s")
+    if wrong:
+        return Verdict.FAIL, listed(wrong)
+    active = [name for name, port in facts.ports.items() if port.state == ACTIVE]
+    return Verdict.PASS, f"{len(active)} of {len(facts.ports)} ports are active"
+
+
+def _not_active(name: str, port: Port | None) -> str:
+    if port is None:
+        return f"{name} is not there"
+    physical = f", {port.phys_state}" if port.phys_state else ""
+    return "" if port.state == ACTIVE else f"{name} is {port.state}{physical}"
+
+
+def learn_ports(facts: PortFacts) -> dict[str, Any]:
+    """The ports that are ACTIVE, and the rate of the slowest."""
+    active = {name: port for name, port in facts.ports.items() if port.state == ACTIVE}
+    rates = [port.rate_gbps for port in active.values()]
+    learned: dict[str, Any] = {"nic_ports": tuple(active)}
+    return {**learned, "nic_rate_gbps": min(filter(None, rates))} if rates and all(rates) else learned
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+class ErrorFacts(NamedTuple):
+    """How counters ("mlx5_0/1 link_downed") rose within the window; ports whose link_downed can rise no more."""
+
+    risen: Mapping[str, int]
+    full: tuple[str, ...]
+
+
+def gather_errors(node: NodeView, expected: Expected) -> ErrorFacts:
+    """All error counters of all ports."""
+    found = ports(node, expected)
+    now = {f"{name} {counter}": count for name, port in found.items() for counter, count in _counters(port)}
+    if not now:
+        raise Absent("no port keeps error counters")
+    full = tuple(name for name, port in found.items() if port.link_downed == _LINK_DOWNED_END)
+    return ErrorFacts(counters.look(node, _ERRORS, now, expected["nic_window_s"]), full)
+
+
+def _counters(port: Port) -> Iterable[tuple[str, int]]:
+    if port.link_downed is not None:
+        yield _LINK_DOWNED, port.link_downed
+    yield from port.errors.items()
+
+
+def judge_errors(facts: ErrorFacts, expected: Expected) -> tuple[Verdict, str]:
+    """Fails where a link went down more than `nic_link_downed_max` times, or counted more than `nic_errors_max`."""
+    wrong = []
+    for counter, count in facts.risen.items():
+        name, _, kind = counter.partition(" ")
+        if kind == _LINK_DOWNED and count > expected["nic_link_downed_max"]:
+            wrong.append(f"the link of {name} went down {count} times")
+        elif kind != _LINK_DOWNED and count > expected["nic_errors_max"]:
+            wrong.append(f"{name} counted {count} x {kind}")
+    if wrong:
+        return Verdict.FAIL, listed(wrong)
+    if facts.full:
+        return Verdict.UNKNOWN, f"link_downed of {listed(facts.full)} is at its end; reset it with perfquery -R"
+    return Verdict.PASS, "nothing to speak of lately"
+
+
+# --- NICs of GPUs ---------------------------------------------------------------------------------------------------
+
+
+class NearFacts(NamedTuple):
+    """NICs that are nearest to each GPU, by its PCI address; those of all that have an ACTIVE port."""
+
+    near: Mapping[str, tuple[str, ...]]
+    active: frozenset[str]
+
+
+def gather_near(node: NodeView, expected: Expected) -> NearFacts:
+    """By the PCI tree of sysfs, or of `pci_topo_file`."""
+    root = Path(node.path("/sys"))
+    active = frozenset(port.nic for port in ports(node, expected).values() if port.state == ACTIVE)
+    addresses = pci.gpus(root)
+    if not addresses or not active:
+        raise Absent("there is no GPU" if not addresses else "no NIC port is active")
+    file = expected["pci_topo_file"]
+    node.doing(f"reading {file}" if file else "reading the PCI tree")
+    tree = pci.topology(Path(node.path(file))) if file else None
+    return NearFacts({address: _near(root, address, tree) for address in addresses}, active)
+
+
+def _near(root: Path, address: str, tree: Mapping[str, pci.Way] | None) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(nics.nearest(root, address, tree)))
+    except Absent:
+        return ()
+
+
+def judge_near(facts: NearFacts, expected: Expected) -> tuple[Verdict, str]:
+    """Fails for a GPU whose nearest NICs are all without an active port, or are not those of `gpu_nics`."""
+    if not any(facts.near.values()):
+        return Verdict.UNKNOWN, "no GPU has a NIC near it on the PCI tree; give pci_topo_file"
+    wrong = []
+    for gpu, near in facts.near.items():
+        if not near:
+            wrong.append(f"GPU {gpu} has no NIC near it")
+        elif not facts.active & set(near):
+            wrong.append(f"{listed(near)}, nearest to GPU {gpu}, has no active port")
+    has = set(_pairs(facts))
+    wrong += [
+        f"GPU {gpu} is not next to {nic}" for gpu, nic in map(_pair, expected["gpu_nics"]) if (gpu, nic) not in has
+    ]
+    if wrong:
+        return Verdict.FAIL, listed(wrong)
+    return Verdict.PASS, f"{len(facts.near)} GPUs have an active NIC near them"
+
+
+def _pairs(facts: NearFacts) -> list[tuple[str, str]]:
+    return [(gpu, nic) for gpu, near in facts.near.items() for nic in near]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    gpu, _, nic = text.partition("=")
+    return gpu.strip().lower(), nic.strip()
+
+
+_PATHS = (
+    Setting("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
+    Setting("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
+)
+
+CHECKS = (
+    Check(
+        name=_PORTS,
+        reads="/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
+        fails="A port of nic_ports (without it: that was ACTIVE since boot) is not ACTIVE, or is slower than it was.",
+        gather=gather_ports,
+        judge=judge_ports,
+        settings=(
+            Setting("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1"),
+            Setting("nic_rate_gbps", "number", None, "Gb/s that each active port must have"),
+            *_PATHS,
+        ),
+        learn=learn_ports,
+    ),
+    Check(
+        name=_ERRORS,
+        reads="/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier looks",
+        fails="A link went down, or a port counted too many errors, within nic_window_s.",
+        gather=gather_errors,
+        judge=judge_errors,
+        contexts=("prolog", "epilog", "periodic", "manual"),
+        settings=(
+            Setting("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
+            Setting("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
+            Setting("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
+            *_PATHS,
+        ),
+        reuse_s=20.0,
+    ),
+    Check(
+        name="gpu-nics",
+        reads="/sys/bus/pci/devices (or pci_topo_file): the way to each GPU and NIC; states of the NICs' ports",
+        fails="No NIC that is nearest to a GPU has an active port, or it is not the NIC of gpu_nics.",
+        gather=gather_near,
+        judge=judge_near,
+        settings=(
+            Setting("gpu_nics", "names", (), "the NIC next to each GPU, as 0000:1b:00.0=mlx5_0"),
+            Setting("pci_topo_file", "text", None, "XML with the PCI tree, as for NCCL_TOPO_FILE"),
+            *_PATHS,
+        ),
+        learn=lambda facts: {"gpu_nics": tuple(f"{gpu}={nic}" for gpu, nic in _pairs(facts))},
+    ),
+)

@@ -1,0 +1,131 @@
+"""Checks of a site: an executable (exit code 0 pass, 1 fail, 2 unknown; one line of output), or a `Check` in Python."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+
+if TYPE_CHECKING:
+    from nvrx_slurm.config.site import OwnCheck
+
+BUDGET_S = 10.0
+_KEPT_BYTES = 4096  # of what it prints; the rest is read and forgotten
+_MARGIN_S = 0.25  # to end it and all that it started before we are ended ourselves
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_VERDICTS = {0: Verdict.PASS, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}
+
+
+class Facts(NamedTuple):
+    """How a command ended. `code`: negative = by that signal, None = still running when its time was up."""
+
+    code: int | None
+    line: str
+
+
+def check(own: OwnCheck, where: str) -> Check:
+    """The check that a site's file describes. Raises UsageError if it cannot be used."""
+    if own.python:
+        return _python(own, where)
+    argv = list(own.run)
+    if not argv or not argv[0].startswith("/"):
+        raise UsageError(f"{where}: own check {own.name}: run must begin with an absolute path; hooks have no PATH")
+    try:
+        require_trusted(argv[0])
+    except UsageError as error:
+        raise UsageError(f"{where}: own check {own.name}: {error}") from None
+    return Check(
+        name=own.name,
+        reads=" ".join(argv),
+        fails="The command exits with 1.",
+        gather=lambda node, expected: run(argv, node),
+        judge=judge,
+        budget_s=BUDGET_S,
+    )
+
+
+def _python(own: OwnCheck, where: str) -> Check:
+    from importlib import import_module
+
+    module, _, name = own.python.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:  # somebody else's module may raise anything
+        raise UsageError(f"{where}: own check {own.name}: {own.python} cannot be imported ({error})") from None
+    if not isinstance(found, Check):
+        raise UsageError(f"{where}: own check {own.name}: {own.python} must be a nvrx_slurm.health.check.Check")
+    return found._replace(name=own.name)
+
+
+def run(argv: list[str], node: NodeView) -> Facts:
+    """Run the command in a session of its own until it ends or our time is nearly up; nothing it started survives."""
+    from nvrx_slurm.system import processes  # in the child process of the check, after the fork
+
+    node.doing(f"running {argv[0]}")
+    orphans = processes.Orphans()
+    ours, theirs = os.pipe()
+    env = {name: value for name, value in node.env.items() if name.startswith("SLURM")}
+    child = processes.start(argv, {"PATH": _PATH, "LC_ALL": "C", **env}, theirs, theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    output, ended = _follow(child.pidfd, ours, node.deadline_s - _MARGIN_S)
+    code = child.reap() if ended else None
+    if not ended:
+        child.signal_group(9)
+    orphans.kill(())
+    words = output.decode(errors="replace").strip().splitlines()
+    return Facts(code, words[0] if words else "")
+
+
+def _follow(pidfd: int, pipe: int, until_s: float) -> tuple[bytes, bool]:
+    """(first bytes of the output, whether the process ended); drains the pipe, so that it never blocks on us."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.register(pipe, select.POLLIN)
+    kept = b""
+    while (left_s := until_s - time.monotonic()) > 0:
+        ready = {fd for fd, _ in poller.poll(int(min(left_s, 3600.0) * 1000) + 1)}
+        if pipe in ready:
+            more = os.read(pipe, 1 << 20)
+            kept = (kept + more)[:_KEPT_BYTES]
+            if not more:
+                poller.unregister(pipe)
+        elif pidfd in ready:
+            return kept, True
+    return kept, False
+
+
+def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
+    """By exit code; any other code, a signal and no end at all are unknown."""
+    said = f": {facts.line}" if facts.line else ""
+    if facts.code is None:
+        return Verdict.UNKNOWN, f"timed out{said}"
+    if facts.code < 0:
+        return Verdict.UNKNOWN, f"ended by signal {-facts.code}{said}"
+    verdict = _VERDICTS.get(facts.code)
+    if verdict is None:
+        return Verdict.UNKNOWN, f"exit code {facts.code}, which is none of 0, 1, 2{said}"
+    return verdict, facts.line or f"exit code {facts.code}"
+
+
+def require_trusted(path: str) -> None:
+    """Raises UsageError if there is no such file or, for root, if others could have written or replaced it."""
+    place = os.path.realpath(path)
+    try:
+        while True:
+            found = os.stat(place)
+            sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+            if os.geteuid() == 0 and (found.st_uid != 0 or (found.st_mode & 0o022 and not sticky)):
+                raise UsageError(
+                    f"{path} is not trusted by root, as others can write to {place}; correct owner and mode"
+                )
+            if place == "/":
+                return
+            place = os.path.dirname(place)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be used: {error.strerror}; correct or remove it") from None

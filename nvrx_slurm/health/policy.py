@@ -1,0 +1,172 @@
+"""Which checks run here and now, what is expected of this node, what a failure does: code, then site, then flags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import registry
+from nvrx_slurm.health.check import ACTIONS, CONTEXTS, Check
+
+if TYPE_CHECKING:
+    from nvrx_slurm.config.site import Group, Rule, Site
+
+DEFAULT_CONFIG = "/etc/nvrx/health.yaml"
+MAX_DEADLINE_S = 3600.0
+# Slurm says "Prolog hung" after 8 s and kills a HealthCheckProgram after 60 s (slurm.conf(5)).
+DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "gate": 5.0, "manual": 30.0}
+
+
+class Plan(NamedTuple):
+    """What to run: `checks` with the site's rules applied. `notes`: sentences worth saying once."""
+
+    node: str
+    when: str
+    checks: list[Check]
+    expected: dict[str, Any]
+    deadline_s: float
+    notes: tuple[str, ...] = ()
+
+
+class Rules(NamedTuple):
+    """All checks as they are on this node, whatever the context."""
+
+    node: str
+    checks: dict[str, Check]
+    expected: dict[str, Any]
+    deadlines_s: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+def plan(
+    when: str,
+    *,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    config: str | None = None,
+    sysroot: str = "/",
+    node: str = "",
+    expect: Mapping[str, object] | None = None,
+    deadline_s: float | None = None,
+) -> Plan:
+    """The checks of a context, or exactly those of `only`, less those of `skip`.
+
+    `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
+    `expect`: values that go over the site's, by name of the setting, typed or as text. Raises UsageError.
+    """
+    if when not in CONTEXTS:
+        raise UsageError(f"--when {when}: must be one of {', '.join(CONTEXTS)}")
+    if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
+    rules = read_rules(config, sysroot, node, expect)
+    registry.require_known(only, rules.checks, "--only")
+    registry.require_known(skip, rules.checks, "--skip")
+    chosen = [
+        check
+        for check in rules.checks.values()
+        if (check.name in only if only else when in check.contexts) and check.name not in skip
+    ]
+    return Plan(rules.node, when, chosen, rules.expected, deadline_s or rules.deadlines_s[when], rules.notes)
+
+
+def read_rules(
+    config: str | None = None, sysroot: str = "/", node: str = "", expect: Mapping[str, object] | None = None
+) -> Rules:
+    """Built-in and own checks with what the site says about them on `node`. Raises UsageError."""
+    name = node or node_name()
+    checks = registry.built_in()
+    path = config or _default_config(sysroot)
+    expected, deadlines = registry.defaults(checks.values()), dict(DEADLINES_S)
+    notes: list[str] = []
+    if path:
+        checks, expected, notes, deadlines = _with_site(path, sysroot, name, checks)
+    if expect:
+        expected |= _parsed(expect, checks, "--expect")
+    return Rules(name, checks, expected, deadlines, tuple(notes))
+
+
+def node_name() -> str:
+    """Slurm's name of this node where it tells (prologs, tasks), else the short host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+
+def _default_config(sysroot: str) -> str:
+    path = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
+    return path if os.path.lexists(path) else ""
+
+
+def _with_site(
+    path: str, sysroot: str, node: str, checks: dict[str, Check]
+) -> tuple[dict[str, Check], dict[str, Any], list[str], dict[str, float]]:
+    # Only here, since reading YAML and its values costs more than all checks of a healthy node.
+    from nvrx_slurm.config import site as site_file
+    from nvrx_slurm.config.site import Group
+    from nvrx_slurm.health import own
+
+    own.require_trusted(path)
+    site = site_file.load(path, CONTEXTS, ACTIONS)
+    everything = {**checks}
+    for one in site.own:
+        if one.name in everything:
+            raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
+        everything[one.name] = _ruled(own.check(one, path), one.rule)
+    ours = _groups_of(site, node)
+    everyone = Group("", "", site.expect, site.checks)
+    expected = registry.defaults(everything.values())
+    for group in (everyone, *site.groups):  # those of other nodes, too, are looked at: mistakes are told early
+        where = f"{path}: groups.{group.name}." if group.name else f"{path}: "
+        values = _parsed(group.expect, everything, f"{where}expect")
+        registry.require_known(group.checks, everything, f"{where}checks")
+        if group is everyone or group in ours:
+            expected |= values
+            everything |= {name: _ruled(everything[name], rule) for name, rule in group.checks.items()}
+    notes = [] if ours or not site.groups else [f"{node} is in none of the groups of {path}"]
+    return everything, expected, notes, {**DEADLINES_S, **site.deadlines}
+
+
+def _groups_of(site: Site, node: str) -> list[Group]:
+    """The groups that this node is in, in the order of the file: later ones go over earlier ones."""
+    from nvrx_slurm.slurm.nodelist import expand
+
+    found = []
+    for group in site.groups:
+        try:
+            names = expand(group.nodes)
+        except UsageError as error:
+            raise UsageError(f"{site.path}: groups.{group.name}.nodes: {error}") from None
+        if not names:
+            raise UsageError(f"{site.path}: groups.{group.name}.nodes names no node; add a host list or remove it")
+        if node in names:
+            found.append(group)
+    return found
+
+
+def _parsed(raw: Mapping[str, object], checks: Mapping[str, Check], where: str) -> dict[str, Any]:
+    from nvrx_slurm.config.site import expected
+
+    kinds = {setting.name: setting.kind for setting in registry.settings(checks.values()).values()}
+    return expected(raw, kinds, where)
+
+
+def _ruled(check: Check, rule: Rule) -> Check:
+    """The check with what the site says about it."""
+    return check._replace(
+        contexts=check.contexts if rule.when is None else rule.when,
+        on_fail=rule.on_fail or check.on_fail,
+        on_unknown=rule.on_unknown or check.on_unknown,
+        budget_s=rule.budget_s or check.budget_s,
+        reuse_s=check.reuse_s if rule.reuse_s is None else rule.reuse_s,
+    )
+
+
+def assignments(words: Iterable[str]) -> dict[str, object]:
+    """["cpus=64"] as {"cpus": "64"}. Raises UsageError."""
+    found: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--expect {word}: must be NAME=VALUE, for example --expect cpus=64")
+        found[name.strip()] = value
+    return found

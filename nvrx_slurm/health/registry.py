@@ -1,0 +1,59 @@
+"""All checks there are. A new family is one more name in FAMILIES, of a module with a tuple CHECKS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health.check import Check, Setting
+
+FAMILIES = (
+    "storage",
+    "space",
+    "memory",
+    "cpu",
+    "processes",
+    "services",
+    "kernel_log",
+    "pcie",
+    "gpu",
+    "gpu_processes",
+    "nvlink",
+    "nic",
+)
+
+
+def built_in() -> dict[str, Check]:
+    """The checks of this package, by name, in the order of FAMILIES."""
+    found: dict[str, Check] = {}
+    for family in FAMILIES:
+        for check in import_module(f"nvrx_slurm.health.{family}").CHECKS:
+            found[check.name] = check
+    return found
+
+
+def settings(checks: Iterable[Check]) -> dict[str, Setting]:
+    """What a site may set under `expect:` for these checks, by name."""
+    return {setting.name: setting for check in checks for setting in check.settings}
+
+
+def defaults(checks: Iterable[Check]) -> dict[str, Any]:
+    """The `expected` of a node about which no site said anything."""
+    return {name: setting.default for name, setting in settings(checks).items()}
+
+
+def require_known(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raises UsageError for the first of `names` that is no check, with a suggestion; `where` is "--only" or a file."""
+    there = list(known)
+    for name in names:
+        if name not in there:
+            raise UsageError(f"{where}: there is no check {name!r}{_suggestion(name, there)}")
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches  # only for a person who misspelt something
+
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else "; `nvrx health list` shows all of them"

@@ -1,0 +1,86 @@
+"""What a run found, for people (a table), machines (one JSON object) and programs (an exit code)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from nvrx_slurm.health.check import Finding, Verdict
+
+EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
+_GRAVE = ("drain", "fail")
+_ORDER = {Verdict.FAIL: 0, Verdict.UNKNOWN: 1, Verdict.PASS: 2, Verdict.NOT_APPLICABLE: 3}
+
+
+class Report(NamedTuple):
+    """`seconds`: of the whole run."""
+
+    node: str
+    when: str
+    findings: list[Finding]
+    notes: list[str]
+    seconds: float
+
+    @property
+    def grave(self) -> list[Finding]:
+        """Failures, and unknowns that the site treats as such; what the site only wants to be warned of is not here."""
+        return [finding for finding in self.findings if finding.action in _GRAVE]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the node as a whole."""
+        if self.grave:
+            return Verdict.FAIL
+        unknown = any(finding.verdict is Verdict.UNKNOWN for finding in self.findings)
+        return Verdict.UNKNOWN if unknown else Verdict.PASS
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 fail, 3 unknown; 2 (usage) is never a report's."""
+        return {Verdict.FAIL: EXIT_FAIL, Verdict.UNKNOWN: EXIT_UNKNOWN}.get(self.verdict, EXIT_PASS)
+
+    def as_json(self) -> str:
+        """One line; `from_json` reads it."""
+        plain = {**self._asdict(), "verdict": self.verdict.value}
+        plain["findings"] = [finding._asdict() for finding in self.findings]
+        return json.dumps(plain)
+
+    def table(self, everything: bool = False) -> str:
+        """Failures first; checks that do not apply to this node only if `everything`."""
+        shown = [f for f in self.findings if everything or f.verdict is not Verdict.NOT_APPLICABLE]
+        shown.sort(key=lambda finding: _ORDER[finding.verdict])
+        width = max([len(finding.check) for finding in shown], default=0)
+        lines = [_row(finding, width) for finding in shown]
+        hidden = len(self.findings) - len(shown)
+        counts = ", ".join(
+            f"{count} {verdict.value}"
+            for verdict in _ORDER
+            if (count := sum(finding.verdict is verdict for finding in self.findings))
+        )
+        more = " (--all shows what does not apply)" if hidden else ""
+        return "\n".join(
+            [*lines, f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"]
+        )
+
+
+def from_json(line: str) -> Report:
+    """The report in a line of `as_json`. Raises ValueError for anything else."""
+    try:
+        plain: dict[str, Any] = json.loads(line)
+        findings = [Finding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]]
+        return Report(plain["node"], plain["when"], findings, plain["notes"], plain["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not a health report: {error}") from None
+
+
+def _row(finding: Finding, width: int) -> str:
+    age = f" ({finding.age_s:.0f} s ago)" if finding.age_s else ""
+    action = f" [{finding.action}]" if finding.action in _GRAVE else ""
+    return f"{_word(finding):14} {finding.check:{width}}  {finding.text}{age}{action}"
+
+
+def _word(finding: Finding) -> str:
+    """The verdict, so that what needs somebody's hands is seen first."""
+    if finding.verdict is Verdict.FAIL:
+        return "FAIL" if finding.action in _GRAVE else "WARN"
+    return "UNKNOWN" if finding.verdict is Verdict.UNKNOWN else finding.verdict.value

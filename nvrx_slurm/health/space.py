@@ -1,0 +1,143 @@
+"""Room on file systems: bytes and inodes of local disks, and /dev/shm, which data loaders and NCCL fill."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.system.hardware import Absent
+
+_SHM = "/dev/shm"
+_GB = 1e9
+
+
+class Room(NamedTuple):
+    """What statvfs(3) says, of what an ordinary user may take; 0 inodes in all: the file system does not count them."""
+
+    path: str
+    total_bytes: int
+    free_bytes: int
+    inodes: int
+    free_inodes: int
+
+
+def gather_disks(node: NodeView, expected: Expected) -> tuple[list[Room], list[str]]:
+    """(room of each path of `disk_paths`, paths that did not answer); paths that are not there are no disks here."""
+    answers = node.at_once(lambda path: room(node, path), expected["disk_paths"])
+    found, silent = [], []
+    for path in expected["disk_paths"]:
+        answer = answers.get(path)
+        if answer is None:
+            silent.append(path)
+        elif isinstance(answer, Room):
+            found.append(answer)
+        elif not isinstance(answer, FileNotFoundError):
+            raise answer
+    if not found and not silent:
+        raise Absent(f"none of {listed(expected['disk_paths']) or 'disk_paths'} is here")
+    return found, silent
+
+
+def gather_shm(node: NodeView, expected: Expected) -> Room:
+    """Room in /dev/shm."""
+    try:
+        return room(node, _SHM)
+    except FileNotFoundError:
+        raise Absent(f"there is no {_SHM}") from None
+
+
+def room(node: NodeView, path: str) -> Room:
+    """Of the file system that holds `path`. Raises OSError, ValueError.
+
+    The file `/.statvfs` of a recorded tree holds what was measured on its node, since a copied directory has the room
+    of the disk that it was copied to.
+    """
+    node.doing(f"asking for the free space of {path}")
+    numbers = None if node.live else _recorded(node, path)
+    if numbers is None:
+        found = os.statvfs(node.path(path))
+        numbers = [found.f_frsize, found.f_blocks, found.f_bavail, found.f_files, found.f_favail]
+    size, blocks, free, inodes, free_inodes = numbers
+    return Room(path, size * blocks, size * free, inodes, free_inodes)
+
+
+def _recorded(node: NodeView, path: str) -> list[int] | None:
+    """From lines of a path and five numbers: f_frsize f_blocks f_bavail f_files f_favail; None without one."""
+    try:
+        lines = node.text("/.statvfs").splitlines()
+    except FileNotFoundError:
+        return None
+    for words in map(str.split, lines):
+        if words[:1] == [path]:
+            if len(words) != 6 or not all(word.isdigit() for word in words[1:]):
+                raise ValueError(f"/.statvfs holds {' '.join(words)[:40]!r} instead of five numbers")
+            return [int(word) for word in words[1:]]
+    return None
+
+
+def judge_disks(facts: tuple[list[Room], list[str]], expected: Expected) -> tuple[Verdict, str]:
+    """Fails below `disk_free_percent` or `inodes_free_percent` anywhere."""
+    rooms, silent = facts
+    lacking = [sentence for one in rooms if (sentence := _lack(one, expected))]
+    if lacking:
+        return Verdict.FAIL, listed(lacking)
+    if silent:
+        return Verdict.UNKNOWN, f"timed out: {listed(silent)} did not answer"
+    return Verdict.PASS, listed(
+        f"{one.path} has {_percent(one.free_bytes, one.total_bytes):.0f}% free" for one in rooms
+    )
+
+
+def judge_shm(shm: Room, expected: Expected) -> tuple[Verdict, str]:
+    """Fails below `shm_free_gb`, or where /dev/shm as a whole is smaller than `shm_size_gb`."""
+    size_gb, free_gb = shm.total_bytes / _GB, shm.free_bytes / _GB
+    if expected["shm_size_gb"] is not None and size_gb < expected["shm_size_gb"]:
+        return Verdict.FAIL, f"{_SHM} has {size_gb:.1f} GB instead of {expected['shm_size_gb']:g} GB"
+    if free_gb < expected["shm_free_gb"]:
+        return Verdict.FAIL, f"{_SHM} has {free_gb:.1f} GB free, at least {expected['shm_free_gb']:g} GB are needed"
+    return Verdict.PASS, f"{_SHM} has {free_gb:.1f} of {size_gb:.1f} GB free"
+
+
+def _lack(one: Room, expected: Expected) -> str:
+    """What a file system has too little of, or ""."""
+    free = _percent(one.free_bytes, one.total_bytes)
+    if one.total_bytes and free < expected["disk_free_percent"]:
+        return f"{one.path} has {free:.1f}% free, at least {expected['disk_free_percent']:g}% are needed"
+    inodes = _percent(one.free_inodes, one.inodes)
+    if one.inodes and inodes < expected["inodes_free_percent"]:
+        least = expected["inodes_free_percent"]
+        return f"{one.path} has {inodes:.1f}% of its inodes free, at least {least:g}% are needed"
+    return ""
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100.0 * part / whole if whole else 100.0
+
+
+CHECKS = (
+    Check(
+        name="disk-space",
+        reads="statvfs(3) of each path of disk_paths",
+        fails="A local file system has too little room or too few inodes.",
+        gather=gather_disks,
+        judge=judge_disks,
+        settings=(
+            Setting("disk_paths", "paths", ("/", "/tmp", "/var"), "where there must be room"),
+            Setting("disk_free_percent", "percent", 3.0, "room that must be free"),
+            Setting("inodes_free_percent", "percent", 1.0, "inodes that must be free"),
+        ),
+    ),
+    Check(
+        name="shm-space",
+        reads="statvfs(3) of /dev/shm",
+        fails="/dev/shm is smaller than it should be or has too little room, as after a job that left its segments.",
+        gather=gather_shm,
+        judge=judge_shm,
+        settings=(
+            Setting("shm_size_gb", "number", None, "size of /dev/shm, in 10^9 bytes"),
+            Setting("shm_free_gb", "number", 1.0, "room that must be free, in 10^9 bytes"),
+        ),
+        learn=lambda shm: {"shm_size_gb": int(shm.total_bytes / _GB * 10) / 10},
+    ),
+)

@@ -1,0 +1,45 @@
+"""In-process restart: a wrapped training function is called again, in the same processes, after a fault."""
+
+from nvrx_slurm.inprocess import (
+    abort,
+    attribution,
+    completion,
+    exception,
+    finalize,
+    health_check,
+    initialize,
+    monitor_process,
+    monitor_thread,
+    nested_restarter,
+    rank_assignment,
+    state,
+    store,
+    terminate,
+)
+from nvrx_slurm.inprocess.call import CallWrapper
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from nvrx_slurm.inprocess.wrapper import Wrapper
+
+__all__ = [
+    "CallWrapper",
+    "Compose",
+    "FrozenState",
+    "Mode",
+    "State",
+    "Wrapper",
+    "abort",
+    "attribution",
+    "completion",
+    "exception",
+    "finalize",
+    "health_check",
+    "initialize",
+    "monitor_process",
+    "monitor_thread",
+    "nested_restarter",
+    "rank_assignment",
+    "state",
+    "store",
+    "terminate",
+]

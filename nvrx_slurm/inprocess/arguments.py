@@ -1,0 +1,133 @@
+"""The arguments of `Wrapper`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.completion import Completion
+from nvrx_slurm.inprocess.finalize import Finalize
+from nvrx_slurm.inprocess.health_check import HealthCheck
+from nvrx_slurm.inprocess.initialize import Initialize
+from nvrx_slurm.inprocess.rank_assignment import RankAssignment
+from nvrx_slurm.inprocess.terminate import Terminate
+
+_PLUGINS: dict[str, type] = {
+    "initialize": Initialize,
+    "abort": Abort,
+    "finalize": Finalize,
+    "health_check": HealthCheck,
+    "completion": Completion,
+    "terminate": Terminate,
+}
+_FILES = ("monitor_process_logfile", "monitor_process_pidfile")
+
+# Each must be shorter than the next one.
+_SHORTER = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("monitor_process_interval", "barrier_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+_MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """See `Wrapper`. Raises TypeError for a value of the wrong type, ValueError for some that cannot hold together."""
+
+    store_factory: Callable[..., Any]
+    store_kwargs: Mapping[str, Any] | None
+    initialize: Initialize | None
+    abort: Abort | None
+    finalize: Finalize | None
+    health_check: HealthCheck | None
+    rank_assignment: RankAssignment
+    completion: Completion | None
+    terminate: Terminate | None
+    monitor_thread_interval: timedelta
+    monitor_process_interval: timedelta
+    heartbeat_interval: timedelta
+    progress_watchdog_interval: timedelta
+    soft_timeout: timedelta
+    hard_timeout: timedelta
+    heartbeat_timeout: timedelta
+    barrier_timeout: timedelta
+    completion_timeout: timedelta
+    last_call_wait: timedelta
+    termination_grace_time: timedelta
+    monitor_process_logfile: str | None
+    monitor_process_pidfile: str | None
+    enabled: bool
+    restart_health_check: HealthCheck | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not dist.is_available():
+            raise ValueError("the in-process wrapper needs a torch built with torch.distributed")
+        self._check_types()
+        self._check_values()
+
+    def _check_types(self) -> None:
+        if not callable(self.store_factory):
+            raise TypeError(f"store_factory must be callable, not {self.store_factory!r}")
+        if self.store_kwargs is not None and not isinstance(self.store_kwargs, Mapping):
+            raise TypeError(f"store_kwargs must be a dict or None, not {self.store_kwargs!r}")
+        if not isinstance(self.rank_assignment, RankAssignment):
+            raise TypeError(f"rank_assignment must be a RankAssignment, not {self.rank_assignment!r}")
+        for name, kind in _PLUGINS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} must be a {kind.__name__} or None, not {value!r}")
+        for name in self._times():
+            if not isinstance(getattr(self, name), timedelta):
+                raise TypeError(f"{name} must be a datetime.timedelta, not {getattr(self, name)!r}")
+        for name in _FILES:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be a str or None, not {value!r}")
+        if not isinstance(self.enabled, bool):
+            raise TypeError(f"enabled must be a bool, not {self.enabled!r}")
+
+    def _check_values(self) -> None:
+        for name in self._times():
+            value = getattr(self, name)
+            if value < timedelta(0) or (not value and name not in _MAY_BE_ZERO):
+                raise ValueError(f"{name} must be longer than 0 s, not {value}")
+        for short, long in _SHORTER:
+            if not getattr(self, short) < getattr(self, long):
+                raise ValueError(
+                    f"{short} ({getattr(self, short)}) must be shorter than {long} ({getattr(self, long)})"
+                )
+        for name in _FILES:
+            value = getattr(self, name)
+            if value is not None and not Path(value).is_absolute():
+                raise ValueError(f"{name} must be an absolute path, not {value!r}")
+
+    @staticmethod
+    def _times() -> list[str]:
+        return [one.name for one in fields(Arguments) if one.type == "timedelta"]
+
+    def make_store(self) -> Any:
+        """A new store, or another connection to the same one."""
+        return self.store_factory(**dict(self.store_kwargs or {}))
+
+    def file_of(self, name: str, initial_rank: int) -> str | None:
+        """One of the two files, with `{rank}` filled in."""
+        value: str | None = getattr(self, name)
+        return value and value.replace("{rank}", str(initial_rank))
+
+    def seconds(self, name: str) -> float:
+        """One of the times."""
+        value: timedelta = getattr(self, name)
+        return value.total_seconds()

@@ -1,0 +1,56 @@
+"""Why an iteration was interrupted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum, auto
+
+MAX_TEXT = 400  # characters of a reason that travel
+
+
+class Interruption(Enum):
+    """Kind of fault."""
+
+    EXCEPTION = auto()  # the wrapped function, or `initialize`, raised an Exception
+    BASE_EXCEPTION = auto()  # ... or another BaseException: that rank leaves
+    SOFT_TIMEOUT = auto()  # no progress for soft_timeout
+    HARD_TIMEOUT = auto()  # no progress for hard_timeout: that rank is being killed
+    TERMINATED = auto()  # the rank's process has ended, or leaves
+    UNRESPONSIVE = auto()  # no heartbeat for heartbeat_timeout
+    COMPLETION_TIMEOUT = auto()  # others have returned long ago
+    MONITOR_PROCESS_EXCEPTION = auto()  # the rank's monitor process failed
+
+
+OUTRIGHT = (  # does not follow from what happened to another rank
+    Interruption.SOFT_TIMEOUT,
+    Interruption.HARD_TIMEOUT,
+    Interruption.TERMINATED,
+    Interruption.UNRESPONSIVE,
+)
+
+
+@dataclass(frozen=True)
+class InterruptionRecord:
+    """`rank` is the rank at the start of the call (its initial rank); `text` one sentence, cut at 400 characters."""
+
+    rank: int
+    interruption: Interruption
+    text: str = ""
+
+    def __str__(self) -> str:
+        return json.dumps([self.rank, self.interruption.name, self.text[:MAX_TEXT]])
+
+    @classmethod
+    def from_str(cls, text: str) -> InterruptionRecord:
+        """What `str` made; raises ValueError for anything else."""
+        try:
+            rank, kind, reason = json.loads(text)
+            return cls(int(rank), Interruption[kind], str(reason))
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"not an interruption record: {text[:80]!r}") from error
+
+    def sentence(self) -> str:
+        """For people."""
+        kind = self.interruption.name.lower().replace("_", " ")
+        return f"rank {self.rank}: {kind}: {self.text}" if self.text else f"rank {self.rank}: {kind}"

@@ -1,0 +1,188 @@
+"""What ranks tell each other in one iteration, and the barrier at its end, as keys in the store.
+
+| key | set by | meaning |
+|---|---|---|
+| `records`, `record/<n>` | whoever sees a fault | how many there were, and the first ones |
+| `completed` | active ranks | how many have returned from the function |
+| `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all who wait |
+| `start` | rank 0 | where `init_process_group` shall meet |
+| `out/<initial rank>` | the rank, or who knows it is gone | its word at the barrier (`core/rollcall.py`) |
+| `go`, then `went` | a coordinator | the verdict, decided once; `went` wakes all who wait |
+| `latest` (of the call) | a coordinator | the last round that has a verdict, and the verdict |
+
+Each rank does a constant number of operations. Arriving at the barrier is setting a key: doing it twice, or again for a
+rank that died in the middle of it, changes nothing, so nobody has to know how far it got. One coordinator, the monitor
+process of rank 0, waits for all these keys at once. If it is gone, a rank that waits too long does its work: the
+verdict is the same whoever gives it, and only the first one counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from nvrx_slurm.core.ranks import to_runs
+from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word, call_roll
+from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.store import StoreView
+
+ENTRY = -1  # the round before iteration 0: the initial barrier
+COMPLETED, INTERRUPTED = b"completed", b"interrupted"
+NO_START = b"-"  # instead of where to meet: the iteration is over before it began
+FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; then it is waited for again
+_LATEST = "latest"
+_MAX_RECORDS = 64
+_CHUNK_S = 10.0
+
+
+class Round:
+    """One iteration's keys. Used by one thread at a time."""
+
+    def __init__(self, call: StoreView, number: int) -> None:
+        self.call = call
+        self.number = number
+        self.keys = call.under(str(number))
+
+    # --- how it ends --------------------------------------------------------------------------------------------------
+
+    def interrupt(self, record: InterruptionRecord) -> None:
+        """Note a fault; unless the iteration has ended already, it ends now, everywhere."""
+        place = self.keys.add("records", 1)
+        if place <= _MAX_RECORDS:
+            self.keys.set(f"record/{place}", str(record))
+        self._end(INTERRUPTED)
+
+    def returned(self, active_world_size: int) -> None:
+        """The function has returned on one more of the active ranks; with the last one the iteration ends."""
+        if self.keys.add("completed", 1) >= active_world_size:
+            self._end(COMPLETED)
+
+    def _end(self, how: bytes) -> None:
+        if self.keys.check(["ended"]):
+            return
+        self.keys.compare_set("end", "", how)
+        if how == INTERRUPTED and not self.keys.check(["start"]):  # before "ended": who sees that does no more
+            self.keys.set("start", NO_START)
+        self.keys.set("ended", "1")
+
+    def await_end(self) -> bool:
+        """Until the iteration has ended; whether the function has returned everywhere."""
+        while not self.keys.came(["ended"], FOREVER_S):
+            pass
+        return self.keys.get("end") == COMPLETED
+
+    def cause(self) -> InterruptionRecord | None:
+        """What interrupted the iteration: the first that was told, but rather a rank that died or hung than one that
+        raised, since such a rank makes its peers' collectives raise, which can be told sooner."""
+        told = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
+        records = [InterruptionRecord.from_str(self.keys.get(key).decode()) for key in told if self.keys.check([key])]
+        outright = [record for record in records if record.interruption in OUTRIGHT]
+        return next(iter(outright or records), None)
+
+    # --- where the function's process group meets ---------------------------------------------------------------------
+
+    def publish_start(self, address: str, port: int) -> None:
+        """By the new rank 0."""
+        self.keys.set("start", f"{port} {address}")
+
+    def await_start(self, timeout_s: float) -> tuple[str, int] | None:
+        """Address and port, or None if the iteration is over already. Raises TimeoutError."""
+        if not self.keys.came(["start"], timeout_s):
+            raise TimeoutError(f"the new rank 0 did not say within {timeout_s:g} s where to meet")
+        value = self.keys.get("start")
+        if value == NO_START:
+            return None
+        port, _, address = value.decode().partition(" ")
+        return address, int(port)
+
+    # --- the barrier --------------------------------------------------------------------------------------------------
+
+    def arrive(self, initial_rank: int, word: Word) -> bool:
+        """Say a rank's own word; False if it has been declared gone already."""
+        key = f"out/{initial_rank}"
+        if self.keys.check([key]):
+            return False
+        self.keys.set(key, str(word))
+        return True
+
+    def bury(self, initial_rank: int) -> None:
+        """Say for a rank that it is gone; this counts whatever it has said itself, if it comes before the verdict."""
+        self.keys.set(f"out/{initial_rank}", str(Word(Stand.TERMINATED)))
+
+    def verdict(self, timeout_s: float) -> Verdict | None:
+        """Wait for the verdict; None if there is none in time."""
+        if not self.keys.came(["went"], timeout_s):
+            return None
+        return Verdict.from_text(self.keys.get("go").decode())
+
+    def has_verdict(self) -> bool:
+        """Whether everybody has come."""
+        return self.keys.check(["went"])
+
+    def forget(self, members: Collection[int]) -> None:
+        """Delete the keys of a round that everybody has left."""
+        fixed = ["records", "completed", "end", "ended", "start", "go", "went"]
+        records = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
+        for key in [*fixed, *records, *(f"out/{rank}" for rank in members)]:
+            self.keys.delete_key(key)
+
+
+def coordinate(
+    this: Round, world_size: int, gone: Collection[int], overdue_s: float, before_the_last: Callable[[], None]
+) -> Verdict:
+    """Wait until all members of the round have said their word, and give the verdict.
+
+    Members are the initial ranks 0..`world_size`-1 without `gone`. Who says nothing for `overdue_s` seconds after the
+    iteration has ended is declared gone; at the initial barrier nobody may begin then. `before_the_last` is called
+    before a verdict after which no round follows.
+    """
+    members = [rank for rank in range(world_size) if rank not in gone]
+    keys = [f"out/{rank}" for rank in members]
+    since_s = time.monotonic() if this.number == ENTRY else None
+    while not this.keys.came(keys, _CHUNK_S if since_s is None else min(overdue_s, _CHUNK_S)):
+        if since_s is None and this.keys.check(["ended"]):
+            since_s = time.monotonic()
+        if this.has_verdict():
+            break
+        if since_s is not None and time.monotonic() > since_s + overdue_s:
+            missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
+            if this.number == ENTRY:
+                before_the_last()
+                why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
+                return _publish(this, Verdict(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
+            _declare_overdue(this, missing, overdue_s)
+    if this.has_verdict():
+        return _published(this)
+    words = dict(zip(members, (Word.parse(value.decode()) for value in this.keys.multi_get(keys)), strict=True))
+    cause = this.cause()
+    verdict = call_roll(words, gone, cause.sentence() if cause else "")
+    if verdict.outcome is not Outcome.NEXT:
+        before_the_last()
+    return _publish(this, verdict)
+
+
+def _declare_overdue(this: Round, missing: list[int], overdue_s: float) -> None:
+    for rank in missing:
+        text = f"did not come to the iteration barrier within {overdue_s:g} s"
+        this.interrupt(InterruptionRecord(rank, Interruption.UNRESPONSIVE, text))
+        this.bury(rank)
+
+
+def _publish(this: Round, verdict: Verdict) -> Verdict:
+    this.keys.compare_set("go", "", verdict.to_text())
+    this.keys.set("went", "1")
+    published = _published(this)
+    this.call.set(_LATEST, f"{this.number}\n{published.to_text()}")
+    return published
+
+
+def latest(call: StoreView) -> tuple[int, Verdict] | None:
+    """The last round with a verdict."""
+    if not call.check([_LATEST]):
+        return None
+    number, _, text = call.get(_LATEST).decode().partition("\n")
+    return int(number), Verdict.from_text(text)
+
+
+def _published(this: Round) -> Verdict:
+    return Verdict.from_text(this.keys.get("go").decode())

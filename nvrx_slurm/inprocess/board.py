@@ -1,0 +1,81 @@
+"""What an outside witness knows about ranks: the agent of nvrx-run sees deaths that no wrapper can see as fast.
+
+NVRX_BOARD names a file to which the witness appends JSON lines `{"v": 1, "cycle": C, "ranks": [...], "why": "..."}`:
+ranks (as the launcher numbered them in cycle C) that are gone. Lines that make no sense are left out, and said once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.system.inotify import Inotify
+
+logger = logging.getLogger(__name__)
+
+BOARD_ENV = "NVRX_BOARD"
+_MAX_READ = 1 << 20
+
+
+class Board:
+    """The file, which need not exist yet. `fd` is readable when there may be news; None: look every interval."""
+
+    def __init__(self, path: str, cycle: int | None) -> None:
+        self._path, self._cycle = path, cycle
+        self._offset, self._rest, self._complained = 0, b"", False
+        self._inotify: Inotify | None = None
+        try:
+            self._inotify = Inotify()
+            self._inotify.watch(os.path.dirname(path) or ".")
+        except OSError as error:
+            logger.info("%s is looked at every interval: %s", path, error)
+            self._inotify = None
+
+    @classmethod
+    def from_env(cls) -> Board | None:
+        """The one that NVRX_BOARD and NVRX_CYCLE name."""
+        path, cycle = os.environ.get(BOARD_ENV), os.environ.get("NVRX_CYCLE", "")
+        return cls(path, int(cycle) if cycle.isdigit() else None) if path else None
+
+    @property
+    def fd(self) -> int | None:
+        """To wait for."""
+        return self._inotify.fd if self._inotify else None
+
+    def changed(self) -> None:
+        """Take the kernel's message off `fd`."""
+        if self._inotify:
+            self._inotify.wait()
+
+    def read(self) -> list[InterruptionRecord]:
+        """What is new."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read(_MAX_READ)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._complain(str(error))
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [record for line in lines if line.strip() for record in self._parse(line)]
+
+    def _parse(self, line: bytes) -> list[InterruptionRecord]:
+        try:
+            said = json.loads(line)
+            if said["v"] != 1 or (self._cycle is not None and int(said["cycle"]) != self._cycle):
+                return []
+            ranks, why = [int(rank) for rank in said["ranks"]], str(said.get("why", ""))
+        except (ValueError, TypeError, KeyError) as error:
+            self._complain(f"{type(error).__name__}: {error} in {line[:120]!r}")
+            return []
+        return [InterruptionRecord(rank, Interruption.TERMINATED, f"launcher: {why}") for rank in ranks]
+
+    def _complain(self, what: str) -> None:
+        if not self._complained:
+            self._complained = True
+            logger.warning("%s: %s", self._path, what)

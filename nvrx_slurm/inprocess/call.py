@@ -1,0 +1,97 @@
+"""What the wrapped function may ask the wrapper for, and how it gets hold of it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nvrx_slurm.inprocess.progress import MANUAL, SUSPENDED, Page
+from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.stopping import Stopper
+
+_NAMED = re.compile(r"\bCallWrapper\b")
+
+
+class CallWrapper:
+    """One call of a wrapped function, passed to a parameter that is annotated with this class (or Optional of it).
+
+    All methods belong to the function's own thread, while it runs.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._words = page.words
+        self._state: State | None = None
+        self._stopper: Stopper | None = None
+
+    def begin(self, state: State, stopper: Stopper) -> None:
+        """Of the wrapper: an iteration begins."""
+        self._state, self._stopper = state, stopper
+        self._words[MANUAL] = self._words[SUSPENDED] = 0  # a restart may have cut off what would have cleared them
+
+    @property
+    def iteration(self) -> int:
+        """How often the function has been called before."""
+        assert self._state is not None
+        return self._state.iteration
+
+    def ping(self) -> None:
+        """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout)."""
+        self._words[MANUAL] = time.monotonic_ns()
+
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
+        """A block that is not interrupted by a restart, and is not begun any more once one is under way.
+
+        For what must be done wholly or not at all, such as replacing a checkpoint. May be nested.
+        """
+        assert self._stopper is not None
+        return self._stopper.atomic()
+
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """A block in which neither soft nor hard timeout applies. May be nested."""
+        self._words[SUSPENDED] += 1
+        try:
+            yield
+        finally:
+            self._page.beat()
+            if self._words[MANUAL]:
+                self.ping()
+            self._words[SUSPENDED] -= 1
+
+
+def takers(fn: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that are annotated with CallWrapper, Optional[CallWrapper], or a string of either."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    target = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__
+    try:
+        hints = typing.get_type_hints(target)
+    except Exception:  # names that exist for type checkers only
+        hints = {}
+    return [name for name, one in parameters.items() if _takes(hints.get(name, one.annotation))]
+
+
+def _takes(annotation: Any) -> bool:
+    if annotation is CallWrapper:
+        return True
+    if isinstance(annotation, str):
+        return bool(_NAMED.search(annotation))
+    return any(_takes(one) for one in typing.get_args(annotation) if one is not type(None))
+
+
+def with_wrapper(
+    fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`kwargs` and the wrapper for those of `names` that the caller has not filled already."""
+    if not names:
+        return dict(kwargs)
+    given = inspect.signature(fn).bind_partial(*args, **kwargs).arguments
+    return {**kwargs, **{name: call for name in names if name not in given}}

@@ -1,0 +1,66 @@
+"""Gives the verdict of every barrier; a thread in the monitor process of rank 0."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from nvrx_slurm.core.rollcall import Outcome
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate
+from nvrx_slurm.inprocess.store import StoreLost, StoreView
+
+logger = logging.getLogger(__name__)
+
+CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end takes no new call
+ALL_LEFT = "all_left"
+_GOODBYE_S = 5.0
+
+
+class Coordinator(threading.Thread):
+    """Round after round until all have finished or nobody is left; then `over` is set."""
+
+    def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
+        super().__init__(name="nvrx-coordinator", daemon=True)
+        self._make_view, self._world_size = make_view, world_size
+        self._barrier_s = arguments.seconds("barrier_timeout")
+        self._slack_s = overdue_slack_s(arguments)
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """See the class."""
+        try:
+            self._rounds(self._make_view())
+        except StoreLost as error:
+            logger.warning("coordinator: %s", error)
+        except Exception:
+            logger.exception("the coordinator failed")
+        self.over.set()
+
+    def _rounds(self, call: StoreView) -> None:
+        gone: frozenset[int] = frozenset()
+        number = ENTRY
+        while True:
+            this = Round(call, number)
+            overdue_s = self._barrier_s + (self._slack_s if number != ENTRY else 0.0)
+            verdict = coordinate(this, self._world_size, gone, overdue_s, lambda: _close(call))
+            logger.info("iteration %d: %s %s", number, verdict.outcome.name, verdict.why)
+            if verdict.outcome is not Outcome.NEXT:
+                break
+            if number - 1 > ENTRY:
+                members = [rank for rank in range(self._world_size) if rank not in gone]
+                Round(call, number - 1).forget(members)
+            gone, number = verdict.gone, number + 1
+        if verdict.outcome is not Outcome.EMPTY:  # somebody has to read it
+            call.came([ALL_LEFT], _GOODBYE_S)
+
+
+def _close(call: StoreView) -> None:
+    call.store.set(CLOSED, "1")
+
+
+def overdue_slack_s(arguments: Arguments) -> float:
+    """How much longer than the barrier's timeout a rank may be missing: until its own monitor has killed it."""
+    names = ("last_call_wait", "termination_grace_time", "heartbeat_timeout")
+    return sum(arguments.seconds(name) for name in names)

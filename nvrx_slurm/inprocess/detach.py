@@ -1,0 +1,68 @@
+"""What a forked process has to let go of so that it shares nothing with its parent but memory that nobody writes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import resource
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+from nvrx_slurm.inprocess.log import LOGGER_NAME
+
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+_PR_SET_NAME = 15
+_FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
+
+
+def detach(kept: Collection[int]) -> None:
+    """Own session, signals, standard streams and limits; all file descriptors but `kept` are closed."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    faulthandler.disable()
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(signum, signal.SIG_IGN if signum in _IGNORED else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    with open(os.devnull, "r+b", buffering=0) as null:  # torch complains on stderr of every wait that times out
+        for fd in (0, 1, 2):
+            os.dup2(null.fileno(), fd)
+    _close_all_but({0, 1, 2, *kept})
+    _unmap_devices()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"nvrx-monitor", 0, 0, 0)
+    with contextlib.suppress(OSError, ValueError):  # rank 0's holds the connections of all ranks
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.freeze()
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _unmap_devices() -> None:
+    """A mapping of a GPU's device file keeps the GPU busy after its process is gone."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, path = line.split(maxsplit=5) if line.count(" ") > 4 else (line, "")
+        if path.strip().startswith("/dev/nvidia"):
+            start, end = (int(part, 16) for part in span.split("-"))
+            libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
+
+
+def log_to(path: str | None) -> None:
+    """The wrapper's logger writes to this file (appending) and nowhere else; None: nowhere."""
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
+    logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))
+    logger.propagate = False
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO) if path else logging.CRITICAL)

@@ -1,0 +1,74 @@
+"""Bringing the process into a state from which the wrapped function can be called again."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nvrx_slurm.inprocess import exception
+from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.system import bounded
+
+
+class Finalize(ABC):
+    """Called after a fault, when process groups are gone and before the health check.
+
+    Raising means that this process cannot be used again: the wrapper raises it on.
+    """
+
+    @abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Clean up what the wrapped function left; returns `state`."""
+
+
+class ThreadedFinalize(Finalize):
+    """Calls `fn(*args, **kwargs)` in a thread, for at most `timeout`; works with and without CUDA.
+
+    Where CUDA is in use the thread has the caller's current device. What `fn` raises is raised here. Raises
+    exception.TimeoutError if it takes longer; its thread is left behind then. ValueError for a timeout of 0 or less.
+    """
+
+    def __init__(
+        self,
+        timeout: datetime.timedelta,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if timeout <= datetime.timedelta(0):
+            raise ValueError(f"ThreadedFinalize: timeout must be longer than 0 s, not {timeout}")
+        if not callable(fn):
+            raise TypeError(f"ThreadedFinalize: fn must be callable, not {fn!r}")
+        self.timeout = timeout
+        self.fn = fn
+        self.args = args
+        self.kwargs = dict(kwargs or {})
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """See the class; returns `state`."""
+        on_same_device = _on_current_device(lambda: self.fn(*self.args, **self.kwargs))
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        try:
+            bounded.call(on_same_device, self.timeout.total_seconds(), f"nvrx finalize: {name}")
+        except bounded.Overrun:
+            raise exception.TimeoutError(
+                f"finalize: {name} did not return within {self.timeout.total_seconds():g} s"
+            ) from None
+        return state
+
+
+def _on_current_device(fn: Callable[[], Any]) -> Callable[[], Any]:
+    """`fn` for another thread: CUDA's current device is a thread's own, and a new thread starts with device 0."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return fn
+    device = torch.cuda.current_device()
+
+    def run() -> Any:
+        torch.cuda.set_device(device)
+        return fn()
+
+    return run

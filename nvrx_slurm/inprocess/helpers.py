@@ -1,0 +1,210 @@
+"""Everything that runs or is open beside the wrapped function in one rank, and how it is started and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess import store
+from nvrx_slurm.inprocess.abort import keep_connections
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.barriers import Round
+from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED
+from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
+from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.progress import LEFT, LOST, STOPPING, Page, ProgressWatchdog
+from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.inprocess.stopping import Stopper
+from nvrx_slurm.inprocess.store import StoreLost, StoreView
+
+logger = logging.getLogger(__name__)
+
+_calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
+_GONE_S = 0.5  # longest wait for the store's port to be free again
+
+
+class Helpers:
+    """Monitor process, monitor thread, progress watchdog, the connections to the store, and the environment."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self.environment = Environment()
+        self.state = State.from_env()
+        self.page = Page()
+        self.me = Identity(self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}/", self.environment)
+        self.thread = MonitorThread(self.page)
+        self.monitor = MonitorProcess(arguments, self.me, self.page)
+        self._watchdog = ProgressWatchdog(
+            self.page, arguments.seconds("progress_watchdog_interval"), (self._look_at_store, self._look_at_monitor)
+        )
+        self.call_or_none: StoreView | None = None
+        self._waiting: StoreView | None = None
+        self._watching: tuple[FrozenState, Stopper] | None = None
+        self._serves = False
+        self._finished = self._told_lost = False
+
+    @property
+    def call(self) -> StoreView:
+        """The call's keys, for the main thread."""
+        assert self.call_or_none is not None
+        return self.call_or_none
+
+    # --- begin --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start everything. Raises what keeps a part from starting."""
+        self.monitor.start()
+        timeout_s = self._arguments.seconds("barrier_timeout")
+        if self.me.rank == 0:
+            self.monitor.await_ready(timeout_s)
+        self.thread.start()
+        self._watchdog.start()
+        self.call_or_none = self._connect()
+        self._waiting = self.thread.call(self._connect, timeout_s)
+        if self.me.rank != 0:
+            self.monitor.await_ready(timeout_s)
+        if self.call.add(f"entered/{self.me.rank}", 1) > 1:
+            raise UsageError(f"two processes of this job have RANK={self.me.rank}, or the store is not new")
+
+    def _connect(self) -> StoreView:
+        """A connection to this call's server, not to the one of an earlier call that is about to end."""
+        deadline_s = time.monotonic() + self._arguments.seconds("barrier_timeout")
+        while True:
+            made = self._arguments.make_store()
+            if not StoreView(made).check([CLOSED]) or time.monotonic() > deadline_s:
+                return StoreView(made).under(self.me.prefix)
+            time.sleep(0.005)
+
+    def before_call(self) -> None:
+        """What is open now belongs to the wrapper."""
+        keep_connections()
+
+    # --- the monitor thread's job -------------------------------------------------------------------------------------
+
+    def for_waiting(self, this: Round) -> Round:
+        """The same round through the monitor thread's own connection: a wait keeps a connection busy."""
+        assert self._waiting is not None
+        return Round(self._waiting, this.number)
+
+    def await_end(self, this: Round, state: FrozenState, stopper: Stopper) -> bool:
+        """Until the iteration ends; whether it is complete. After a fault: `abort`, and the function is stopped."""
+        self._watching = (state, stopper)
+        lost: StoreLost | None = None
+        try:
+            if self.for_waiting(this).await_end():
+                return True
+        except StoreLost as error:
+            lost = error
+        self.page.words[STOPPING] = time.monotonic_ns()
+        if lost is None:
+            time.sleep(self._arguments.seconds("last_call_wait"))
+        self._stop(state, stopper)
+        if lost is not None:
+            raise lost
+        return False
+
+    def _stop(self, state: FrozenState, stopper: Stopper) -> None:
+        stopper.begin()
+        if self._arguments.abort is not None:
+            try:
+                self._arguments.abort(state)
+            except Exception:
+                logger.exception("abort failed")
+        stopper.stop(self._arguments.seconds("soft_timeout"))
+
+    # --- the watchdog's looks -----------------------------------------------------------------------------------------
+
+    def _look_at_store(self) -> None:
+        """The monitor process cannot reach the store, and the monitor thread may wait for ever for its answer."""
+        if not self.page.words[LOST] or self._told_lost or self._watching is None:
+            return
+        self._told_lost = True
+        state, stopper = self._watching
+
+        def stop() -> None:
+            self._stop(state, stopper)
+            self.thread.answer_instead(StoreLost("the store does not answer any more"))
+
+        threading.Thread(target=stop, name="nvrx-store-lost", daemon=True).start()
+
+    def _look_at_monitor(self) -> None:
+        if self.monitor.alive or self.page.words[LEFT] or self.page.words[LOST]:
+            return
+        if self.me.rank == 0:
+            logger.error("the monitor process of rank 0 has ended, and the store's server with it")
+            self.page.words[LOST] = 1
+            return
+        logger.warning("the monitor process of rank %d has ended; another one takes its place", self.me.rank)
+        self.monitor.restart()
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def left(self) -> None:
+        """This rank need not be watched any more."""
+        self.page.words[LEFT] = 1
+
+    def all_have_finished(self, gone: int) -> None:
+        """Everybody returns now."""
+        self._serves = self.call.get("serves") == b"1"
+        self._finished = True
+        self.left()
+        self.has_read_the_last_verdict(gone)
+
+    def has_read_the_last_verdict(self, gone: int) -> None:
+        """The store's server may end when all who are not `gone` have."""
+        if self.call.add("left", 1) >= self.me.world_size - gone:
+            self.call.set(ALL_LEFT, "1")
+
+    def close(self) -> None:
+        """End and reap everything, whatever has been started."""
+        self.left()
+        if self._watchdog.ident is not None:
+            self._watchdog.stop()
+        if self.monitor.pid:
+            if self.me.rank == 0 and not self._finished:
+                self.monitor.let_go()
+            else:
+                self.monitor.leave(15.0)
+        if self.thread.ident is not None:
+            self.thread.stop()
+        self.call_or_none = None
+        self._waiting = None
+        self.environment.restore()
+        if self._serves and self.me.rank != 0:
+            self._await_free_port()
+
+    def _await_free_port(self) -> None:
+        """So that whoever connects to MASTER_PORT next meets no server of ours that is about to end."""
+        host, port = self.environment.original["MASTER_ADDR"], self.environment.original["MASTER_PORT"]
+        deadline_s = time.monotonic() + _GONE_S
+        while host and port and time.monotonic() < deadline_s and not store.refused(host, int(port)):
+            time.sleep(0.002)
+
+
+def _job() -> str:
+    """Tells this start of the ranks from earlier ones in a store that lives longer (torchrun's)."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "NVRX_TERM", "NVRX_CYCLE")
+    said = "/".join(os.environ.get(name, "") for name in names)
+    return hashlib.sha256(said.encode()).hexdigest()[:8]
+
+
+@contextlib.contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Objects that exist already (torch has a million) are left out of garbage collection at every restart."""
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()

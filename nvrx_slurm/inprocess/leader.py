@@ -1,0 +1,162 @@
+"""One rank computes for all.
+
+The lowest healthy rank computes and publishes; every rank reads only what is its own. Each rank knows who that is
+without asking, and whoever it is finds what it needs in the store, so after a leader that died comes the next lowest.
+If it dies in the middle, the second lowest rank (the deputy) does the same work a little later; whoever is done first
+is believed.
+
+What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
+`multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError when the time is over. `ctx.store` is
+the store of one iteration. What outlives an iteration goes to `ctx.store.stable`, where there is such a thing (the same
+view in all iterations of one call of the wrapper, and of no other call), else to `ctx.store` itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from nvrx_slurm.core.ranks import lowest_healthy
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
+
+_DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of what a rank gives and of the verdict
+_RAISED = {_FAILED: InternalError, _DISCARDED: RankDiscarded}
+_CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """One computation in one iteration, as seen by one healthy rank.
+
+    `name` tells computations in the same iteration apart. `rank`, `world_size` and `terminated` (ranks below
+    `world_size` that are gone) are the same numbering on all ranks. A wait for other ranks lasts at most twice
+    `timeout`.
+    """
+
+    store: Any
+    name: str
+    iteration: int
+    rank: int
+    world_size: int
+    terminated: Collection[int]
+    timeout: timedelta
+
+    @property
+    def stable(self) -> Any:
+        """Where things are kept that outlive the iteration."""
+        return getattr(self.store, "stable", self.store)
+
+    def _key(self, what: str) -> str:
+        return f"{self.name}/{self.iteration}/{what}"
+
+    # --- from every rank to the leader -------------------------------------------------------------------------------
+
+    def give(self, make: Callable[[], str]) -> None:
+        """`make()` for the leader. If it raises, that is the verdict, and raised here."""
+        try:
+            value = _DONE + make().encode()
+        except BaseException as error:
+            try:
+                self._fail(f"rank {self.rank}", error)
+            finally:
+                self._hand_in(_FAILED)  # nobody shall wait for it
+        self._hand_in(value)
+
+    def _hand_in(self, value: bytes) -> None:
+        self.stable.set(f"{self.name}/given/{self.rank}", value)
+        if self.store.add(self._key("count"), 1) == self.world_size - len(self.terminated):
+            self.store.set(self._key("all"), b"1")
+
+    def given(self, wait: bool = True) -> dict[int, str]:
+        """What each healthy rank gave, by rank; `wait` until all have, or read what they gave in an earlier iteration.
+
+        Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
+        """
+        ranks = [rank for rank in range(self.world_size) if rank not in self.terminated]
+        if wait and not _came(self.store, self._key("all"), self.timeout):
+            came = self.store.add(self._key("count"), 0)
+            raise TimeoutError(f"only {came} of {len(ranks)} ranks took part within {self.timeout.total_seconds():g} s")
+        prefix = f"{self.name}/given/"
+        values = read_many(self.stable, [prefix + str(rank) for rank in ranks])
+        texts = {value: value[1:].decode() for value in set(values)}  # many ranks give the same
+        if any(value[:1] != _DONE for value in texts):
+            raise InternalError("one rank could give nothing")  # it has said why
+        return dict(zip(ranks, map(texts.__getitem__, values), strict=True))
+
+    # --- from the leader to every rank -------------------------------------------------------------------------------
+
+    def decide(self, compute: Callable[[], str]) -> str:
+        """`compute()` of the leader, on every rank.
+
+        If it raises, every rank raises RankDiscarded (if it raised that) or InternalError, with the same sentence.
+        Raises TimeoutError if there is no verdict in time.
+        """
+        verdict = self._key("verdict")
+        leaders = lowest_healthy(2, self.world_size, self.terminated)
+        if self.rank in leaders:
+            deputy = self.rank != leaders[0]
+            if not (deputy and _came(self.store, verdict, self.timeout / 4)):
+                self._compute(compute)
+        elif not _came(self.store, verdict, self.timeout * 2):
+            raise TimeoutError(
+                f"{self.name}: rank {leaders[0]}, which computes the rank assignment for all, gave none within "
+                f"{(self.timeout * 2).total_seconds():g} s"
+            )
+        return self._read(self.store.get(verdict))
+
+    def _compute(self, compute: Callable[[], str]) -> None:
+        try:
+            value = _DONE + compute().encode()
+        except RestartError as error:
+            value = (_DISCARDED if isinstance(error, RankDiscarded) else _FAILED) + str(error).encode()
+        except BaseException as error:
+            self._fail(f"rank {self.rank}, computing for all", error)
+        self.store.compare_set(self._key("verdict"), "", value)
+
+    def _fail(self, who: str, error: BaseException) -> NoReturn:
+        text = f"{who}: {type(error).__name__}: {error}"[:2000]
+        verdict = self.store.compare_set(self._key("verdict"), "", _FAILED + text.encode(errors="replace"))
+        if not isinstance(error, Exception):
+            raise error  # RestartAbort, an interrupt: more than an error of ours
+        try:
+            self._read(verdict)
+        except RestartError as said:
+            raise said from error
+        raise InternalError(f"{self.name}: {text}") from error
+
+    def _read(self, verdict: bytes) -> str:
+        kind, text = bytes(verdict[:1]), bytes(verdict[1:]).decode()
+        if kind != _DONE:
+            raise _RAISED[kind](f"{self.name}: {text}")
+        return text
+
+
+def read_many(store: Any, keys: Sequence[str]) -> list[bytes]:
+    """Values of keys that exist."""
+    values: list[bytes] = []
+    for some in _chunks(keys):
+        values += store.multi_get(some)
+    return values
+
+
+def write_many(store: Any, values: Mapping[str, bytes]) -> None:
+    """Set all keys."""
+    for some in _chunks(list(values)):
+        store.multi_set(some, [values[key] for key in some])
+
+
+def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(keys), _CHUNK):
+        yield list(keys[start : start + _CHUNK])
+
+
+def _came(store: Any, key: str, timeout: timedelta) -> bool:
+    """Whether the key is there before the time is over; a store that is gone raises its own error."""
+    try:
+        store.wait([key], timeout)
+    except (RuntimeError, builtins.TimeoutError):
+        return bool(store.check([key]))
+    return True

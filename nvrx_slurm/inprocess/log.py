@@ -1,0 +1,46 @@
+"""Where the wrapper's messages go: to stderr of the main process, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+from nvrx_slurm.errors import UsageError
+
+LOGGER_NAME = "nvrx_slurm.inprocess"
+LEVEL_ENV = "NVRX_LOG_LEVEL"
+_FORMAT = "%(asctime)s [%(levelname)s] [%(host)s] [rank %(rank)s] %(filename)s:%(lineno)d %(message)s"
+
+
+class _OurHandler(logging.StreamHandler):
+    """A class of its own, so that it is recognised; adds host and current rank to each record."""
+
+    _host = socket.gethostname()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.host = self._host
+        record.rank = os.environ.get("RANK", "?")
+        super().emit(record)
+
+
+def setup_logger() -> logging.Logger:
+    """The logger of the wrapper and its plug-ins: one handler on stderr, not passed on to the root logger's handlers.
+
+    No file is written. The level is NVRX_LOG_LEVEL's (a name of `logging`, default INFO) unless one was set before;
+    DEBUG shows where a wrapped function kept the restart exception for itself. Any number of calls adds one handler,
+    and a handler that the user put on this logger before the first one stays the only one. Raises UsageError for an
+    unknown level.
+    """
+    logger = logging.getLogger(LOGGER_NAME)
+    if logger.level == logging.NOTSET:
+        level = os.environ.get(LEVEL_ENV, "INFO").upper()
+        if not isinstance(logging.getLevelName(level), int):
+            raise UsageError(f"{LEVEL_ENV}={level} is no level of Python's logging; use DEBUG, INFO, WARNING or ERROR")
+        logger.setLevel(level)
+    if not logger.handlers:
+        handler = _OurHandler()
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+    logger.propagate = False
+    return logger

@@ -1,0 +1,320 @@
+"""The process beside each rank that sees what the rank itself cannot: that it is dead, stopped, or hangs.
+
+It is forked, not started anew: talking to the store needs torch, whose import costs a second and 200 MB; a fork
+shares all of that. What makes the fork safe: the child touches no CUDA, uses no thread or lock of the parent, closes
+all file descriptors and device mappings it was born with, and never returns into the parent's code. It ignores SIGTERM,
+SIGINT and SIGHUP, since it has to outlive its rank long enough to tell the others; what ends it is the end of its rank,
+or of everybody.
+
+That of rank 0 also runs the store's server, and the coordinator of all barriers, until everybody has left. So the loss
+of rank 0 is like the loss of any rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from nvrx_slurm.inprocess import detach
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.board import Board
+from nvrx_slurm.inprocess.coordinator import Coordinator
+from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.monitor_link import Link, Times
+from nvrx_slurm.inprocess.progress import LEFT, LOST, ROUND, STOPPING, SUSPENDED, WATCHED, Page
+from nvrx_slurm.inprocess.store import StoreView
+
+logger = logging.getLogger(__name__)
+
+_LEAVE = b"L"
+_READY = b"+"
+_MAX_MESSAGE = 4096
+_KILL_WAIT_S = 10.0  # after SIGKILL: a process that cannot be interrupted by anything is told as dead
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which rank, in which call of a wrapped function."""
+
+    rank: int  # initial
+    world_size: int  # initial
+    prefix: str  # of the call's keys
+    environment: Environment  # as it was when the function was called: what makes the store reads it
+
+
+class MonitorProcess:
+    """The rank's handle on its monitor process; `start` forks, `leave` ends and reaps it."""
+
+    def __init__(self, arguments: Arguments, identity: Identity, page: Page) -> None:
+        self._arguments, self._identity, self._page = arguments, identity, page
+        self.pid = 0
+        self._pidfd = -1
+        self._channel: socket.socket | None = None
+
+    def start(self) -> None:
+        """Fork. Raises OSError if no process can be made."""
+        ours, theirs = socket.socketpair()
+        rank_pidfd = os.pidfd_open(os.getpid())
+        try:
+            with warnings.catch_warnings():  # 3.12 warns of any fork with threads; see above why this one is safe
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+            if self.pid == 0:
+                _child(Monitor(self._arguments, self._identity, self._page, rank_pidfd, theirs))
+        finally:
+            theirs.close()
+            os.close(rank_pidfd)
+        self._channel = ours
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def await_ready(self, timeout_s: float) -> None:
+        """Until it runs (for rank 0: the store's server too). Raises InternalError with its reason."""
+        assert self._channel is not None
+        self._channel.settimeout(timeout_s)
+        try:
+            answer = self._channel.recv(_MAX_MESSAGE)
+        except TimeoutError:
+            answer = f"nothing happened for {timeout_s:g} s".encode()
+        if answer != _READY:
+            raise InternalError(f"the monitor process cannot do its work: {answer.decode() or 'it has ended'}")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return not select.select([self._pidfd], [], [], 0)[0]
+
+    def leave(self, timeout_s: float) -> None:
+        """Tell it that the rank has left, and reap it; after `timeout_s` seconds it is killed."""
+        with contextlib.suppress(OSError):
+            self._tell(_LEAVE)
+        if not select.select([self._pidfd], [], [], timeout_s)[0]:
+            logger.warning("the monitor process did not end within %g s and is killed", timeout_s)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._close()
+
+    def let_go(self) -> None:
+        """The rank leaves, but the process has to stay for the others; it will end by itself."""
+        with contextlib.suppress(OSError):
+            self._tell(_LEAVE)
+        if self._channel is not None:
+            self._channel.close()
+        os.close(self._pidfd)
+
+    def _tell(self, what: bytes) -> None:
+        assert self._channel is not None
+        self._channel.settimeout(1.0)
+        self._channel.send(what, socket.MSG_NOSIGNAL)
+
+    def restart(self) -> None:
+        """A new one in place of one that has died."""
+        self._close()
+        self.start()
+
+    def _close(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # the user's code may have reaped it
+            os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
+        if self._channel is not None:
+            self._channel.close()
+
+
+def _child(monitor: Monitor) -> NoReturn:
+    """Never returns into the code of the parent, whatever happens."""
+    code = 1
+    try:
+        monitor.run()
+        code = 0
+    except BaseException:
+        logger.exception("the monitor process failed")
+    finally:
+        os._exit(code)
+
+
+class Monitor:
+    """What runs in the monitor process."""
+
+    def __init__(
+        self, arguments: Arguments, identity: Identity, page: Page, rank_pidfd: int, channel: socket.socket
+    ) -> None:
+        self._arguments, self._me, self._page = arguments, identity, page
+        self._pidfd, self._channel = rank_pidfd, channel
+        self._told_round = -2  # the last round that a soft timeout was told for
+        self._left = False
+
+    def run(self) -> None:
+        """Until there is nothing left to do."""
+        pidfile = self._arguments.file_of("monitor_process_pidfile", self._me.rank)
+        try:
+            self._prepare(pidfile)
+            self._serve()
+        finally:
+            if pidfile:
+                with contextlib.suppress(OSError):
+                    os.unlink(pidfile)
+
+    def _prepare(self, pidfile: str | None) -> None:
+        """Tells the rank when it is done, or why it cannot be."""
+        detach.detach({self._pidfd, self._channel.fileno()})
+        self._me.environment.restore_variables()
+        try:
+            detach.log_to(self._arguments.file_of("monitor_process_logfile", self._me.rank))
+            if pidfile:
+                with open(pidfile, "w") as file:
+                    file.write(f"{os.getpid()}\n")
+            self._make = self._connect()
+        except BaseException as error:
+            self._channel.send(f"{type(error).__name__}: {error}".encode()[:_MAX_MESSAGE])
+            raise
+        self._channel.send(_READY)
+
+    def _serve(self) -> None:
+        arguments = self._arguments
+        times = Times(arguments.seconds("heartbeat_interval"), arguments.seconds("heartbeat_timeout"))
+        self._link = Link(self._make, self._me.rank, self._me.world_size, times, self._lost)
+        coordinator = None
+        if self._me.rank == 0:
+            coordinator = Coordinator(self._make_view, self._me.world_size, arguments)
+            self._link.stays = True
+            coordinator.start()
+        self._link.start()
+        gc.freeze()
+        self._watch()
+        if coordinator is not None:
+            self._outlast(coordinator)
+        elif not self._left:
+            self._link.over.wait(arguments.seconds("barrier_timeout"))
+        logger.info("the monitor process of rank %d ends", self._me.rank)
+
+    def _outlast(self, coordinator: Coordinator) -> None:
+        """Stay for the others, until everybody has left or nobody can be reached."""
+        while not coordinator.over.wait(1.0):
+            if self._link.lost:
+                return
+
+    def _make_view(self) -> StoreView:
+        return StoreView(self._arguments.make_store()).under(self._me.prefix)
+
+    def _connect(self) -> Callable[[], StoreView]:
+        """Rank 0: make the store at once, since it may be the server; the others have time."""
+        if self._me.rank != 0:
+            return self._make_view
+        view = self._make_view()
+        view.set("serves", "1" if getattr(view.store, "serves", False) else "0")
+        return lambda: view
+
+    def _lost(self) -> None:
+        self._page.words[LOST] = 1
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Until the rank has left or is dead and the others have been told."""
+        board = Board.from_env()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        poll.register(self._channel.fileno(), select.POLLIN)
+        if board is not None and board.fd is not None:
+            poll.register(board.fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(1000 * self._patience_s(board))}
+            if self._pidfd in ready:
+                self._rank_died()
+                return
+            if self._channel.fileno() in ready and not self._hear(poll):
+                return
+            if board is not None:
+                self._look_at(board, ready)
+            if self._judge():
+                return
+
+    def _hear(self, poll: Any) -> bool:
+        """Whether to go on after what the rank says."""
+        try:
+            word = self._channel.recv(16)
+        except ConnectionError:  # it died with our word that we are ready unread
+            word = b""
+        if word == _LEAVE:
+            self._left = True
+            return False
+        poll.unregister(self._channel.fileno())  # its end: the rank is dying, and pidfd says when it is dead
+        return True
+
+    def _look_at(self, board: Board, ready: set[int]) -> None:
+        if board.fd is not None and board.fd in ready:
+            board.changed()
+        records = board.read()
+        if records:
+            logger.info("told from outside: %s", "; ".join(record.sentence() for record in records))
+            self._link.declare(records)
+
+    def _patience_s(self, board: Board | None) -> float:
+        """Exactly until the next limit can be reached, at most an interval."""
+        arguments, words = self._arguments, self._page.words
+        interval_s = arguments.seconds("monitor_process_interval")
+        longest_s = interval_s if board is not None and board.fd is None else max(interval_s, 1.0)
+        idle_s = self._page.idle_s()
+        limit_s = arguments.seconds("hard_timeout")
+        if words[WATCHED] and self._told_round != words[ROUND]:
+            limit_s = arguments.seconds("soft_timeout")
+        return max(0.002, min(longest_s, limit_s - idle_s + 0.001))
+
+    def _judge(self) -> bool:
+        """Soft and hard timeout; whether the rank had to be killed."""
+        words, arguments = self._page.words, self._arguments
+        if words[LEFT]:
+            return False
+        quiet = bool(words[SUSPENDED])  # no word about progress, but a restart waits for nobody
+        idle_s, number = self._page.idle_s(), words[ROUND]
+        stopping_s = (time.monotonic_ns() - words[STOPPING]) / 1e9 if words[STOPPING] else 0.0
+        overdue_s = arguments.seconds("barrier_timeout") + arguments.seconds("last_call_wait")
+        if not quiet and idle_s >= arguments.seconds("hard_timeout"):
+            self._kill(number, f"no progress for {idle_s:.1f} s")
+            return True
+        if stopping_s >= overdue_s:
+            self._kill(number, f"the iteration ended {stopping_s:.1f} s ago and this rank is not ready for another")
+            return True
+        if words[WATCHED] and not quiet and idle_s >= arguments.seconds("soft_timeout") and self._told_round != number:
+            self._told_round = number
+            self._tell(number, Interruption.SOFT_TIMEOUT, f"no progress for {idle_s:.1f} s")
+        return False
+
+    def _tell(self, number: int, kind: Interruption, text: str) -> None:
+        logger.warning("iteration %d: %s: %s", number, kind.name, text)
+        self._link.interrupt(number, InterruptionRecord(self._me.rank, kind, text))
+
+    def _kill(self, number: int, why: str) -> None:
+        """SIGCONT, SIGTERM, grace, SIGCONT, SIGTERM, SIGKILL; then its word is said for it."""
+        self._tell(number, Interruption.HARD_TIMEOUT, why)
+        self._send(signal.SIGCONT, signal.SIGTERM)
+        if not self._dead_within(self._arguments.seconds("termination_grace_time")):
+            self._send(signal.SIGCONT, signal.SIGTERM, signal.SIGKILL)
+            if not self._dead_within(_KILL_WAIT_S):
+                logger.error("rank %d cannot be killed (it is stuck in the kernel)", self._me.rank)
+        self._rank_died(f"killed: {why}")
+
+    def _send(self, *signals: int) -> None:
+        for signum in signals:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def _dead_within(self, timeout_s: float) -> bool:
+        return bool(select.select([self._pidfd], [], [], timeout_s)[0])
+
+    def _rank_died(self, why: str = "its process has ended") -> None:
+        if self._page.words[LEFT]:
+            self._left = True
+            return
+        logger.warning("rank %d: %s", self._me.rank, why)
+        self._link.declare([InterruptionRecord(self._me.rank, Interruption.TERMINATED, why)])

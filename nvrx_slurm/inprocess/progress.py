@@ -1,0 +1,110 @@
+"""Is the rank alive? What it and its monitor process share about that, and who writes it.
+
+They share a page of memory of which each word is one whole fact with one writer (see decision 006), so a sign of life
+costs no syscall and cannot block. Times are `time.monotonic_ns()`, 0 = never.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+PAGE_BYTES = 4096
+
+AUTO = 0  # watchdog: the main thread was last seen to execute bytecode, or to wait inside the wrapper
+ROUND = 1  # main: its iteration (-1: at the initial barrier)
+WATCHED = 2  # main: 1 while the soft timeout applies (the function and what is called before it)
+WAITING = 3  # main: 1 while it waits inside the wrapper, with a bound of its own
+SUSPENDED = 4  # main: 1 while hang protection is switched off
+STOPPING = 5  # monitor thread: since when the rank has been ending its iteration (0 = it has not)
+LEFT = 6  # main: 1 when it has left the wrapper, and need not be watched any more
+LOST = 7  # monitor process: 1 when it cannot reach the store
+MANUAL = 16  # main (own cache line): last ping, 0 until the first one of an iteration
+_SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
+
+
+class Page:
+    """The page, shared with every process that is forked after it was made."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, PAGE_BYTES)
+        self.words = memoryview(self._map).cast("q")
+        self.semaphore = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + 8 * _SEMAPHORE
+        self.words[AUTO] = time.monotonic_ns()
+        self.words[ROUND] = -1
+
+    def beat(self) -> None:
+        """The main thread is known to be alive now."""
+        self.words[AUTO] = time.monotonic_ns()
+
+    def idle_s(self) -> float:
+        """Seconds without progress, by whichever active method has seen none for longer."""
+        words = self.words
+        auto, manual = words[AUTO], words[MANUAL]
+        oldest = min(auto, manual) if manual and words[WATCHED] and not words[WAITING] else auto
+        return (time.monotonic_ns() - oldest) / 1e9
+
+
+class _Beats:
+    """Asks the interpreter's main thread to count, in C, at its next bytecode.
+
+    A Python function as the pending call could be hit by the asynchronous exception that stops the wrapped function,
+    which would be lost there. `sem_post` is a C function of the right shape that nothing can interrupt.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.c_void_p(page.semaphore)
+        self._libc.sem_init(self._semaphore, 1, 0)
+        self._post = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
+        self._asked = 0
+        self._add = ctypes.pythonapi.Py_AddPendingCall
+        self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._value = ctypes.c_int()
+
+    def answered(self) -> bool:
+        """Whether the main thread has done all that it was asked for."""
+        self._libc.sem_getvalue(self._semaphore, ctypes.byref(self._value))
+        return self._value.value == self._asked
+
+    def ask(self) -> None:
+        """Ask once more; the interpreter's queue has room for 32, and we never have more than one in it."""
+        if self._add(self._post, self._semaphore) == 0:
+            self._asked += 1
+
+
+class ProgressWatchdog(threading.Thread):
+    """Writes the automatic sign of life, and looks after what must not go unnoticed.
+
+    `looks` are called once per interval.
+    """
+
+    def __init__(self, page: Page, interval_s: float, looks: tuple[Callable[[], None], ...] = ()) -> None:
+        super().__init__(name="nvrx-progress-watchdog", daemon=True)
+        self._page = page
+        self._interval_s = interval_s
+        self._looks = looks
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        beats, words = _Beats(self._page), self._page.words
+        while not self._over.wait(self._interval_s):
+            if beats.answered():
+                self._page.beat()
+                beats.ask()
+            elif words[WAITING]:  # blocked where the wrapper put it; that we run shows that the process does
+                self._page.beat()
+            for look in self._looks:
+                look()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._over.set()
+        self.join(5.0)

@@ -1,0 +1,413 @@
+"""One call of a wrapped function on one rank: does what `core/phases.py` says, one step after the other."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from nvrx_slurm.core import phases
+from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate
+from nvrx_slurm.inprocess.call import CallWrapper
+from nvrx_slurm.inprocess.coordinator import overdue_slack_s
+from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded, RestartError
+from nvrx_slurm.inprocess.helpers import Helpers
+from nvrx_slurm.inprocess.progress import ROUND, STOPPING, WATCHED
+from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, assign
+from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from nvrx_slurm.inprocess.stopping import RankShouldRestart, Stopper, nudges
+from nvrx_slurm.inprocess.store import StoreLost, StoreView
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S = 30.0  # for a rank that leaves: how long it waits for its own abort
+
+
+class Runner:
+    """`run(function)` calls it until it has returned on all active ranks, or this rank cannot go on."""
+
+    def __init__(self, arguments: Arguments, helpers: Helpers) -> None:
+        self._arguments, self._helpers = arguments, helpers
+        self._page = helpers.page
+        self._thread = helpers.thread
+        self._state = helpers.state
+        self._before = replace(self._state)  # as assigned for the iteration before
+        self.call_wrapper = CallWrapper(self._page)
+        self._stopper = Stopper()
+        self._this: Round | None = None
+        self._verdict = Verdict(Outcome.NEXT)
+        self._entered = False  # the others count on this rank
+        self._watched = False  # the end of the iteration is being waited for
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._cause: BaseException | None = None  # what interrupted the last iteration
+        self.finished = False
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """What the function returned on this rank (None on a reserve); raises why this rank left."""
+        self._function = function
+        machine = phases.Restarts(time.monotonic())
+        event: object = phases.Called()
+        with nudges():
+            try:
+                while commands := machine.step(event, time.monotonic()):
+                    event = self._do(commands[0].what)
+            except BaseException as error:  # a signal's exception between two steps
+                self._error = error
+                self.leave()
+                raise
+        if machine.state is phases.Phase.DONE:
+            self.finished = True
+            return self._value
+        assert self._error is not None
+        self._blame(self._error)
+        raise self._error
+
+    def _do(self, what: str) -> object:
+        logger.debug("%s", what)
+        try:
+            return getattr(self, what)()
+        except BaseException as error:
+            if what == "leave":
+                raise
+            self._error = error
+            return phases.Failed()
+
+    def _blame(self, error: BaseException) -> None:
+        """Its cause chain ends with what interrupted the run, the same on every rank."""
+        if isinstance(error, RestartError) or not isinstance(error, Exception):
+            last = error
+            while last.__cause__ is not None and last.__cause__ is not error:
+                last = last.__cause__
+            if self._cause is not None and self._cause is not last and last.__context__ is None:
+                last.__cause__ = self._cause
+
+    # --- barriers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _barrier_s(self) -> float:
+        return self._arguments.seconds("barrier_timeout") + overdue_slack_s(self._arguments)
+
+    def _come(self, this: Round, word: Word) -> phases.Released:
+        """Arrive at the round's barrier and wait for all others; takes over the verdict."""
+        self._entered = True
+        if not this.arrive(self._helpers.me.rank, word):
+            raise RankDiscarded(f"the others have declared rank {self._helpers.me.rank} gone")
+        self._page.words[STOPPING] = 0
+        gone = self._verdict.gone
+        patience_s = self._barrier_s + 1.0 + word.rank  # so that one after the other tries
+        self._thread.ask(lambda: self._wait_verdict(this, gone, patience_s))
+        if this.number > ENTRY:
+            gc.collect()
+        verdict: Verdict = self._thread.answer(patience_s + self._barrier_s)
+        if verdict.outcome is Outcome.REFUSED:
+            self._entered = False
+            self._helpers.has_read_the_last_verdict(len(verdict.gone))
+            raise BarrierTimeout(verdict.why) if this.number == ENTRY else InternalError(verdict.why)
+        if self._helpers.me.rank in verdict.gone:
+            raise RankDiscarded(f"the others have declared rank {self._helpers.me.rank} gone: {verdict.why}")
+        self._verdict = verdict
+        return phases.Released()
+
+    def _wait_verdict(self, this: Round, gone: frozenset[int], patience_s: float) -> Verdict:
+        """In the monitor thread. Without a coordinator this rank does its work."""
+        this = self._helpers.for_waiting(this)
+        verdict = this.verdict(patience_s)
+        if verdict is None:
+            logger.warning("iteration %d: no verdict for %.0f s; this rank gives it", this.number, patience_s)
+            verdict = coordinate(this, self._helpers.me.world_size, gone, self._barrier_s, lambda: None)
+        return verdict
+
+    def _word(self, stand: Stand) -> Word:
+        here, before = self._state, self._before
+        return Word(stand, here.rank, here.world_size, before.rank, before.world_size)
+
+    # --- effects, in the order of an iteration ------------------------------------------------------------------------
+
+    def enter(self) -> object:
+        """The initial barrier."""
+        self._helpers.open()
+        return self._come(Round(self._helpers.call, ENTRY), self._word(Stand.READY))
+
+    def assign(self) -> object:
+        """Rank assignment, and where the process group shall meet."""
+        verdict, last = self._verdict, self._this
+        if verdict.again:
+            self._state.copy_from(self._before)
+        if last is not None and verdict.why:
+            logger.info("iteration %d was interrupted: %s", last.number, verdict.why)
+        self._before = replace(self._state)
+        this = self._this = Round(self._helpers.call, ENTRY + 1 if last is None else last.number + 1)
+        self._page.words[ROUND] = this.number
+        self._watched = False
+        self._stopper = Stopper()
+        state = replace(self._state, iteration=this.number, fn_exception=None)
+        view = _Assigning(this, self._helpers.call)
+        try:
+            new = assign(self._arguments.rank_assignment, RankAssignmentCtx(state, view, set(verdict.terminated)))
+        except (RestartError, TimeoutError, _Disturbed) as error:
+            if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["ended"]):
+                raise
+            logger.info("iteration %d: ranks are assigned again: %s", this.number, error)
+            return phases.Disturbed()
+        self._state.copy_from(new)
+        self.call_wrapper.begin(self._state, self._stopper)
+        return self._meet(this)
+
+    def _meet(self, this: Round) -> object:
+        environment, barrier_s = self._helpers.environment, self._arguments.seconds("barrier_timeout")
+        environment.release()
+        if self._state.active_rank == 0:
+            address, port = environment.reserve(self._helpers.me.rank)
+            this.publish_start(address, port)
+        else:
+            start = self._thread.call(lambda: self._helpers.for_waiting(this).await_start(barrier_s), barrier_s + 1.0)
+            if start is None:
+                self._watch(this)
+                return phases.Stopped()
+            address, port = start
+        environment.meet_at(self._state, address, port)
+        self._watch(this)
+        return phases.Assigned()
+
+    def _watch(self, this: Round) -> None:
+        self._watched = True
+        state, stopper = self._state.freeze(), self._stopper
+        self._thread.ask(lambda: self._helpers.await_end(this, state, stopper))
+
+    def initialize(self) -> object:
+        """May this be tried?"""
+        self._helpers.before_call()
+        return self._guarded(lambda: self._plugin("initialize"), phases.Done(), phases.Faulted())
+
+    def check_at_start(self) -> object:
+        """The user's health check."""
+        return self._guarded(lambda: self._plugin("health_check"), phases.Done(), phases.Failed())
+
+    def run_function(self) -> None:
+        """Keeps what it returns."""
+        self._value = self._function()
+
+    def call_function(self) -> object:
+        """On an active rank."""
+        return self._guarded(self.run_function, phases.Returned(), phases.Faulted())
+
+    def run_or_wait(self) -> object:
+        """The function, or nothing on a reserve."""
+        if self._state.mode is Mode.ACTIVE:
+            return self.call_function()
+        return self._ended(None)
+
+    def complete(self) -> object:
+        """The completion barrier."""
+        this, state = self._round, self._state
+        this.returned(state.active_world_size or 0)
+        timeout_s = self._arguments.seconds("completion_timeout")
+        try:
+            return self._ended(timeout_s)
+        except TimeoutError:
+            text = f"the function returned {timeout_s:g} s ago, but not on all ranks"
+            this.interrupt(self._record(Interruption.COMPLETION_TIMEOUT, text))
+            return self._ended(self._abort_s)
+
+    def tell_fault(self) -> object:
+        """To all others."""
+        assert self._error is not None
+        self._round.interrupt(self._record(Interruption.EXCEPTION, _short(self._error)))
+        self._cause = self._error
+        return self.await_abort()
+
+    def await_abort(self) -> object:
+        """Until the monitor thread has called `abort`."""
+        event = self._ended(self._abort_s)
+        if isinstance(event, phases.Completed):
+            self._error = self._error or InternalError("the function returned everywhere before it was stopped here")
+        else:
+            self._error = None
+        return event
+
+    def finalize(self) -> object:
+        """The user's."""
+        _let_go(self._cause)
+        self._plugin("finalize")
+        return phases.Done()
+
+    def check(self) -> object:
+        """The user's health check and those of the hardware."""
+        self._plugin("restart_health_check")
+        return phases.Done()
+
+    def arrive(self) -> object:
+        """The iteration barrier."""
+        event = self._come(self._round, self._word(Stand.READY))
+        self._remember_cause()
+        return event
+
+    def arrive_unassigned(self) -> object:
+        """The iteration barrier, for ranks to be assigned again."""
+        return self._come(self._round, self._word(Stand.UNASSIGNED))
+
+    def call_completion(self) -> object:
+        """The user's."""
+        self._plugin("completion")
+        return phases.Done()
+
+    def conclude(self) -> object:
+        """The termination barrier."""
+        event = self._come(self._round, self._word(Stand.FINISHED))
+        self._helpers.all_have_finished(len(self._verdict.gone))
+        return event
+
+    def leave(self) -> object:
+        """Tell the others, end what may block, call `terminate`."""
+        assert self._error is not None
+        logger.info("rank %d leaves: %s", self._helpers.me.rank, _short(self._error))
+        this = self._this
+        if self._entered and not isinstance(self._error, StoreLost):
+            try:
+                self._say_goodbye(this or Round(self._helpers.call, ENTRY))
+            except StoreLost as error:
+                logger.warning("%s", error)
+        self._entered = False
+        self._helpers.left()
+        self._state.mode = Mode.TERMINATED
+        try:
+            self._plugin("terminate")
+        except Exception:
+            logger.exception("terminate failed")
+        return phases.Done()
+
+    def _say_goodbye(self, this: Round) -> None:
+        discarded = isinstance(self._error, RankDiscarded)
+        if this.number > ENTRY and not discarded:
+            base = isinstance(self._error, BaseException) and not isinstance(self._error, Exception)
+            kind = Interruption.BASE_EXCEPTION if base else Interruption.TERMINATED
+            assert self._error is not None
+            this.interrupt(self._record(kind, _short(self._error)))
+        if self._watched and not discarded:
+            try:
+                self._ended(_LEAVE_S + self._arguments.seconds("last_call_wait"))
+            except (Exception, RankShouldRestart) as error:
+                logger.warning("abort did not end: %s", error)
+        this.bury(self._helpers.me.rank)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _round(self) -> Round:
+        assert self._this is not None
+        return self._this
+
+    @property
+    def _abort_s(self) -> float:
+        return self._arguments.seconds("last_call_wait") + self._arguments.seconds("barrier_timeout")
+
+    def _ended(self, timeout_s: float | None) -> object:
+        """How the iteration ended; the answer is there when this rank's part in that is done."""
+        if not self._watched:
+            return phases.Interrupted()
+        completed = self._thread.answer(timeout_s if timeout_s is not None else 366 * 86400.0)
+        self._watched = False
+        return phases.Completed() if completed else phases.Interrupted()
+
+    def _guarded(self, function: Callable[[], Any], done: object, faulted: object) -> object:
+        """Call it so that the monitor thread can stop it, and only it."""
+        words, stopper = self._page.words, self._stopper
+        self._page.beat()
+        words[WATCHED] = 1
+        try:
+            try:
+                stopper.arm()
+                function()
+            finally:
+                stopper.disarm()
+                words[WATCHED] = 0
+        except RankShouldRestart as error:
+            stopper.disarm()
+            words[WATCHED] = 0
+            error.received = True
+            _let_go(error)
+            return phases.Stopped()
+        except Exception as error:
+            if stopper.stopping and isinstance(faulted, phases.Faulted):
+                logger.debug("after the abort: %s", _short(error))
+                _let_go(error)
+                return phases.Stopped()
+            self._error = self._state.fn_exception = error
+            return faulted
+        return done
+
+    def _plugin(self, name: str) -> None:
+        plugin = getattr(self._arguments, name)
+        if plugin is None:
+            return
+        result = plugin(self._state.freeze())
+        if result is not None and not isinstance(result, (FrozenState, State)):
+            raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
+
+    def _record(self, kind: Interruption, text: str) -> InterruptionRecord:
+        return InterruptionRecord(self._helpers.me.rank, kind, text)
+
+    def _remember_cause(self) -> None:
+        """The first fault, as all ranks know it; on the rank where it happened with its traceback."""
+        mine = self._state.fn_exception
+        if mine is not None and self._verdict.why.startswith(f"rank {self._helpers.me.rank}:"):
+            self._cause = mine
+        else:
+            self._cause = InternalError(self._verdict.why) if self._verdict.why else None
+
+
+class _Disturbed(Exception):
+    """A rank was lost while ranks were being assigned."""
+
+
+class _Assigning(StoreView):
+    """The store as a rank assignment sees it: a wait for other ranks ends when one is lost."""
+
+    _CHUNK_S = 2.0
+
+    def __init__(self, this: Round, call: StoreView) -> None:
+        stable = call.under("stable")
+        keys = this.keys.under("assign", stable)
+        super().__init__(keys.store, keys.prefix, stable)
+        self._round = this
+
+    def came(self, keys: Any, timeout_s: float) -> bool:
+        """See `StoreView`; raises _Disturbed."""
+        deadline_s = time.monotonic() + timeout_s
+        while not super().came(keys, max(0.001, min(self._CHUNK_S, deadline_s - time.monotonic()))):
+            if self._round.keys.check(["ended"]):
+                raise _Disturbed("a rank was lost meanwhile")
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
+
+    def wait(self, keys: Any, timeout: timedelta) -> None:
+        """See `StoreView`; raises _Disturbed."""
+        super().wait(keys, timeout)
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Locals of the function's frames are freed (tensors!), though somebody may keep the exception."""
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if one.__traceback__ is not None:
+            traceback.clear_frames(one.__traceback__)
+        todo += [one.__cause__, one.__context__]

@@ -1,0 +1,102 @@
+"""Who this rank is in the current iteration of the wrapper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import Enum, auto
+
+from nvrx_slurm.errors import UsageError
+
+
+class Mode(Enum):
+    """What this rank does in the current iteration."""
+
+    INITIALIZED = auto()  # rank assignment has not decided yet
+    ACTIVE = auto()  # calls the wrapped function
+    INACTIVE = auto()  # healthy, waits as a reserve
+    TERMINATED = auto()  # leaves, or has left
+
+
+@dataclass
+class State:
+    """The rank's own view; plug-ins that may change it (rank assignment) get this, all others a `FrozenState`.
+
+    `rank` (0 <= rank < `world_size`) counts all healthy ranks, `active_rank` (0 <= active_rank <
+    `active_world_size`) only those that call the wrapped function; it is None on all others. The `initial_` pair never
+    changes. `fn_exception` is what the wrapped function raised on this rank in this iteration.
+    """
+
+    rank: int
+    world_size: int
+    active_rank: int | None = None
+    active_world_size: int | None = None
+    initial_rank: int | None = None
+    initial_world_size: int | None = None
+    iteration: int = 0
+    mode: Mode = Mode.INITIALIZED
+    fn_exception: Exception | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial_rank is None:
+            self.initial_rank = self.rank
+        if self.initial_world_size is None:
+            self.initial_world_size = self.world_size
+
+    @classmethod
+    def from_env(cls) -> State:
+        """From RANK and WORLD_SIZE; raises UsageError if one is missing or they make no sense together."""
+        rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+        if not 0 <= rank < world_size:
+            raise UsageError(f"RANK={rank} is not within 0..WORLD_SIZE-1 (WORLD_SIZE={world_size})")
+        return cls(rank=rank, world_size=world_size)
+
+    def set_distributed_vars(self) -> None:
+        """RANK and WORLD_SIZE as `init_process_group` shall read them.
+
+        An active rank gets its active pair. Any other gets `rank` and `world_size`, which are always numbers, so that
+        whatever reads the environment later still can.
+        """
+        active = self.active_rank is not None and self.active_world_size is not None
+        os.environ["RANK"] = str(self.active_rank if active else self.rank)
+        os.environ["WORLD_SIZE"] = str(self.active_world_size if active else self.world_size)
+
+    def advance(self) -> None:
+        """To the next iteration: nothing has been raised in it yet. Ranks and mode stay until they are assigned."""
+        self.iteration += 1
+        self.fn_exception = None
+
+    def freeze(self) -> FrozenState:
+        """A copy that cannot be changed."""
+        return FrozenState(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    def copy_from(self, other: State | FrozenState, names: Iterable[str] | None = None) -> None:
+        """Take over the fields called `names` (None: all) of `other`; raises AttributeError for an unknown name."""
+        for name in [field.name for field in fields(self)] if names is None else names:
+            setattr(self, name, getattr(other, name))
+
+
+@dataclass(frozen=True)
+class FrozenState:
+    """`State` for reading."""
+
+    rank: int
+    world_size: int
+    active_rank: int | None = None
+    active_world_size: int | None = None
+    initial_rank: int | None = None
+    initial_world_size: int | None = None
+    iteration: int = 0
+    mode: Mode = Mode.INITIALIZED
+    fn_exception: Exception | None = None
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        raise UsageError(f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself")
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} is not a number") from None

@@ -1,0 +1,162 @@
+"""The decorator around a training function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.call import takers, with_wrapper
+from nvrx_slurm.inprocess.completion import Completion
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.exception import RestartAbort
+from nvrx_slurm.inprocess.finalize import Finalize
+from nvrx_slurm.inprocess.health_check import (
+    ChainedGPUHealthCheck,
+    ChainedNicHealthCheck,
+    ChainedNVLHealthCheck,
+    HealthCheck,
+)
+from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
+from nvrx_slurm.inprocess.initialize import Initialize
+from nvrx_slurm.inprocess.log import setup_logger
+from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_default_activation
+from nvrx_slurm.inprocess.runner import Runner
+from nvrx_slurm.inprocess.store import TCPStore
+from nvrx_slurm.inprocess.terminate import Terminate
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__nvrx_inprocess__"
+_active = threading.Lock()  # held while a wrapped function is being called in this process
+
+
+class Wrapper:
+    """Calls the wrapped function again, in the same processes, after a fault on any rank, until it returns on all.
+
+    All arguments are keyword-only, with NVRx's names and defaults (seed 002). `store_factory(**store_kwargs)` makes a
+    `torch.distributed.Store`; see `store.StoreMixin` for one of your own. Times are `datetime.timedelta`. In
+    `monitor_process_logfile` and `monitor_process_pidfile` (absolute paths) `{rank}` is the initial rank. With
+    `enabled=False` the function is returned as it is.
+
+    Raises TypeError for a value of the wrong type and ValueError for timeouts that cannot hold together.
+    """
+
+    def __init__(
+        self,
+        *,
+        store_factory: Callable[..., Any] = TCPStore,
+        store_kwargs: Mapping[str, Any] | None = None,
+        initialize: Initialize | None = None,
+        abort: Abort | None = AbortTorchDistributed(),  # noqa: B008 - it has no state
+        finalize: Finalize | None = None,
+        health_check: HealthCheck | None = None,
+        rank_assignment: RankAssignment = Compose(ActivateAllRanks(), ShiftRanks()),  # type: ignore[assignment] # noqa: B008
+        monitor_thread_interval: timedelta = timedelta(seconds=1),
+        monitor_process_interval: timedelta = timedelta(seconds=1),
+        heartbeat_interval: timedelta = timedelta(seconds=1),
+        progress_watchdog_interval: timedelta = timedelta(seconds=1),
+        soft_timeout: timedelta = timedelta(seconds=60),
+        hard_timeout: timedelta = timedelta(seconds=90),
+        heartbeat_timeout: timedelta = timedelta(seconds=30),
+        barrier_timeout: timedelta = timedelta(seconds=120),
+        completion_timeout: timedelta = timedelta(seconds=120),
+        last_call_wait: timedelta = timedelta(seconds=1),
+        termination_grace_time: timedelta = timedelta(seconds=5),
+        monitor_process_logfile: str | None = None,
+        monitor_process_pidfile: str | None = None,
+        completion: Completion | None = None,
+        terminate: Terminate | None = None,
+        enabled: bool = True,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self"}
+        arguments = Arguments(**given)
+        given["rank_assignment"] = with_default_activation(arguments.rank_assignment)
+        self._arguments = arguments
+        if enabled:
+            setup_logger()
+            self._arguments = Arguments(**given, restart_health_check=_with_hardware(health_check))
+
+    def __call__(self, fn: F) -> F:
+        """The wrapped function. Raises TypeError for what cannot be wrapped: no function, a generator or coroutine
+        function, or one that is wrapped already."""
+        _check_function(fn)
+        if not self._arguments.enabled:
+            return fn
+        names, arguments = takers(fn), self._arguments
+
+        @functools.wraps(fn)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if not _active.acquire(blocking=False):
+                # not an Exception: that would only be one more reason to restart
+                raise RestartAbort("a wrapped function was called inside a wrapped function; only one may be wrapped")
+            try:
+                _check_caller()
+                return _call(arguments, fn, names, args, kwargs)
+            finally:
+                _active.release()
+
+        setattr(wrapped, _MARK, True)
+        return wrapped  # type: ignore[return-value]
+
+
+def _call(
+    arguments: Arguments, fn: Callable[..., Any], names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    with frozen_heap():
+        helpers = Helpers(arguments)
+        try:
+            runner = Runner(arguments, helpers)
+            kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
+            return runner.run(lambda: fn(*args, **kwargs))
+        finally:
+            helpers.close()
+
+
+def _check_function(fn: Any) -> None:
+    if not callable(fn) or inspect.isclass(fn):
+        raise TypeError(f"inprocess.Wrapper wraps functions, not {fn!r}")
+    if getattr(fn, _MARK, False):
+        raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
+    plain = inspect.unwrap(fn)
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_kind(one) for is_kind in kinds for one in (plain, type(plain).__call__)):
+        raise TypeError(
+            f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
+            " could be restarted; wrap a plain function that runs it to its end"
+        )
+
+
+def _check_caller() -> None:
+    if "NVRX_CYCLE" in os.environ and "NVRX_BOARD" not in os.environ:  # agent.worker_env, agent.board
+        raise RuntimeError(
+            "nvrx-run has started this rank with --restart-policy any-failed, which ends all ranks as soon as one"
+            " fails, while inprocess.Wrapper goes on in those that are left; start it with --restart-policy min-healthy"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("call the wrapped function in the main thread: signals and signs of life belong to it")
+    if dist.is_initialized():
+        raise RuntimeError(
+            "torch.distributed is initialized already; call init_process_group inside the wrapped function, since it"
+            " has to be done anew in every iteration"
+        )
+
+
+def _with_hardware(health_check: HealthCheck | None) -> HealthCheck | None:
+    """Under a launcher (LOCAL_RANK is set) a restart also checks this rank's hardware; the user's check comes last."""
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if not local_rank.isdigit():
+        return health_check
+    index = int(local_rank)
+    hardware = (ChainedGPUHealthCheck(index), ChainedNVLHealthCheck(index), ChainedNicHealthCheck(index))
+    composed = Compose(*((health_check,) if health_check else ()), *hardware)
+    assert isinstance(composed, HealthCheck)
+    return composed

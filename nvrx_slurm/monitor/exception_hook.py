@@ -1,0 +1,43 @@
+"""An uncaught exception ends the rank at once (--ft-install-exception-hook).
+
+Python would run on: it waits for threads that are no daemons, then for atexit functions and destructors, and one of
+these may be in a collective whose peers wait for this rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+EXIT_CODE = 1  # Python's own after an uncaught exception
+
+
+class _Hook:
+    """Prints with the hook that was there before, then ends the process it belongs to (not one forked from that)."""
+
+    def __init__(self) -> None:
+        self._before = sys.excepthook
+        self._pid = os.getpid()
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        try:
+            self._before(kind, error, traceback)
+        finally:
+            if os.getpid() == self._pid:
+                _flush()
+                os._exit(EXIT_CODE)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # it is None or closed, or its disk is full: nothing more can be said
+
+
+def install() -> None:
+    """Replace sys.excepthook for this process; a second call does nothing."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook()

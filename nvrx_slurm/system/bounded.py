@@ -1,0 +1,44 @@
+"""A call that may never return, with a bound: drivers, collective libraries, functions of users."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Overrun(Exception):
+    """The call did not return in time. Its thread is left behind, as a daemon: nothing can end it from outside."""
+
+
+class _Outcome(Generic[T]):
+    """Where the thread puts what the call returned or raised; `value` is a list so that None is a result too."""
+
+    def __init__(self) -> None:
+        self.value: list[T] = []
+        self.error: BaseException | None = None
+
+
+def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
+    """What `fn` returns or raises, run in a daemon thread called `name`. Raises Overrun after `timeout_s` seconds."""
+    outcome: _Outcome[T] = _Outcome()
+
+    def run() -> None:
+        try:
+            outcome.value.append(fn())
+        except BaseException as error:
+            outcome.error = error
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if outcome.error is not None:
+        try:
+            raise outcome.error
+        finally:
+            outcome.error = None  # its traceback holds `outcome`: no reference cycle is left
+    if not outcome.value:
+        raise Overrun(f"{name} did not return within {timeout_s:g} s")
+    return outcome.value[0]

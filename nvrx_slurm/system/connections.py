@@ -1,0 +1,124 @@
+"""Cutting TCP connections of this process, so that whatever waits for the peer gets an error instead.
+
+`ProcessGroupGloo.abort()` does nothing for a collective that waits for a peer (torch 2.5 to 2.13, pytorch#130345), and
+a wait for a key of a TCPStore cannot be interrupted. A connection that ends does end both. It is ended by
+`shutdown(2)`, not `close(2)`: the file descriptors stay their owner's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_SELF = Path("/proc/self")
+_EPOLL_ENTRY = re.compile(r"tfd:\s*(\d+) events:\s*(\w+) data:\s*(\w+)")  # proc(5)
+_INPUT = "19"  # EPOLLIN, and EPOLLERR and EPOLLHUP, which the kernel adds
+_MAX_FD = 1 << 26  # below any pointer
+
+
+class Socket(NamedTuple):
+    """An open socket: a number that may be reused for another, and the inode that tells them apart."""
+
+    fd: int
+    inode: int
+
+
+def open_sockets() -> set[Socket]:
+    """All sockets of this process (empty where there is no /proc)."""
+    found = set()
+    for fd in _numbers(_SELF / "fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, or not ours to look at
+            target = os.readlink(_SELF / "fd" / str(fd))
+            if target.startswith("socket:["):
+                found.add(Socket(fd, int(target[8:-1])))
+    return found
+
+
+def gloo_sockets() -> set[Socket]:
+    """Connections and listeners of all gloo process groups: what gloo's event loops wait on."""
+    watched = {fd for epoll in _numbers(_SELF / "fd") for fd in _watched_by_gloo(epoll)}
+    return {found for found in open_sockets() if found.fd in watched} if watched else set()
+
+
+def to_port(port: int) -> set[Socket]:
+    """TCP connections of this process whose other end has this port."""
+    return {found for found in open_sockets() if _peer_port(found) == port}
+
+
+def cut(sockets: Iterable[Socket]) -> int:
+    """Shut these down, both ways, as if the peer had closed them; returns how many were still open connections."""
+    return sum(map(_cut, sockets))
+
+
+def _cut(one: Socket) -> bool:
+    with _duplicate(one) as connection:
+        # A listener must stay one: gloo ends the process when it cannot accept any more.
+        if connection is None or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # has ended by itself
+            return False
+    return True
+
+
+def _peer_port(one: Socket) -> int | None:
+    with _duplicate(one) as connection:
+        if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        try:
+            return int(connection.getpeername()[1])
+        except OSError:
+            return None
+
+
+@contextlib.contextmanager
+def _duplicate(one: Socket) -> Iterator[socket.socket | None]:
+    """A second handle on that very socket; None if its number belongs to something else by now."""
+    try:
+        fd = os.dup(one.fd)
+    except OSError:
+        yield None
+        return
+    if os.fstat(fd).st_ino != one.inode:
+        os.close(fd)
+        yield None
+        return
+    with socket.socket(fileno=fd) as connection:
+        yield connection
+
+
+def _watched_by_gloo(epoll: int) -> set[int]:
+    """File descriptors in this epoll set if it is that of a gloo loop, else none.
+
+    gloo (transport/tcp/loop.cc) registers pointers, for input without EPOLLET, and a pipe to be woken by. libuv,
+    asyncio and libevent register the number itself, gRPC, asio and mio EPOLLET, ZeroMQ an eventfd.
+    """
+    try:
+        if os.readlink(_SELF / "fd" / str(epoll)) != "anon_inode:[eventpoll]":
+            return set()
+        lines = (_SELF / "fdinfo" / str(epoll)).read_text().splitlines()
+    except OSError:
+        return set()
+    entries = [_EPOLL_ENTRY.match(line) for line in lines if line.startswith("tfd:")]
+    fds = [int(entry[1]) for entry in entries if entry and entry[2] == _INPUT and int(entry[3], 16) > _MAX_FD]
+    return set(fds) if len(fds) == len(entries) and any(map(_is_pipe, fds)) else set()
+
+
+def _is_pipe(fd: int) -> bool:
+    try:
+        return os.readlink(_SELF / "fd" / str(fd)).startswith("pipe:[")
+    except OSError:
+        return False
+
+
+def _numbers(directory: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(directory) if name.isdigit()]
+    except OSError:
+        return []

@@ -1,0 +1,232 @@
+"""What the health checks want to know of GPUs, from NVML. As `gpus`: by GPU, without those that do not tell.
+
+`env` says which GPUs (CUDA_VISIBLE_DEVICES; {} = all there are); `say` is told what is read next. Raised: as by `gpus`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from nvrx_slurm.system.gpus import Say, each, known, quiet, read
+from nvrx_slurm.system.hardware import HardwareError
+
+Env = Mapping[str, str]
+
+# nvml.h, nvmlClocksEventReason*: those that say that the GPU is slower than it should be.
+THROTTLE_REASONS = {"hw-slowdown": 0x8, "sw-thermal": 0x20, "hw-thermal": 0x40, "hw-power-brake": 0x80}
+FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
+
+
+def driver_version(say: Say = quiet) -> str:
+    """Of the driver that NVML talks to: "570.86.15"."""
+    say("asking NVML for the driver's version")
+    version = read(lambda nvml: nvml.nvmlSystemGetDriverVersion())
+    return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+
+
+def with_minors(minors: Iterable[int], say: Say = quiet) -> Env:
+    """The `env` of the GPUs with these device files (/dev/nvidia3 is 3), as Slurm numbers them; not all are NVML's."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> tuple[int, str]:
+        return nvml.nvmlDeviceGetMinorNumber(handle), nvml.nvmlDeviceGetUUID(handle)
+
+    uuids = dict(each(read_one, "device file", {}, say=say).values())
+    wanted = list(minors)
+    for minor in wanted:
+        if minor not in uuids:
+            raise HardwareError(f"NVML shows no GPU with the device file /dev/nvidia{minor}")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids[minor] for minor in wanted)}
+
+
+class Ecc(NamedTuple):
+    """ECC errors since the driver was loaded or the GPU was reset."""
+
+    corrected: int
+    uncorrected: int
+
+
+def ecc_errors(env: Env, say: Say = quiet) -> dict[str, Ecc]:
+    """Volatile ECC errors of each GPU with ECC switched on."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> Ecc:
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+        return Ecc(*(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC) for kind in kinds))
+
+    return each(read_one, "ECC errors", env, say=say)
+
+
+class Rows(NamedTuple):
+    """Row remapping (Ampere and later): rows remapped after uncorrected errors; a remap waits for a reset; one failed,
+    since no spare row is left."""
+
+    remapped: int
+    pending: bool
+    failed: bool
+
+
+def remapped_rows(env: Env, say: Say = quiet) -> dict[str, Rows]:
+    """Row remapping of each GPU that has it."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> Rows:
+        corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+        return Rows(corrected + uncorrected, bool(pending), bool(failed))
+
+    return each(read_one, "remapped rows", env, say=say)
+
+
+class Pages(NamedTuple):
+    """Retired memory pages (before Ampere): how many, and whether some wait for a reset."""
+
+    retired: int
+    pending: bool
+
+
+def retired_pages(env: Env, say: Say = quiet) -> dict[str, Pages]:
+    """Retired pages of each GPU that retires pages."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> Pages:
+        causes = (
+            nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+            nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+        )
+        retired = sum(len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
+        return Pages(retired, bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
+
+    return each(read_one, "retired pages", env, say=say)
+
+
+def throttle_reasons(env: Env, say: Say = quiet) -> dict[str, tuple[str, ...]]:
+    """Why each GPU's clocks are held down right now: words of THROTTLE_REASONS."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> tuple[str, ...]:
+        bits = known(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle))
+        if bits is None:  # before r535
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return tuple(name for name, bit in THROTTLE_REASONS.items() if bits & bit)
+
+    return each(read_one, "clock throttle reasons", env, say=say)
+
+
+class Heat(NamedTuple):
+    """Degrees Celsius: now, and where the GPU begins to slow down (None: it does not tell)."""
+
+    now_c: int
+    limit_c: int | None
+
+
+def temperatures(env: Env, say: Say = quiet) -> dict[str, Heat]:
+    """Temperature of each GPU's chip."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> Heat:
+        slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        limit = known(nvml, lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, slowdown))
+        return Heat(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU), limit or None)
+
+    return each(read_one, "temperature", env, say=say)
+
+
+def processes(env: Env, say: Say = quiet) -> dict[str, tuple[int, ...]]:
+    """Pids that compute on each GPU, as the initial pid namespace numbers them."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> tuple[int, ...]:
+        return tuple(sorted({found.pid for found in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}))
+
+    return each(read_one, "processes", env, say=say)
+
+
+def persistence(env: Env, say: Say = quiet) -> dict[str, bool]:
+    """Whether persistence mode is on: without it the driver unloads its state when nobody uses the GPU."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> bool:
+        return bool(nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED)
+
+    return each(read_one, "persistence mode", env, say=say)
+
+
+class Fabric(NamedTuple):
+    """Registration with the NVLink fabric: a word of FABRIC_STATES, what it ended with (0 = well), and what is degraded
+    ("bandwidth", ...)."""
+
+    state: str
+    status: int
+    degraded: tuple[str, ...]
+
+
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: (shift, width, the values that are bad); all begin with 0 = not supported.
+_FABRIC_HEALTH: dict[str, tuple[int, int, Callable[[int], bool]]] = {
+    "bandwidth": (0, 0x3, lambda value: value == 1),
+    "route recovery under way": (2, 0x3, lambda value: value == 1),
+    "route unhealthy": (4, 0x3, lambda value: value == 1),
+    "access timeout recovery under way": (6, 0x3, lambda value: value == 1),
+    "incorrect configuration": (8, 0xF, lambda value: value > 1),
+}
+
+
+def fabric(env: Env, say: Say = quiet) -> dict[str, Fabric]:
+    """State of each GPU that belongs to an NVSwitch fabric."""
+
+    def read_one(nvml: ModuleType, handle: Any) -> Fabric | None:
+        from ctypes import byref  # loaded by then
+
+        info = nvml.c_nvmlGpuFabricInfo_v2_t()
+        nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+        if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+            return None
+        state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else f"state {info.state}"
+        return Fabric(state, int(info.status), degraded(info.healthMask))
+
+    return each(read_one, "fabric state", env, say=say)
+
+
+def degraded(mask: int) -> tuple[str, ...]:
+    """The bad news in a health mask of the fabric."""
+    return tuple(name for name, (at, width, bad) in _FABRIC_HEALTH.items() if bad(mask >> at & width))
+
+
+# Error counters of NVLink, the newest way first: of each link by scope (Hopper and later), and of links 0..11
+# by field.
+_BY_SCOPE = (
+    "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+    "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
+    "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
+    "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
+)
+_BY_FIELD = ("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L", "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L")
+_LINKS_BY_FIELD = 12
+
+
+def nvlink_errors(env: Env, say: Say = quiet) -> dict[str, dict[int, int]]:
+    """Errors that each NVLink of each GPU counted so far (receive errors, replays, recoveries), by link number.
+
+    Counters begin at 0 when the GPU is reset, and end at their width.
+    """
+
+    def read_one(nvml: ModuleType, handle: Any) -> dict[int, int] | None:
+        links = range(nvml.NVML_NVLINK_MAX_LINKS)
+        active = [link for link in links if known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))]
+        by_scope = [(link, (getattr(nvml, name, None), link)) for link in active for name in _BY_SCOPE]
+        by_field = [
+            (link, (getattr(nvml, f"{name}{link}", None), 0))
+            for link in active
+            for name in _BY_FIELD
+            if link < _LINKS_BY_FIELD
+        ]
+        return _counted(nvml, handle, by_scope) or _counted(nvml, handle, by_field) or None
+
+    return each(read_one, "NVLink errors", env, say=say)
+
+
+def _counted(nvml: ModuleType, handle: Any, fields: Iterable[tuple[int, tuple[int | None, int]]]) -> dict[int, int]:
+    """Sum of the fields of each link, without fields that this GPU does not know."""
+    asked = [(link, field) for link, field in fields if field[0] is not None]
+    if not asked:
+        return {}
+    values = known(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [field for _, field in asked]))
+    found: dict[int, int] = {}
+    for (link, _), value in zip(asked, values or (), strict=False):
+        if value.nvmlReturn == nvml.NVML_SUCCESS:
+            found[link] = found.get(link, 0) + int(value.value.ullVal)
+    return found

@@ -1,0 +1,122 @@
+"""InfiniBand and RoCE ports of this node, from sysfs (Documentation/ABI/stable/sysfs-class-infiniband)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.system import pci
+from nvrx_slurm.system.hardware import Absent, HardwareError
+
+SYSROOT_ENV = "NVRX_SYSROOT"
+ACTIVE = "ACTIVE"
+ERRORS = (
+    "excessive_buffer_overrun_errors",
+    "link_error_recovery",
+    "local_link_integrity_errors",
+    "port_rcv_errors",
+    "symbol_error",
+)
+
+
+class Port(NamedTuple):
+    """`state`: the kernel's word (DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER); `link_downed`: how often the link went
+    down since the counter was reset, None if it is not kept; `phys_state`: "LinkUp", "Polling", ...; `rate_gbps`:
+    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept."""
+
+    nic: str
+    number: int
+    state: str
+    link_downed: int | None
+    phys_state: str = ""
+    rate_gbps: float | None = None
+    link_layer: str = ""
+    errors: Mapping[str, int] = {}
+
+
+def sysfs_root(env: Mapping[str, str]) -> Path:
+    """Where sysfs is: below NVRX_SYSROOT (for containers that have the host's elsewhere, and recorded nodes)."""
+    return Path(env.get(SYSROOT_ENV) or "/") / "sys"
+
+
+def ports(root: Path, say: Callable[[str], object] = len) -> dict[str, Port]:
+    """All ports by "<nic>/<port>", as in "mlx5_0/1". `say` is told which one is read next.
+
+    Raises Absent without any, HardwareError if one cannot be read.
+    """
+    found = {}
+    for nic in names(root):
+        for number in pci.listed(root / _CLASS / nic / "ports"):
+            if number.isdigit():
+                say(f"reading port {number} of NIC {nic}")
+                found[f"{nic}/{number}"] = _port(nic, root / _CLASS / nic / "ports" / number)
+    if not found:
+        raise Absent(f"no InfiniBand or RoCE port below {root}/{_CLASS}")
+    return found
+
+
+def names(root: Path) -> list[str]:
+    """All InfiniBand and RoCE NICs."""
+    return pci.listed(root / _CLASS)
+
+
+def nearest(root: Path, pci_address: str, topology: Mapping[str, pci.Way] | None = None) -> set[str]:
+    """NICs that share the longest way on the PCI tree with the device at `pci_address` (several if equally near).
+
+    `topology`: the ways by address (see `pci.topology`) instead of sysfs'. Where the device is on a tree without any
+    NIC (as on GB200): those of its NUMA node. Raises Absent without any.
+    """
+    device = root / "bus/pci/devices" / pci_address
+    if topology is None:
+        if not device.exists():
+            raise Absent(f"no PCI device {pci_address} below {root}")
+        start = pci.way(root, device)
+        ways = {nic: pci.way(root, root / _CLASS / nic / "device") for nic in names(root)}
+    else:
+        if pci_address not in topology:
+            raise Absent(f"the PCI topology has no device {pci_address}")
+        start = topology[pci_address]
+        ways = {nic: topology.get(_address(root, nic), ()) for nic in names(root)}
+    found = pci.nearest(start, ways)
+    node = pci.numa_node(root, pci_address)
+    if not found and node is not None:
+        found = {nic for nic in ways if pci.numa_node(root, _address(root, nic)) == node}
+    if not found:
+        raise Absent(f"no NIC is near the PCI device {pci_address}")
+    return found
+
+
+_CLASS = "class/infiniband"
+
+
+def _address(root: Path, nic: str) -> str:
+    return (root / _CLASS / nic / "device").resolve().name
+
+
+def _port(nic: str, directory: Path) -> Port:
+    state = pci.text(directory / "state")
+    if state is None:
+        raise HardwareError(f"NIC {nic} port {directory.name}: its state cannot be read")
+    counters = {name: number(pci.text(directory / "counters" / name)) for name in ("link_downed", *ERRORS)}
+    rate = (pci.text(directory / "rate") or "").split()  # "400 Gb/sec (4X NDR)"
+    return Port(
+        nic=nic,
+        number=int(directory.name),
+        state=word(state),
+        link_downed=counters.pop("link_downed"),
+        phys_state=word(pci.text(directory / "phys_state") or ""),
+        rate_gbps=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdecimal() else None,
+        link_layer=pci.text(directory / "link_layer") or "",
+        errors={name: count for name, count in counters.items() if count is not None},
+    )
+
+
+def word(state: str) -> str:
+    """ "ACTIVE" of "4: ACTIVE"."""
+    return state.partition(":")[2].strip() or state
+
+
+def number(counter: str | None) -> int | None:
+    """A counter of sysfs; None if there is none, or something else than digits."""
+    return int(counter) if counter is not None and counter.isdecimal() and len(counter) <= 20 else None

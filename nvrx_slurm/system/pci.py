@@ -1,0 +1,104 @@
+"""Where devices are on the PCI tree: from sysfs, or from an XML file where a virtual machine hides the tree.
+
+A device's way is the tuple of what is passed from the top (host bridge, root port, switches) down to the device itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+_DEVICES = "bus/pci/devices"
+_NVIDIA = "0x10de"
+_GPU_CLASSES = ("0x0300", "0x0302")  # VGA, 3D controller
+MAX_TOPOLOGY_BYTES = 1 << 20
+_MAX_DEPTH = 64
+_ADDRESS_CHARS = len("0000:1b:00.0")
+
+Way = tuple[str, ...]
+
+
+def gpus(root: Path) -> list[str]:
+    """Addresses of NVIDIA's GPUs below `root` (/sys), in the order of the bus, which is NVML's."""
+    return [
+        address
+        for address in listed(root / _DEVICES)
+        if text(root / _DEVICES / address / "vendor") == _NVIDIA
+        and (text(root / _DEVICES / address / "class") or "").startswith(_GPU_CLASSES)
+    ]
+
+
+def way(root: Path, device: Path) -> Way:
+    """The way to a device's directory or to a link to it; () if it is not there."""
+    top = (root / "devices").resolve().parts
+    parts = device.resolve().parts
+    return parts[len(top) :] if parts[: len(top)] == top and device.exists() else ()
+
+
+def numa_node(root: Path, address: str) -> int | None:
+    """The NUMA node of the device at `address`; None where the firmware does not tell (the kernel says -1)."""
+    word = text(root / _DEVICES / address / "numa_node")
+    return int(word) if word is not None and word.isdecimal() else None
+
+
+def nearest(start: Way, others: Mapping[str, Way]) -> set[str]:
+    """Names of those that share the longest way with `start`; none if all are on other trees."""
+    shared = {name: _shared(start, other) for name, other in others.items()}
+    longest = max(shared.values(), default=0)
+    return {name for name, parts in shared.items() if parts == longest} if longest else set()
+
+
+def _shared(one: Way, other: Way) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def topology(file: Path) -> dict[str, Way]:
+    """The way to each device by its address, from an XML file as NCCL_TOPO_FILE takes it: `pci` elements with a `busid`
+    inside `cpu` and `pci` elements. Raises OSError, and ValueError that says what is wrong with it.
+    """
+    from xml.etree import ElementTree  # only where there is such a file
+
+    with file.open("rb") as opened:
+        data = opened.read(MAX_TOPOLOGY_BYTES + 1)
+    if len(data) > MAX_TOPOLOGY_BYTES:
+        raise ValueError(f"the PCI topology {file} is longer than {MAX_TOPOLOGY_BYTES} bytes")
+    try:
+        top = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # also an encoding that nobody knows
+        raise ValueError(f"the PCI topology {file} is no XML: {error}") from None
+    found: dict[str, Way] = {}
+    todo: list[tuple[Element, Way]] = [(top, ())]
+    while todo:
+        element, above = todo.pop()
+        if len(above) > _MAX_DEPTH:
+            raise ValueError(f"the PCI topology {file} is nested deeper than {_MAX_DEPTH}")
+        for position, child in enumerate(element):
+            here = (*above, f"{child.tag} {position}")  # bridges may share made-up addresses, places are unique
+            if child.tag == "pci" and child.get("busid"):
+                found[child.get("busid", "")[-_ADDRESS_CHARS:].lower()] = here
+            todo.append((child, here))
+    if not found:
+        raise ValueError(f"the PCI topology {file} has no pci element with a busid")
+    return found
+
+
+def listed(directory: Path) -> list[str]:
+    """Sorted names in a directory; [] if it cannot be listed."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def text(file: Path) -> str | None:
+    """What is in a file of sysfs, without the end of the line; None if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4096).decode().strip()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,233 @@
+"""Faults in a rank, to try out that a training recovers from them.
+
+    from nvrx_slurm.testing import inject_fault
+
+    inject_fault.inject_fault((inject_fault.Fault.SIGKILL,), num_faults=1, keep_alive=1, delay=5.0, seed=0)
+
+Every rank calls this with the same arguments; the ranks that are hit know it from the seed, without asking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from types import FrameType
+from typing import Any
+
+from nvrx_slurm.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[[], Any] | None
+Handler = Callable[[float, Callback], Any]
+
+_FOREVER_S = 1 << 30
+_WEDGED_CYCLES = 1 << 62
+
+
+class Fault(Enum):
+    """What can happen to a rank."""
+
+    GPU_ERROR = auto()  # a kernel fails: the CUDA context is lost
+    GPU_SLEEP = auto()  # a kernel that does not end
+    WORKLOAD_EXC = auto()  # an InjectedException where the workload calls maybe_raise_workload_exception()
+    ASYNC_EXC = auto()  # an InjectedException anywhere in the main thread
+    SIGNAL_EXC = auto()  # the same, out of a handler of SIGUSR1: it interrupts system calls too
+    OS_ABORT = auto()
+    LOCK_GIL = auto()  # nothing in this process runs Python any more
+    SEGFAULT = auto()
+    SIGINT = auto()
+    SIGKILL = auto()
+    SIGTERM = auto()
+    SIGSTOP = auto()
+
+
+class InjectedException(Exception):
+    """What the injected exceptions are."""
+
+
+def inject_fault(
+    faults: Sequence[Fault | str],
+    num_faults: int | tuple[int, int],
+    keep_alive: int,
+    delay: float | tuple[float, float],
+    seed: int,
+    callback: Callback = None,
+) -> tuple[int, ...]:
+    """Have one of `faults`, in `num_faults` ranks (or between two numbers of them), after `delay` seconds (or between).
+
+    To be called on all ranks alike. RANK and WORLD_SIZE (default 0 and 1) say who this is; ranks below `keep_alive` are
+    never hit, nor more ranks than there are. `callback` is called on a rank that is hit, just before it is. Returns the
+    ranks that are hit. Raises UsageError for numbers that cannot be, or a fault nobody registered.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
+    soonest, latest = delay if isinstance(delay, tuple) else (delay, delay)
+    if not faults:
+        raise UsageError("inject_fault: faults is empty; give at least one")
+    if not 0 <= fewest <= most or keep_alive < 0 or not 0 <= soonest <= latest:
+        raise UsageError(
+            f"inject_fault: num_faults={num_faults}, keep_alive={keep_alive}, delay={delay}: "
+            "none may be negative, and of two numbers the first is the lower one"
+        )
+    for fault in faults:
+        _handler(fault)
+    generator = random.Random(seed)
+    delay_s = generator.uniform(soonest, latest)
+    targets = range(min(keep_alive, world_size), world_size)
+    hit = tuple(sorted(generator.sample(targets, min(generator.randint(fewest, most), len(targets)))))
+    fault = generator.choice(list(faults))
+    if rank in hit:
+        logger.info("rank %d of %s gets %s in %.3f s (seed %s)", rank, hit, _name(fault), delay_s, seed)
+        dispatch_fault_injection(fault, delay_s, callback)
+    return hit
+
+
+def register_fault(fault_name_or_enum: Fault | str, handler: Handler) -> Fault | str:
+    """Add a fault by a name of its own, or replace how one of `Fault` is done; returns what to call it by from now on.
+
+    `handler(delay, callback)` must return at once, and after `delay` seconds call `callback()` (if it is not None) and
+    do its deed: `threading.Timer` is handy.
+    """
+    _handlers[_name(fault_name_or_enum)] = handler
+    return Fault.__members__.get(_name(fault_name_or_enum), fault_name_or_enum)
+
+
+def dispatch_fault_injection(fault: Fault | str, delay: float, callback: Callback) -> None:
+    """Have `fault` in this process after `delay` seconds; `callback` is called just before."""
+    _handler(fault)(delay, callback)
+
+
+def maybe_raise_workload_exception() -> None:
+    """For the workload's loop: raises InjectedException, once, if a WORKLOAD_EXC is due."""
+    if _workload_exception_due.is_set():
+        _workload_exception_due.clear()
+        raise InjectedException("injected into the workload")
+
+
+def clear_workload_exception() -> None:
+    """Forget a WORKLOAD_EXC that is due."""
+    _workload_exception_due.clear()
+
+
+_workload_exception_due = threading.Event()
+
+
+def _name(fault: Fault | str) -> str:
+    return fault.name if isinstance(fault, Fault) else fault
+
+
+def _handler(fault: Fault | str) -> Handler:
+    try:
+        return _handlers[_name(fault)]
+    except KeyError:
+        raise UsageError(f"no fault is called {_name(fault)!r}; there are {', '.join(_handlers)}") from None
+
+
+def _later(deed: Callable[[], Any], prepare: Callable[[], Any] | None = None) -> Handler:
+    """A handler that does `deed` in a thread of its own; `prepare` is called at once."""
+
+    def handler(delay: float, callback: Callback) -> None:
+        if prepare is not None:
+            prepare()
+
+        def strike() -> None:
+            logger.critical("injecting %s", deed.__name__.strip("_"))
+            if callback is not None:
+                callback()
+            deed()
+
+        timer = threading.Timer(delay, strike)
+        timer.daemon = True
+        timer.start()
+
+    return handler
+
+
+def _workload_exception() -> None:
+    _workload_exception_due.set()
+
+
+def _async_exception() -> None:
+    main_thread = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main_thread, ctypes.py_object(InjectedException))
+
+
+def _prepare_signal_exception() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def raise_here(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGUSR1, before)
+        if not sys.is_finalizing():
+            raise InjectedException("injected by a signal handler")
+
+    signal.signal(signal.SIGUSR1, raise_here)  # raises ValueError if this is not the main thread
+
+
+def _lock_gil() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler may interrupt the sleep
+    ctypes.PyDLL(None).sleep(_FOREVER_S)  # PyDLL: without releasing the GIL
+
+
+def _segmentation_fault() -> None:
+    ctypes.string_at(1)
+
+
+def _sends(signum: signal.Signals, prepare: Callable[[], Any] | None = None) -> Handler:
+    def send() -> None:
+        os.kill(os.getpid(), signum)
+
+    send.__name__ = signum.name
+    return _later(send, prepare)
+
+
+def _gpu(deed: Callable[[Any, int], Any]) -> Handler:
+    """A handler for a deed on the caller's current GPU: another thread would be on GPU 0."""
+
+    def handler(delay: float, callback: Callback) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError("GPU_ERROR and GPU_SLEEP need a GPU, and torch sees none here")
+        device = torch.cuda.current_device()
+
+        def strike() -> None:
+            torch.cuda.set_device(device)
+            deed(torch, device)
+
+        strike.__name__ = deed.__name__
+        _later(strike)(delay, callback)
+
+    return handler
+
+
+def _gpu_error(torch: Any, device: int) -> None:
+    short = torch.zeros(1, device=device)
+    short[torch.ones(1, dtype=torch.int64, device=device)] = 0  # an index outside: the kernel asserts
+
+
+def _gpu_sleep(torch: Any, device: int) -> None:
+    torch.cuda._sleep(_WEDGED_CYCLES)
+
+
+_handlers: dict[str, Handler] = {
+    "GPU_ERROR": _gpu(_gpu_error),
+    "GPU_SLEEP": _gpu(_gpu_sleep),
+    "WORKLOAD_EXC": _later(_workload_exception),
+    "ASYNC_EXC": _later(_async_exception),
+    "SIGNAL_EXC": _sends(signal.SIGUSR1, _prepare_signal_exception),
+    "OS_ABORT": _later(os.abort),
+    "LOCK_GIL": _later(_lock_gil),
+    "SEGFAULT": _later(_segmentation_fault),
+    "SIGINT": _sends(signal.SIGINT),
+    "SIGKILL": _sends(signal.SIGKILL),
+    "SIGTERM": _sends(signal.SIGTERM),
+    "SIGSTOP": _sends(signal.SIGSTOP),
+}

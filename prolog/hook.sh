@@ -1,0 +1,93 @@
+#!/bin/sh
+# What prolog, epilog and healthcheck have in common; they run it as root (docs/administrators.md):
+#   hook.sh HOOK        clear the environment and run the second form below timeout(1)
+#   hook.sh HOOK SINCE  look whom we are about to trust, start Python, and end in time even if Python does not
+# Exit code: 0 go on; 1 the node shall not be used; where the hook itself does not work, as ON_ERROR says.
+
+cd / || exit 0
+umask 022
+if [ ! -t 2 ]; then exec >/dev/null 2>&1; fi # whoever reads slurmd's pipe never waits for a blocked process
+here=${0%/*} hook=$1 since=$2 child=''
+PYTHON='' PACKAGE='' CONFIG='' LOG='' SCONTROL='' SYSROOT='' ON_ERROR=pass
+PROLOG_BUDGET=6 EPILOG_BUDGET=30 HEALTHCHECK_BUDGET=50 # seconds
+conf=$SLURM_CONF
+
+say() { # to the system's log, without waiting for it
+    /usr/bin/logger -p daemon.err -t "nvrx-$hook" -- "$1" 2>/dev/null &
+    echo "nvrx-$hook: $1" >&2
+}
+
+broken() { # SENTENCE: this hook does not work
+    say "$1"
+    if [ "$ON_ERROR" = fail ]; then exit 1; fi
+    exit 0
+}
+
+late() { # SIGALRM of timeout(1). A process blocked in the kernel is not waited for: init gets it.
+    trap '' ALRM
+    if [ -n "$child" ]; then kill -KILL "$child" 2>/dev/null; fi
+    broken "not done after $budget s: Python does not start or is blocked; look at the file system of $PYTHON"
+}
+
+# namei(1) shows each directory and link on the way: all must be root's, and only root's to write to.
+untrusted() { # PATH: prints the first part that is not
+    /usr/bin/namei -l -- "$1" 2>/dev/null | while read -r mode owner _ name; do
+        case $mode,$owner in
+        f:,* | l*,root | d????????[tT],root) ;; # the heading; a link has no mode of its own; sticky like /tmp
+        ?????w*,* | ????????w*,*) echo "$name ($mode)" && return ;;
+        *,root) ;;
+        *) echo "$name (owner $owner)" && return ;;
+        esac
+    done
+}
+
+if [ -r "$here/hooks.conf" ]; then
+    while IFS='=' read -r name value; do
+        value=${value#[\"\']}
+        value=${value%[\"\']}
+        case $name in
+        PYTHON | PACKAGE | CONFIG | LOG | SCONTROL | SYSROOT | ON_ERROR) eval "$name=\$value" ;;
+        PROLOG_BUDGET | EPILOG_BUDGET | HEALTHCHECK_BUDGET) eval "$name=\$value" ;;
+        SLURM_CONF) conf=${conf:-$value} ;; # Slurm sets it, but not for the HealthCheckProgram
+        '' | \#*) ;;
+        *) if [ -n "$since" ]; then say "$here/hooks.conf: there is no setting called $name"; fi ;;
+        esac
+    done <"$here/hooks.conf"
+fi
+case $hook in
+prolog) budget=$PROLOG_BUDGET ;;
+epilog) budget=$EPILOG_BUDGET ;;
+*) budget=$HEALTHCHECK_BUDGET ;;
+esac
+
+if [ -z "$since" ]; then
+    read -r since _ </proc/uptime
+    # CUDA_VISIBLE_DEVICES is left out: the checks are about the node, not about the job's part of it.
+    exec /usr/bin/env -i LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin SLURM_CONF="$conf" \
+        SLURMD_NODENAME="$SLURMD_NODENAME" SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" \
+        SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" SLURM_JOB_USER="$SLURM_JOB_USER" \
+        SLURM_JOB_SLUID="$SLURM_JOB_SLUID" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" \
+        SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_CONSTRAINTS="$SLURM_JOB_CONSTRAINTS" \
+        SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" SLURM_JOB_EXIT_CODE="$SLURM_JOB_EXIT_CODE" \
+        SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2" SLURM_JOB_DERIVED_EC="$SLURM_JOB_DERIVED_EC" \
+        SLURM_SCRIPT_CONTEXT="$SLURM_SCRIPT_CONTEXT" \
+        /usr/bin/timeout --preserve-status -s ALRM -k 0.5 "$budget" /bin/sh "$0" "$hook" "$since"
+fi
+
+trap late ALRM
+if [ -z "$PYTHON" ]; then broken "$here/hooks.conf sets no PYTHON; give it the absolute path of nvrx_slurm's Python"; fi
+for path in "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON"; do
+    found=$(untrusted "$path")
+    if [ -n "$found" ]; then broken "$path is not used: others than root could change $found"; fi
+done
+export NVRX_PACKAGE="$PACKAGE" NVRX_CONFIG="$CONFIG" NVRX_LOG="$LOG" NVRX_SCONTROL="$SCONTROL" \
+    NVRX_SYSROOT="$SYSROOT" NVRX_SINCE="$since" NVRX_BUDGET="$budget"
+"$PYTHON" -I -S "$here/start.py" "$hook" </dev/null &
+child=$!
+wait "$child"
+code=$?
+case $code in
+0) exit 0 ;;
+10) exit 1 ;; # what no accident exits with
+*) broken "$PYTHON ended with $code; run $here/$hook in a terminal to see why" ;;
+esac

@@ -1,0 +1,89 @@
+"""--restart-policy min-healthy with real processes: who dies is the wrapper's business while MIN nodes are good."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from agent_harness import Rig, ended
+from test_agent_nodes import QUICK, UNTIL_TOLD, finish, kill, up
+
+POLICY = ("--restart-policy=min-healthy", *QUICK)
+# Says what is on the board once all these ranks are on it.
+ON_THE_BOARD = """
+def board():
+    with open(os.environ["NVRX_BOARD"]) as file:
+        return [json.loads(line) for line in file]
+def wait_for(*ranks):
+    while set(ranks) - {rank for note in board() for rank in note["ranks"]}:
+        time.sleep(0.01)
+    for note in board():
+        say("board", json.dumps(note))
+"""
+
+
+def test_a_dead_rank_is_told_to_the_wrappers_of_other_nodes_and_nothing_is_restarted(rig: Rig) -> None:
+    os.mkfifo(rig.dir / "end")
+    script = rig.script(
+        ON_THE_BOARD + "say('up', RANK)\nif RANK == 1:\n    gate()\n    os.kill(os.getpid(), 9)\n"
+        "if RANK in (2, 3):\n    wait_for(1)\nif RANK == 0:\n    gate('end')\n"
+    )
+    first, second = rig.nodes(2, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
+    first.line(r"\[rank 1\] up 1$")
+    rig.open("go")
+    note = json.loads(second.line(r"board (\{.*\})$")[1])
+    assert (note["v"], note["cycle"], note["ranks"]) == (1, 0, [1])
+    assert "was killed by SIGKILL" in note["why"]
+    first.line("going on: 1 of 2 nodes are good, 1 are needed")
+    rig.open("end")
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert "restart 1" not in first.text
+
+
+def test_below_the_minimum_all_are_restarted(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=3", *POLICY)
+    workers = [up(one, 0) for one in (first, second, third)]
+    assert [group for group, _ in workers] == [0, 1, 2]
+    os.kill(workers[1][1], signal.SIGKILL)
+    first.line("going on: 2 of 3 nodes are good, 2 are needed")
+    kill(third, [workers[2][1]])
+    first.line(r"node 2 \(.*\) was lost: .*; restart 1 of 3")
+    assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
+    finish(rig, 1)
+    assert [first.wait(), second.wait()] == [0, 0]
+
+
+def test_a_lost_node_is_told_with_all_its_ranks_and_may_come_back_as_a_spare(rig: Rig) -> None:
+    script = rig.script(
+        ON_THE_BOARD + "say('up', CYCLE, 'group', GROUP, 'pid', os.getpid())\n"
+        "if GROUP == 0 and LOCAL == 0:\n    wait_for(2, 3)\n    gate()\nelif GROUP == 1:\n    forever()\n"
+    )
+    first, second = rig.nodes(2, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
+    pids = [int(second.expect(r"up 0 group 1 pid (\d+)$")[1]) for _ in range(2)]
+    kill(second, pids)
+    note = json.loads(first.line(r"board (\{.*\})$")[1])
+    assert note["ranks"] == [2, 3]
+    again = rig.node(1, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
+    again.line("this node is a hot spare")
+    rig.open("go")
+    assert [first.wait(), again.wait()] == [0, 0]
+
+
+def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig) -> None:
+    """The wrapper's monitor process speaks for its dead rank, and may hold the store of all of them."""
+    script = rig.script(
+        "if RANK == 1:\n    helper = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    say('helper', helper.pid)\n    os._exit(3)\nif CYCLE == 0 and RANK == 0:\n    gate()\n    os._exit(4)\n"
+    )
+    first, second = rig.nodes(2, "1:2", script, "--max-restarts=3", *POLICY)
+    helper = int(second.line(r"helper (\d+)$")[1])
+    first.line("going on: 1 of 2 nodes are good")
+    fd = os.pidfd_open(helper)
+    signal.pidfd_send_signal(fd, 0)  # it lives
+    rig.open("go")
+    second.line(r"cycle 1: group rank 1")
+    assert ended(fd)
+    os.close(fd)
+    assert [first.wait(), second.wait()] == [0, 0]

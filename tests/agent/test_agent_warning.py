@@ -1,0 +1,215 @@
+"""The warning signal: every rank hears of it once, on every node; what ends early says so in its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from agent_harness import Launcher, Rig, until
+
+# Says how often the signal came (`got`) and what should_stop() said; `step()` waits for either without polling hard.
+CLIENT = """
+import select
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+def train_until_told():
+    while not client.should_stop():
+        select.select([], [], [], 0.02)
+    say("told")
+"""
+HANDLER = 'signal.signal(signal.SIGUSR1, lambda *_: say("got it"))\n'
+
+
+def start(rig: Rig, code: str, *flags: str, **env: str) -> Launcher:
+    return rig.run(rig.script(CLIENT + code), "--nproc-per-node=2", *flags, **env)
+
+
+def both_up(one: Launcher) -> None:
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] up")
+
+
+@pytest.mark.parametrize("target", [0, 1, 2])
+def test_a_warning_to_any_node_reaches_every_rank_once(rig: Rig, target: int) -> None:
+    """Ranks with a handler get the signal once, those without do not die of it. Node 2 is a spare."""
+    script = rig.script(
+        CLIENT
+        + "if RANK == 0: "
+        + HANDLER
+        + "say('up', signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)\ntrain_until_told()\n"
+        + "gate('go1' if RANK else 'go')\n"
+    )
+    os.mkfifo(rig.dir / "go1")
+    nodes = rig.nodes(3, "2:3", script, "--max-restarts=3")
+    nodes[0].line(r"up False$")
+    nodes[1].line(r"up True$")
+    nodes[2].line("hot spare")
+    nodes[target].signal(signal.SIGUSR1)
+    for rank in (0, 1):
+        nodes[rank].line("told$")
+    nodes[2].line("the job is about to end")
+    rig.open("go")
+    rig.open("go1")
+    assert [one.wait() for one in nodes] == [138, 138, 138]
+    assert sorted(rig.log(0, 0, "out").splitlines()) == ["got it", "told", "up False"]
+    assert rig.log(0, 1, "out").splitlines() == ["up True", "told"]
+    assert json.loads((rig.run_dir / "result.json").read_text())["code"] == 138
+
+
+def test_a_second_warning_ends_the_job(rig: Rig) -> None:
+    """At least 3 s later; what comes sooner is the same warning."""
+    code = "say('up')\nsignal.signal(signal.SIGTERM, lambda *_: (say('term'), os._exit(0)))\n"
+    one = start(rig, code + "train_until_told()\nforever()\n", "--max-restarts=3")
+    both_up(one)
+    one.signal(signal.SIGUSR1)
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] told")
+    one.signal(signal.SIGUSR1)  # at once: the same
+    with pytest.raises(AssertionError, match="no 'term'"):
+        one.expect("term", timeout_s=3.2)
+    assert one.process.poll() is None
+    one.signal(signal.SIGUSR1)
+    assert one.wait(10) == 143
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ntold\nterm\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        ("if RANK: train_until_told()\nelse: gate()", 138),
+        ("gate('go' if RANK else 'go2')", 0),
+        ("gate(); os._exit(5)", 1),
+    ],
+    ids=["one rank asked", "nobody asked", "a rank failed"],
+)
+def test_the_exit_code_tells_the_truth(rig: Rig, after: str, code: int) -> None:
+    """138 if any rank was told and all ended well; without the question it is a finished job; a fault is a fault."""
+    one = start(rig, f"say('up')\n{after}\n")
+    both_up(one)
+    one.signal(signal.SIGUSR1)
+    one.line("ranks are told to save their work")
+    rig.open("go")
+    if code == 0:
+        rig.open("go2")
+    assert one.wait() == code
+
+
+def test_ranks_that_are_started_later_are_warned_too(rig: Rig) -> None:
+    code = """
+        say('up')
+        if CYCLE == 0 and RANK == 0:
+            gate()
+            os._exit(9)
+        if CYCLE == 0:
+            forever()
+        train_until_told()
+    """
+    one = start(rig, textwrap.dedent(code), "--max-restarts=1")
+    both_up(one)
+    one.signal(signal.SIGUSR1)
+    one.line("ranks are told to save their work")
+    rig.open()
+    assert one.wait() == 138
+    assert [rig.log(1, rank, "out") for rank in (0, 1)] == ["up\ntold\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "warning", "other"),
+    [("SIGUSR2", signal.SIGUSR2, signal.SIGUSR1), ("none", None, signal.SIGUSR1), ("none", None, signal.SIGUSR2)],
+)
+def test_other_signals_are_only_passed_on(
+    rig: Rig, flag: str, warning: signal.Signals | None, other: signal.Signals
+) -> None:
+    """And a worker without a handler dies of them, as it would without us."""
+    one = start(rig, "say('up')\nsay(client.should_stop())\nforever()\n", f"--ft-warning-signal={flag}")
+    both_up(one)
+    if warning is not None:
+        one.signal(warning)
+        one.line("ranks are told to save their work")
+    one.signal(other)
+    assert one.wait() == 1
+    assert f"signal {int(other)}" in one.text or other.name in one.text
+
+
+# --- the time limit ---------------------------------------------------------------------------------------------------
+
+
+LEFT_S = 63.5  # when the launcher is started; it must have asked once when 59 are left
+
+
+def in_step(rig: Rig, squeue: str, **more: str) -> dict[str, str]:
+    """Environment of the srun task of one node; in it Slurm's first answer, `squeue` gives the later ones."""
+    tools = rig.dir / "bin"
+    tools.mkdir()
+    (tools / "squeue").write_text(f'#!/bin/sh\necho "$@" >> {rig.dir}/asked\n{squeue}\n')
+    (tools / "squeue").chmod(0o755)
+    step = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1",
+        "SLURM_STEP_NODELIST": "n1", "SLURMD_NODENAME": "n1", "PATH": f"{tools}:/usr/bin:/bin",
+        "SLURM_JOB_END_TIME": str(int(time.time() + LEFT_S)), "SLURM_RESTART_COUNT": "0",
+    }  # fmt: skip
+    return step | more
+
+
+def asked(rig: Rig) -> list[str]:
+    path = Path(rig.dir / "asked")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+TOLD = "say('up')\ntrain_until_told()\n"
+
+
+@pytest.mark.parametrize("squeue", ["echo 0:59", "exit 1"], ids=["as it was", "Slurm does not answer"])
+def test_ranks_are_warned_before_the_time_limit(rig: Rig, squeue: str) -> None:
+    one = start(rig, TOLD, "--ft-warn-before-end=59", **in_step(rig, squeue))
+    one.line(r"1 minutes? of the allocation")
+    one.line(r"less than 59 s of the allocation are left")
+    assert one.wait() == 138
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ntold\n"] * 2
+    assert set(asked(rig)) == {"-h -j 7 -o %L"}  # right before the warning; the first answer was in the environment
+
+
+def test_a_limit_that_was_extended_warns_nobody(rig: Rig) -> None:
+    code = f"""say('up')
+while not os.path.exists({str(rig.dir / "asked")!r}):
+    select.select([], [], [], 0.02)
+select.select([], [], [], 0.5)
+say(client.should_stop())
+"""
+    one = start(rig, code, "--ft-warn-before-end=59", **in_step(rig, "echo 2:00:00"))
+    assert one.wait() == 0
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\nFalse\n"] * 2
+    assert len(asked(rig)) == 1
+
+
+def test_the_job_is_stopped_before_the_time_limit_as_by_sigterm(rig: Rig) -> None:
+    code = "signal.signal(signal.SIGTERM, lambda *_: (say('term'), os._exit(0)))\nsay('up')\nforever()\n"
+    one = start(rig, code, "--ft-stop-before-end=57", **in_step(rig, "echo 1:00"))
+    assert one.wait() == 143
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\nterm\n"] * 2
+    assert len(asked(rig)) == 1
+
+
+def test_a_slurm_that_hangs_holds_up_nothing(rig: Rig) -> None:
+    """Its squeue is killed when the job ends; the rig sees whether anything is left."""
+    env = in_step(rig, "exec sleep 1000") | {"SLURM_JOB_END_TIME": ""}
+    one = start(rig, "say('up')\ngate('go' if RANK else 'go2')\n", **env)
+    both_up(one)
+    until(lambda: asked(rig), "squeue is asked")
+    rig.open("go")
+    rig.open("go2")
+    assert one.wait(8.0) == 0  # squeue's own timeout is 10 s
+
+
+def test_without_an_answer_nothing_happens(rig: Rig) -> None:
+    """No end time in the environment (before Slurm 23.02), and a squeue that fails: no warning, and no harm."""
+    env = in_step(rig, "exit 1") | {"SLURM_JOB_END_TIME": ""}
+    one = start(rig, "say(client.should_stop())\n", "--ft-warn-before-end=1000000", **env)
+    assert one.wait() == 0
+    assert "of the allocation" not in one.text

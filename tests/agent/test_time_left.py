@@ -1,0 +1,72 @@
+"""How long the job has: from the environment once, from Slurm later, never holding up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.time_left import TimeLeft
+
+
+def fake_squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    tool = folder / "squeue"
+    tool.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\n{text}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+
+
+def count(folder: Path) -> int:
+    return len((folder / "asked").read_text().splitlines()) if (folder / "asked").exists() else 0
+
+
+def answers(job_id: int | None, times: int, timeout_s: float = 10.0) -> list[float | None]:
+    async def story() -> list[float | None]:
+        got: asyncio.Queue[float | None] = asyncio.Queue()
+        clock = TimeLeft(job_id, timeout_s)
+        found = []
+        for _ in range(times):
+            clock.ask(got.put_nowait)
+            assert got.empty()  # later, from the loop
+            found.append(await asyncio.wait_for(got.get(), 20.0))
+        return found
+
+    return asyncio.run(story())
+
+
+def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_squeue(tmp_path, monkeypatch, "echo 1:40")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
+    first, second, third = answers(7, 3)
+    assert first is not None and 900 < first <= 1000
+    assert (second, third) == (100.0, 100.0)
+    assert count(tmp_path) == 2
+
+
+def test_a_job_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start nobody needs to know; later it must overrule the limit that there was."""
+    fake_squeue(tmp_path, monkeypatch, "echo UNLIMITED")
+    first, second = answers(7, 2)
+    assert first is None
+    assert second is not None and second > 300 * 86400
+
+
+def test_a_slurm_that_does_not_answer_is_asked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_squeue(tmp_path, monkeypatch, f"test -e {tmp_path}/again && echo 2:00; touch {tmp_path}/again")
+    assert answers(7, 1) == [120.0]
+    assert count(tmp_path) == 2
+
+
+def test_a_slurm_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_squeue(tmp_path, monkeypatch, "exec sleep 1000")
+    assert answers(7, 1, timeout_s=0.2) == [None]
+    assert count(tmp_path) == 2
+
+
+def test_outside_slurm_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_squeue(tmp_path, monkeypatch, "echo 2:00")
+    assert answers(None, 2) == [None, None]
+    assert count(tmp_path) == 0

@@ -1,0 +1,198 @@
+"""`nvrx doctor`: a good installation, and each way in which one can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nvrx_slurm.cli import doctor
+from nvrx_slurm.cli.doctor import Line
+from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.config.site import Hooks
+from nvrx_slurm.slurm.munge import Munge
+
+REPO = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks are root's")
+
+GOOD = {
+    "Prolog": "{hooks}/prolog", "Epilog": "{hooks}/epilog", "HealthCheckProgram": "{hooks}/healthcheck",
+    "HealthCheckInterval": "300 sec", "HealthCheckNodeState": "ANY", "PrologFlags": "Alloc,DeferBatch",
+    "PrologEpilogTimeout": "60 sec", "MessageTimeout": "10 sec", "KillWait": "30 sec", "KillOnBadExit": "0",
+    "SchedulerParameters": "defer,nohold_on_prolog_fail", "JobRequeue": "1", "ProctrackType": "proctrack/cgroup",
+    "SLURM_VERSION": "24.11.5", "SLURM_CONF": "/etc/slurm/slurm.conf",
+}  # fmt: skip
+
+
+class Installed:
+    """Hooks, slurm.conf as Slurm shows it, and a site file, all good until a test spoils one thing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.hooks = root / "hooks"
+        self.hooks.mkdir()
+        for file in (REPO / "prolog").iterdir():
+            (self.hooks / file.name).write_bytes(file.read_bytes())
+            (self.hooks / file.name).chmod(file.stat().st_mode & 0o755)
+        (root / "health.yaml").write_text(f"hooks: {{suspicions: {root}/spool}}\n")
+        self.slurm = {key: value.format(hooks=self.hooks) for key, value in GOOD.items()}
+        self.conf: dict[str, object] = {"PYTHON": sys.executable, "PACKAGE": REPO, "CONFIG": root / "health.yaml"}
+        self.scontrol = root / "scontrol"
+        self.scontrol.write_text(f"#!/bin/sh\n[ -e {root}/config ] && /bin/cat {root}/config\n")
+        self.scontrol.chmod(0o755)
+
+    def write(self) -> None:
+        shown = "".join(f"{key:23} = {value}\n" for key, value in self.slurm.items())
+        (self.root / "config").write_text(f"Configuration data as of now\n{shown}\nSlurmctld(primary) at x is UP\n")
+        (self.hooks / "hooks.conf").write_text("".join(f"{k}={v}\n" for k, v in self.conf.items()))
+
+    def lines(self) -> dict[str, Line]:
+        """By name, the worst of each; without what depends on the machine."""
+        found: dict[str, Line] = {}
+        for line in doctor.examine(scontrol=str(self.scontrol)):
+            if line.name not in ("munge", "numactl"):
+                worse = line.status != doctor.OK or line.name not in found
+                found[line.name] = line if worse else found[line.name]
+        return found
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(Munge, "find", lambda socket: None)  # without a munged, libmunge tries for seconds
+    return Installed(tmp_path)
+
+
+def test_a_good_installation_has_nothing_to_say(installed: Installed) -> None:
+    installed.write()
+    lines = installed.lines()
+    assert [line for line in lines.values() if line.status != doctor.OK or line.advice] == []
+    assert {"slurm", "prolog", "epilog", "healthcheck", "python", "site-file", "suspicions"} <= set(lines)
+
+
+def _spoil_slurm(key: str, value: str) -> Callable[[Installed], object]:
+    return lambda installed: installed.slurm.update({key: value})
+
+
+def _spoil_conf(key: str, value: object) -> Callable[[Installed], object]:
+    return lambda installed: installed.conf.update({key: value})
+
+
+def _other_prolog(installed: Installed) -> None:
+    (installed.root / "theirs").write_text("#!/bin/sh\nexit 0\n")
+    installed.slurm["Prolog"] = str(installed.root / "theirs")
+
+
+def _calling_prolog(installed: Installed) -> None:
+    (installed.root / "theirs").write_text("#!/bin/sh\n/etc/nvrx/prolog || exit 1\n")
+    installed.slurm["Prolog"] = str(installed.root / "theirs")
+
+
+def _open_spool(installed: Installed) -> None:
+    (installed.root / "spool").mkdir()
+    (installed.root / "spool").chmod(0o1777)
+    os.chown(installed.root / "spool", 65534, -1)
+
+
+def _users_python(installed: Installed) -> None:
+    (installed.root / "python").symlink_to(sys.executable)
+    os.chown(installed.root / "python", 65534, -1, follow_symlinks=False)
+    installed.conf["PYTHON"] = installed.root / "python"
+
+
+# name of the line: [(what is spoilt, status, words of text or advice)]
+SPOILT: list[tuple[str, Callable[[Installed], object], str, str]] = [
+    ("prolog", _spoil_slurm("Prolog", "(null)"), "fail", "Prolog is not set"),
+    ("prolog", _other_prolog, "fail", "is not ours"),
+    ("prolog", _calling_prolog, "warn", "must hand on the exit code"),
+    ("prolog", _spoil_slurm("Prolog", "/no/such/prolog"), "warn", "not on this machine"),
+    ("epilog", _spoil_slurm("Epilog", "(null)"), "fail", "Epilog is not set"),
+    ("healthcheck", _spoil_slurm("HealthCheckProgram", "(null)"), "fail", "/healthcheck, then scontrol reconfigure"),
+    ("health-check-interval", _spoil_slurm("HealthCheckInterval", "0 sec"), "fail", "HealthCheckInterval=300"),
+    ("prolog-flags", _spoil_slurm("PrologFlags", "(null)"), "fail", "PrologFlags=Alloc,DeferBatch"),
+    ("prolog-flags", _spoil_slurm("PrologFlags", "Contain"), "warn", "may start before"),
+    ("requeue", _spoil_slurm("SchedulerParameters", "(null)"), "warn", "nohold_on_prolog_fail"),
+    ("requeue", _spoil_slurm("JobRequeue", "0"), "warn", "JobRequeue=0"),
+    ("prolog-timeout", _spoil_slurm("PrologEpilogTimeout", "65534"), "warn", "waits for ever"),
+    ("epilog-timeout", _spoil_slurm("PrologEpilogTimeout", "20 sec"), "fail", "PrologEpilogTimeout=60"),
+    ("prolog-timeout", _spoil_slurm("PrologTimeout", "5 sec"), "fail", "drains the node then"),
+    ("budgets", _spoil_slurm("MessageTimeout", "7 sec"), "warn", "says that a prolog hangs after 5 s"),
+    ("budgets", _spoil_conf("PROLOG_BUDGET", "soon"), "fail", "is no number of seconds"),
+    ("budgets", _spoil_conf("HEALTHCHECK_BUDGET", 60), "fail", "kills a HealthCheckProgram"),
+    ("hook-files", lambda i: (i.hooks / "hook.sh").chmod(0o777), "fail", "hook.sh can be changed by others than root"),
+    ("hook-files", lambda i: (i.hooks / "epilog").chmod(0o644), "fail", "epilog is not executable"),
+    ("hook-files", lambda i: (i.hooks / "start.py").unlink(), "fail", "start.py: No such file"),
+    ("hook-files", lambda i: os.chown(i.hooks, 65534, -1), "fail", "can be changed by others than root"),
+    ("hooks.conf", _spoil_conf("PYHTON", "/x"), "fail", "PYHTON is no setting"),
+    ("hooks.conf", _spoil_conf("ON_ERROR", "drain"), "fail", "ON_ERROR is pass or fail"),
+    ("python", _spoil_conf("PYTHON", ""), "fail", "is no absolute path"),
+    ("python", _spoil_conf("PYTHON", "/no/such/python"), "fail", "No such file"),
+    ("python", _spoil_conf("PACKAGE", "/usr/share"), "fail", "No module named 'nvrx_slurm'"),
+    ("python", _users_python, "fail", "can be changed by others than root"),
+    ("site-file", _spoil_conf("CONFIG", "/no/such.yaml"), "fail", "nvrx health init"),
+    ("site-file", lambda i: (i.root / "health.yaml").write_text("cheks: {}"), "fail", "did you mean checks"),
+    ("suspicions", _open_spool, "fail", "the next prolog makes it"),
+    ("kill-wait", _spoil_slurm("KillWait", "5 sec"), "warn", "KillWait=30"),
+    ("proctrack", _spoil_slurm("ProctrackType", "proctrack/linuxproc"), "warn", "proctrack/cgroup"),
+    ("kill-on-bad-exit", _spoil_slurm("KillOnBadExit", "1"), "warn", "--kill-on-bad-exit=0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spoil", "status", "words"), SPOILT, ids=[f"{s[0]} {s[3]}" for s in SPOILT])
+def test_what_is_wrong_is_told_with_what_to_do(
+    installed: Installed, name: str, spoil: Callable[[Installed], object], status: str, words: str
+) -> None:
+    spoil(installed)
+    installed.write()
+    line = installed.lines()[name]
+    assert line.status == status and words in f"{line.text} {line.advice}", line
+    assert line.advice
+
+
+def test_several_prologs_and_patterns(installed: Installed) -> None:
+    """prolog.d/*, and a link in it to ours."""
+    folder = installed.root / "prolog.d"
+    folder.mkdir()
+    (folder / "10-site").write_text("#!/bin/sh\n")
+    (folder / "50-nvrx").symlink_to(installed.hooks / "prolog")
+    installed.slurm["Prolog[0]"] = "/usr/bin/true"
+    installed.slurm["Prolog[1]"] = f"{folder}/*"
+    del installed.slurm["Prolog"]
+    installed.write()
+    assert installed.lines()["prolog"].status == doctor.OK
+
+
+def test_exit_code_and_json(installed: Installed) -> None:
+    installed.slurm["Prolog"] = "(null)"
+    installed.write()
+    done = CliRunner().invoke(main, ["doctor", "--json", "--scontrol", str(installed.scontrol)])
+    lines = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert {"name", "status", "text", "advice"} == set(lines[0])
+    assert [line["status"] for line in lines if line["name"] == "prolog"] == ["fail"]
+
+
+def test_without_slurm_it_says_so_and_goes_on(installed: Installed) -> None:
+    done = CliRunner().invoke(main, ["doctor", "--scontrol", str(installed.scontrol), "--hooks", str(installed.hooks)])
+    assert done.exit_code == 1 and done.stdout.startswith("fail  slurm ")
+    assert "hook-files" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_the_document_knows_all_settings() -> None:
+    text = (REPO / "docs" / "administrators.md").read_text()
+    table = text.partition("## hooks.conf")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE)) == doctor.SETTINGS
+    site = text.partition("```yaml\nhooks:\n")[2].partition("```")[0]
+    assert re.findall(r"^  (\w+):", site, re.MULTILINE) == list(Hooks._fields)
+    shell = (REPO / "prolog" / "hook.sh").read_text()
+    template = (REPO / "prolog" / "hooks.conf").read_text()
+    for name in doctor.SETTINGS:
+        assert name in shell and f"{name}=" in template
+    for name, seconds in doctor.BUDGETS_S.items():
+        assert f"{name}={seconds:g}" in shell and f"| `{name}` | {seconds:g} |" in table

@@ -1,0 +1,71 @@
+"""The restart sequence of one rank, as a script of what happens and what is done about it."""
+
+from __future__ import annotations
+
+from nvrx_slurm.core import phases as ph
+from nvrx_slurm.core.phases import Phase
+
+C, R, A, D = ph.Called(), ph.Released(), ph.Assigned(), ph.Done()
+BEGIN = [(C, "enter"), (R, "assign"), (A, "initialize"), (D, "check_at_start"), (D, "run_or_wait")]
+RESTART = [(ph.Interrupted(), "finalize"), (D, "check"), (D, "arrive"), (R, "assign")]
+ENDS = [(ph.Completed(), "call_completion"), (D, "conclude"), (R, None)]
+LEAVES = [(ph.Failed(), "leave"), (D, None)]
+
+
+def play(*script: tuple[object, str | None]) -> ph.Restarts:
+    """Each event, and the one thing that is done then."""
+    machine = ph.Restarts(0.0)
+    for event, what in script:
+        assert machine.step(event, 0.0) == ([] if what is None else [ph.Do(what)]), event
+    return machine
+
+
+def test_a_run_without_a_fault() -> None:
+    machine = play(*BEGIN, (ph.Returned(), "complete"), *ENDS)
+    assert machine.state is Phase.DONE
+    assert machine.deadline() is None
+
+
+def test_a_reserve_that_is_not_needed() -> None:
+    assert play(*BEGIN, *ENDS).state is Phase.DONE
+
+
+def test_a_reserve_that_may_be_needed() -> None:
+    assert play(*BEGIN, *RESTART).state is Phase.ASSIGNING
+
+
+def test_the_function_fails_here() -> None:
+    assert play(*BEGIN, (ph.Faulted(), "tell_fault"), *RESTART).state is Phase.ASSIGNING
+
+
+def test_the_function_is_stopped_because_of_another_rank() -> None:
+    assert play(*BEGIN, (ph.Stopped(), "await_abort"), *RESTART).state is Phase.ASSIGNING
+
+
+def test_another_rank_fails_after_it_returned_here() -> None:
+    assert play(*BEGIN, (ph.Returned(), "complete"), *RESTART).state is Phase.ASSIGNING
+
+
+def test_a_fault_before_the_function_is_called() -> None:
+    for place in (2, 3, 4):
+        play(*BEGIN[:place], (ph.Stopped(), "await_abort"), *RESTART)
+    play(*BEGIN[:3], (ph.Faulted(), "tell_fault"), *RESTART)
+
+
+def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
+    assert play(*BEGIN[:2], (ph.Disturbed(), "arrive_unassigned"), (R, "assign")).state is Phase.ASSIGNING
+
+
+def test_a_fault_that_nobody_waits_for_any_more() -> None:
+    assert play(*BEGIN, (ph.Faulted(), "tell_fault"), (ph.Completed(), "leave"), LEAVES[1]).state is Phase.GONE
+
+
+def test_a_rank_can_leave_from_everywhere() -> None:
+    for place in range(1, len(BEGIN) + 1):
+        assert play(*BEGIN[:place], *LEAVES).state is Phase.GONE
+    for place in range(1, len(RESTART)):
+        play(*BEGIN, *RESTART[:place], *LEAVES)
+    play(*BEGIN, (ph.Faulted(), "tell_fault"), *LEAVES)
+    play(*BEGIN, (ph.Returned(), "complete"), *LEAVES)
+    for place in (1, 2):
+        play(*BEGIN, (ph.Returned(), "complete"), *ENDS[:place], *LEAVES)

@@ -1,0 +1,173 @@
+"""The in-process examples learn the same, whichever rank is hit by whatever fault: real processes, real gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.testing.stage import await_end, running_with
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "inprocess"
+BOUND_S = 90.0  # for a run; on an idle machine it takes five seconds
+STEPS = 40
+TRAINING = (f"--steps={STEPS}", "--step-time=0.02", "--checkpoint-every=10")  # 0.8 s: longer than until the fault
+HIT = re.compile(r"^(?:\[rank \d+\] )?rank (\d+) pid (\d+) is hit$", re.MULTILINE)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Runs:
+    """Starts the examples; afterwards no process of theirs may be left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.mark = f"NVRX_TEST_MARK={uuid.uuid4().hex}"
+        self.codes: list[int] = []
+
+    def _start(self, command: list[str], more: dict[str, str], out: Path) -> subprocess.Popen[bytes]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FT_", "NVRX_", "TORCHELASTIC_"))}
+        env |= dict([self.mark.split("=")]) | more
+        with out.open("wb") as file:
+            return subprocess.Popen(command, env=env, cwd=self.directory, stdout=file, stderr=subprocess.STDOUT)
+
+    def ranks(self, script: str, world_size: int, *options: str) -> str:
+        """Start the ranks themselves, with nothing but torch's environment; all output, exit codes in `codes`."""
+        place = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        command = [sys.executable, str(EXAMPLES / script), *TRAINING, *options]
+        outs = [self.directory / f"{rank}.out" for rank in range(world_size)]
+        started = [
+            self._start(command, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, out)
+            for rank, out in enumerate(outs)
+        ]
+        return self._ended(started, outs)
+
+    def launched(self, script: str, *options: str, nodes: int = 1, policy: str = "min-healthy") -> str:
+        """`nodes` nvrx-run with two ranks each, of which one node must stay good; all output, exit codes in `codes`."""
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+        meet = [f"--nnodes=1:{nodes}", endpoint, "--rdzv-conf=join_timeout=60,last_call_timeout=60"]
+        outs = [self.directory / f"node_{node}.out" for node in range(nodes)]
+        started = []
+        for node, out in enumerate(outs):
+            place = [*meet, f"--node-rank={node}"] if nodes > 1 else ["--standalone"]
+            command = [sys.executable, "-m", "nvrx_slurm.cli.run", *place, "--nproc-per-node=2", "--max-restarts=1"]
+            command += [f"--restart-policy={policy}", str(EXAMPLES / script), *TRAINING, *options]
+            started.append(self._start(command, {}, out))
+        return self._ended(started, outs)
+
+    def _ended(self, started: list[subprocess.Popen[bytes]], outs: list[Path]) -> str:
+        deadline_s = time.monotonic() + BOUND_S
+        late = False
+        for process in started:
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                late = True
+                process.kill()
+                process.wait()
+        text = "".join(out.read_text(errors="replace") for out in outs)
+        assert not late, f"not over after {BOUND_S:g} s:\n{text}"
+        self.codes = [process.returncode for process in started]
+        return text
+
+    def check(self) -> None:
+        assert await_end(running_with(self.mark), 10.0) == []
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(tmp_path)
+    yield made
+    made.check()
+
+
+def outcome(text: str) -> tuple[int, float]:
+    """Step and loss of the one rank that says them."""
+    said = re.findall(r"final step (\d+) loss (\S+)$", text, re.MULTILINE)
+    assert len(said) == 1, text
+    return int(said[0][0]), float(said[0][1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, object]:
+    """What one rank alone comes to. More ranks add in another order, hence almost the same."""
+    made = Runs(tmp_path_factory.mktemp("undisturbed"))
+    text = made.ranks("basic.py", 1)
+    made.check()
+    assert made.codes == [0], text
+    step, loss = outcome(text)
+    return step, pytest.approx(loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("fault", ["ASYNC_EXC", "SIGKILL"])
+def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str) -> None:
+    text = runs.ranks("basic.py", 3, f"--fault={fault}", "--fault-after=0.4")
+    hit = HIT.search(text)
+    assert hit, f"the fault never came:\n{text}"
+    assert outcome(text) == undisturbed
+    lost = {int(hit[1])} if fault == "SIGKILL" else set()
+    assert runs.codes == [-9 if rank in lost else 0 for rank in range(3)], text
+    assert "iteration 0: 3 ranks" in text and f"iteration 1: {3 - len(lost)} ranks" in text
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_a_reserve_rank_takes_over_and_goes_on_from_memory(
+    runs: Runs, undisturbed: tuple[int, object], fault: str
+) -> None:
+    options = ("--active=2", "--hang-timeout=3", "--snapshot-every=2", "--checkpoint-every=1000")
+    text = runs.ranks("advanced.py", 3, *options, f"--fault={fault}", "--fault-after=0.4", "--fault-seed=1")
+    hit = HIT.search(text)
+    assert hit, f"the fault never came:\n{text}"
+    assert outcome(text) == undisturbed
+    assert [rank for rank, code in enumerate(runs.codes) if code < 0] == [int(hit[1])], (runs.codes, text)
+    assert "iteration 0: 2 ranks" in text and "iteration 1: 2 ranks" in text  # the third one has taken its place
+    assert re.search(r"continued from the snapshot of step [1-9]", text), text
+
+
+def test_under_the_launcher_an_exception_restarts_no_process(runs: Runs, undisturbed: tuple[int, object]) -> None:
+    text = runs.launched("with_launcher.py", "--fault=WORKLOAD_EXC", "--fault-after=0.4")
+    assert HIT.search(text), f"the fault never came:\n{text}"
+    assert (runs.codes, outcome(text)) == ([0], undisturbed)
+    assert "cycle 0 iteration 1: 2 ranks" in text and "cycle 1" not in text
+
+
+def test_under_the_launcher_a_node_with_a_dead_rank_below_the_minimum_is_restarted(
+    runs: Runs, undisturbed: tuple[int, object]
+) -> None:
+    text = runs.launched("basic.py", "--fault=SIGKILL", "--fault-after=0.4")
+    assert HIT.search(text), f"the fault never came:\n{text}"
+    assert (runs.codes, outcome(text)) == ([0], undisturbed)
+    assert "was killed by SIGKILL; restart 1 of 1" in text
+
+
+def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(
+    runs: Runs, undisturbed: tuple[int, object]
+) -> None:
+    text = runs.launched("with_launcher.py", "--fault=SIGKILL", "--fault-after=0.4", nodes=2)
+    hit = HIT.search(text)
+    assert hit, f"the fault never came:\n{text}"
+    assert (runs.codes, outcome(text)) == ([0, 0], undisturbed)
+    assert "cycle 0 iteration 0: 4 ranks" in text and "cycle 0 iteration 1: 2 ranks" in text
+    assert "was killed by SIGKILL; going on: 1 of 2 nodes are good, 1 are needed" in text
+    assert f"RankDiscarded: rank {int(hit[1]) ^ 1} of iteration 1 was terminated" in text  # the other one of its node
+    assert "restart 1" not in text
+
+
+def test_any_failed_is_refused(runs: Runs) -> None:
+    text = runs.launched("basic.py", policy="any-failed")
+    assert runs.codes != [0]
+    assert "--restart-policy min-healthy" in text

@@ -1,0 +1,101 @@
+"""The recorded node with its GPUs: checks run in one process of its own, on nvidia-ml-py and the stand-in of NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Node
+from standin import StandIn, built
+
+from nvrx_slurm.health.check import Verdict
+from nvrx_slurm.health.report import Report, from_json
+
+_BOUND_S = 30.0
+_PROGRAM = """
+import json, sys
+from nvrx_slurm.health import registry
+from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.runner import examine
+checks = registry.built_in()
+for line in sys.stdin:
+    name, root, env, expect = json.loads(line)
+    expected = registry.defaults(checks.values()) | expect
+    print(json.dumps(examine(checks[name], NodeView(root, env), expected)), flush=True)
+"""
+
+
+class Examiner:
+    """A process that does one check after the other."""
+
+    def __init__(self, library: Path) -> None:
+        self.stand_in = StandIn(library, library / "state")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **self.stand_in.env},
+            text=True,
+        )
+
+    def ask(self, *question: Any) -> Any:
+        """What it answers. Fails if it does not within a bound, or has died of it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        assert select.select([self.process.stdout], [], [], _BOUND_S)[0], f"no answer to {question[0]}"
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        with self.process:
+            self.process.kill()
+
+
+def examiners(directory: Path) -> Iterator[Examiner]:
+    """For a fixture. Skips without a compiler."""
+    try:
+        found = Examiner(built(directory))
+    except LookupError as error:
+        pytest.skip(str(error))
+    yield found
+    found.close()
+
+
+class GpuNode:
+    """A healthy node with 8 GPUs of 18 NVLinks each, until told otherwise."""
+
+    def __init__(self, node: Node, examiner: Examiner) -> None:
+        self.node = node
+        self.examiner = examiner
+        self.stand_in = examiner.stand_in
+        Path(f"{self.stand_in.state}.met").unlink(missing_ok=True)
+        (node / f"/run/user/{os.geteuid()}").mkdir(parents=True, exist_ok=True)
+        addresses = node.recorded.GPUS
+        self._healthy = ["count 8", "links 18", "field208 0", "field215 0"]
+        self._healthy += [f"bus.{index} 0x{address[5:7]}" for index, address in enumerate(addresses)]
+        self.say()
+
+    def say(self, *lines: str) -> None:
+        """Healthy but for these facts (see tests/nvml/standin.c)."""
+        self.stand_in.say(*self._healthy, *lines)
+
+    def found(self, check: str, env: dict[str, str] | None = None, **expect: object) -> tuple[Verdict, str]:
+        """What a check says."""
+        verdict, text = self.examiner.ask(check, str(self.node.root), env or {}, expect)
+        assert text.isprintable() and text
+        return Verdict(verdict), text
+
+    def program(self, *args: str) -> tuple[int, Report]:
+        """(exit code, report) of `python -I -m nvrx_slurm.health`, as hooks start it."""
+        argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--sysroot", str(self.node.root), *args]
+        env = {**os.environ, **self.stand_in.env}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_BOUND_S, check=False)
+        assert done.stdout, done.stderr
+        return done.returncode, from_json(done.stdout)

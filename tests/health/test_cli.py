@@ -1,0 +1,144 @@
+"""`nvrx health` as people use it, and the program that hooks and the agent start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from recorded import Node
+
+from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.health.report import Report, from_json
+
+
+def nvrx(dgx: Node, command: str, *args: str) -> Result:
+    return CliRunner().invoke(main, ["health", command, "--sysroot", str(dgx.root), *args])
+
+
+def test_run_shows_a_table_with_failures_first(dgx: Node) -> None:
+    dgx.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
+    dgx.write("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n")
+    found = nvrx(dgx, "run", "--node", "dgx07")
+    assert found.exit_code == 1
+    lines = found.stdout.splitlines()
+    assert lines[0].split() == [*["FAIL", "lustre"], *lines[0].split()[2:]]
+    assert lines[0].endswith("[drain]")
+    assert lines[1].startswith("WARN") and "clock-source" in lines[1]
+    assert "storage-paths" not in found.stdout
+    assert lines[-1].startswith("dgx07: fail in ")
+    assert "storage-paths" in nvrx(dgx, "run", "--all").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        ((), 0),
+        (("--when", "gate"), 0),
+        (("--only", "cpu-count", "--expect", "cpus=1"), 1),
+        (("--only", "clock-source", "--expect", "clock_source=hpet"), 0),  # the site only wants to be warned of it
+        (("--only", "nothing"), 2),
+        (("--when", "nowhere"), 2),
+        (("--deadline", "-1"), 2),
+        (("--config", "/nowhere"), 2),
+        (("--expect", "cpus"), 2),
+    ],
+)
+def test_exit_codes(dgx: Node, args: tuple[str, ...], code: int) -> None:
+    assert nvrx(dgx, "run", *args).exit_code == code
+    process = dgx.start(*args)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+
+
+def test_unknown_is_3_unless_the_site_wants_more(dgx: Node) -> None:
+    dgx.write("/proc/meminfo", "junk")
+    assert nvrx(dgx, "run").exit_code == 3
+    site = dgx.site(checks={"memory-size": {"on_unknown": "fail"}})
+    assert nvrx(dgx, "run", "--config", site).exit_code == 1
+
+
+def test_json_is_one_line_for_machines(dgx: Node) -> None:
+    found = nvrx(dgx, "run", "--json", "--when", "prolog")
+    plain = json.loads(found.stdout)
+    assert plain["verdict"] == "pass" and plain["when"] == "prolog"
+    assert set(plain["findings"][0]) == {"check", "verdict", "text", "seconds", "age_s", "action"}
+    assert from_json(found.stdout).exit_code == 0
+
+
+@pytest.mark.parametrize("line", ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}'])
+def test_a_report_that_is_none_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="not a health report"):
+        from_json(line)
+
+
+def test_a_report_survives_json() -> None:
+    report = Report("n1", "gate", [Finding("a", Verdict.UNKNOWN, "x", 0.1, 2.0, "drain")], ["note"], 0.2)
+    assert from_json(report.as_json()) == report
+
+
+def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
+    site = dgx.site(checks={"lustre": {"when": ["gate"], "budget": 1.5}}, expect={"mounts": ["/home"]})
+    listed = nvrx(dgx, "list", "--config", site).stdout
+    assert "lustre  (1.5 s; gate)" in listed
+    assert "kernel-log" in listed and "root)" in listed
+    explained = nvrx(dgx, "explain", "mounts", "--config", site, "--node", "dgx07").stdout
+    assert "mounts on dgx07" in explained and "mounts: /home  (mount targets" in explained
+    wrong = nvrx(dgx, "explain", "mount")
+    assert (wrong.exit_code, wrong.stderr) == (
+        2,
+        "nvrx health: nvrx health explain: there is no check 'mount'; did you mean mounts?\n",
+    )
+
+
+def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Node, tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    assert nvrx(dgx, "init", "--node", "dgx07", "--output", str(file)).exit_code == 0
+    assert nvrx(dgx, "run", "--node", "dgx07", "--config", str(file)).exit_code == 0
+    explained = nvrx(dgx, "explain", "mounts", "--node", "dgx07", "--config", str(file)).stdout
+    assert "/lustre/fs0, /home, /mnt/data sets" in explained
+    mountinfo = (dgx / "/proc/self/mountinfo").read_text()
+    dgx.write("/proc/self/mountinfo", "\n".join(line for line in mountinfo.splitlines() if "nfs4" not in line))
+    dgx.write("/sys/fs/cgroup/system.slice/slurmd.service/cgroup.events", "populated 0\n")
+    dgx.write("/proc/meminfo", "MemTotal: 1981434653 kB\n")
+    dgx.write("/sys/devices/system/cpu/online", "0-222\n")
+    found = nvrx(dgx, "run", "--node", "dgx07", "--config", str(file))
+    assert found.exit_code == 1
+    failed = {line.split()[1] for line in found.stdout.splitlines() if line.startswith("FAIL")}
+    assert failed == {"mounts", "services", "memory-size", "cpu-count"}
+    again = nvrx(dgx, "init", "--output", str(file))
+    assert (again.exit_code, "File exists" in again.stderr) == (2, True)
+    assert nvrx(dgx, "init", "--node", "a[1-2]").exit_code == 2
+
+
+def test_ack_ends_what_was_repaired(dgx: Node) -> None:
+    with (dgx / "/dev/kmsg").open("a") as log:
+        log.write("4,3000,8211000001,-;NVRM: Xid (PCI:0000:52:00): 79, GPU has fallen off the bus.\n")
+    assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 1
+    assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 1, "looking must not make it well"
+    assert nvrx(dgx, "ack").stdout == "2 XIDs and SXIDs are acknowledged\n"
+    assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 0
+    with (dgx / "/dev/kmsg").open("a") as log:
+        log.write("4,3001,8311000001,-;NVRM: Xid (PCI:0000:52:00): 79, GPU has fallen off the bus.\n")
+    assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 1
+    dgx.write("/proc/sys/kernel/random/boot_id", "another\n")
+    (dgx / "/dev/kmsg").write_text("4,30,1,-;NVRM: Xid (PCI:0000:52:00): 48, DBE\n")
+    assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 1, "another boot counts anew"
+
+
+def test_the_program_loads_nothing_that_a_prolog_need_not_wait_for(dgx: Node) -> None:
+    code = (
+        "import sys; from nvrx_slurm.health.__main__ import main\n"
+        f"main(['--when', 'prolog', '--sysroot', {str(dgx.root)!r}])\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    heavy = {"torch", "grpc", "click", "yaml", "filelock", "asyncio", "subprocess", "logging", "multiprocessing"}
+    assert not loaded & heavy
+    assert "nvrx_slurm.config" not in done.stderr.split()

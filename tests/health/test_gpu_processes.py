@@ -1,0 +1,132 @@
+"""GPUs that somebody still uses: whose processes are left-overs, in prologs, epilogs and for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from conftest import Node
+from gpu_harness import Examiner, GpuNode, examiners
+
+from nvrx_slurm.health.check import Verdict
+from nvrx_slurm.health.gpu_processes import Facts, gather, may_be_there
+
+F, P = Verdict.FAIL, Verdict.PASS
+CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
+PROLOG = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
+EPILOG = PROLOG | {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd"}
+HOOK = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}  # what our hook.sh hands on
+
+
+@pytest.fixture(scope="module")
+def examiner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examiner]:
+    yield from examiners(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def node(dgx: Node, examiner: Examiner, monkeypatch: pytest.MonkeyPatch) -> GpuNode:
+    """With process 4711 of job 7 and 4712 of no job."""
+    node = GpuNode(dgx, examiner)
+    for pid, cgroup in ((4711, CGROUP.format(7)), (4712, "0::/user.slice/user-1000.slice/session-3.scope\n")):
+        dgx.write(f"/proc/{pid}/comm", "python\n")
+        dgx.write(f"/proc/{pid}/cgroup", cgroup)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("process", "env", "blamed"),
+    [
+        ("processes.3 4711:70000", {}, False),  # a running job, seen by a person
+        ("processes.3 4712:70000", {}, True),
+        ("processes.3 4711:70000", PROLOG, False),
+        ("processes.3 4711:70000", PROLOG | {"SLURM_JOB_ID": "8"}, True),  # somebody else's job
+        ("processes.3 4711:70000", PROLOG | {"SLURM_JOB_ID": "8", "SLURM_JOB_SLUID": "7"}, False),
+        ("processes.3 4711:70000", HOOK | {"SLURM_JOB_ID": "8"}, True),
+        ("processes.5 4711:70000", PROLOG | {"SLURM_JOB_ID": "8"}, False),  # on GPUs of another job
+        ("processes.5 4712:70000", PROLOG, False),
+        ("processes.3 4711:70000", EPILOG, True),  # its job is over
+        ("processes.3 4711:70000", HOOK | {"SLURM_JOB_EXIT_CODE": "0"}, True),
+        ("processes.3 4711:70000", {"SLURM_JOB_ID": "8", "SLURM_JOB_GPUS": ""}, False),  # a job without GPUs
+        ("processes.3 4999:70000", {}, False),  # has ended meanwhile
+    ],
+)
+def test_whose_processes_are_left_over(node: GpuNode, process: str, env: dict[str, str], blamed: bool) -> None:
+    node.say(process)
+    verdict, text = node.found("gpu-processes", env, gpu_settle_s=0)
+    pid = process.split()[1].partition(":")[0]
+    assert (verdict, text) == (
+        (F, f"left over: python ({pid}) on GPU 3 (GPU-3000)")
+        if blamed
+        else (P, f"nothing is left over on {2 if env.get('SLURM_JOB_GPUS') else 8} GPUs")
+    )
+
+
+def test_slurm_means_device_files(node: GpuNode) -> None:
+    """NVML's GPU 5 is /dev/nvidia3."""
+    node.say("minor.5 3", "minor.3 5", "processes.5 4712:70000")
+    said = node.found("gpu-processes", PROLOG, gpu_settle_s=0)
+    assert said == (F, "left over: python (4712) on GPU 5 (GPU-5000)")
+    strange = PROLOG | {"SLURM_JOB_GPUS": "3,9"}
+    assert node.found("gpu-processes", strange, gpu_settle_s=0) == (
+        Verdict.UNKNOWN,
+        "NVML shows no GPU with the device file /dev/nvidia9",
+    )
+    for code in (3, 15, 999):
+        node.say(f"nvmlDeviceGetMinorNumber {code}")
+        assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] in (Verdict.UNKNOWN, Verdict.NOT_APPLICABLE)
+    assert node.stand_in.met().count("nvmlDeviceGetMinorNumber") >= 3
+
+
+def test_without_cgroups_the_environment_says_the_job(node: GpuNode) -> None:
+    node.say("processes.3 4712:70000")
+    node.node.write("/proc/4712/environ", "HOME=/root\0SLURM_JOB_ID=7\0")
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+    assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] is P
+    assert node.found("gpu-processes", PROLOG | {"SLURM_JOB_ID": "8"}, gpu_settle_s=0)[0] is F
+    node.node.write("/proc/4712/cgroup", CGROUP.format(9))  # which is believed if it is there
+    assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] is F
+
+
+def test_services_may_be_there(node: GpuNode) -> None:
+    node.say("processes 4712:5")
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
+    assert node.found("gpu-processes", gpu_settle_s=0, gpu_processes=["python"])[0] is P
+    node.node.write("/proc/4712/comm", "nv-hostengine\n")
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+
+
+def test_memory_without_a_process_is_left_over(node: GpuNode) -> None:
+    node.say("used.3 70000")
+    assert node.found("gpu-processes", gpu_settle_s=0) == (
+        F,
+        "in use without a process: GPU 3 (GPU-3000) holds 70000 MiB",
+    )
+    assert node.found("gpu-processes", gpu_settle_s=0, gpu_memory_used_mb=80000)[0] is P
+    node.say("used.3 70000", "processes.3 4711:70000")
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+    node.say("used 400", "reserved 5000")  # the driver's own does not count
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+    node.say("used 600", "nvmlDeviceGetMemoryInfo_v2 3", "reserved 0")  # an old driver
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
+
+
+def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look, one second later, finds it gone."""
+    from nvrx_slurm.health import gpu_processes
+    from nvrx_slurm.health.check import NodeView
+
+    looks = iter([Facts({"GPU 0": 9000.0}, {}, None), Facts({"GPU 0": 3.0}, {}, None)])
+    waited = []
+    monkeypatch.setattr(gpu_processes, "_look", lambda node: next(looks))
+    monkeypatch.setattr(gpu_processes.time, "sleep", waited.append)
+    expected = {"gpu_memory_used_mb": 512.0, "gpu_processes": (), "gpu_settle_s": 1000.0}
+    assert gather(NodeView(str(dgx.root)), expected).used_mb == {"GPU 0": 3.0}
+    assert waited == [1.0]
+
+
+def test_the_jobs_that_may_be_there() -> None:
+    assert may_be_there({}) is None
+    assert may_be_there(PROLOG) == {"7"}
+    assert may_be_there(EPILOG) == set()
+    assert may_be_there(PROLOG | {"SLURM_JOB_GPUS": ""}) is None
+    assert may_be_there({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1", "SLURM_JOB_NODELIST": "n1"}) is None

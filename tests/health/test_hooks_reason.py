@@ -1,0 +1,99 @@
+"""The grammar of reasons, and which nodes may be drained and taken back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.health import drain
+from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.slurm.control import parse_fields
+from nvrx_slurm.slurm.drain import Note, Scontrol, SlurmError, find, parse_note
+
+REPO = Path(__file__).resolve().parents[2]
+NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
+
+
+@given(st.lists(st.tuples(NAMES, st.text(max_size=400)), min_size=1, max_size=40))
+def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
+    """What scontrol shows of it, with the user behind it, is read as what was meant."""
+    text = drain.reason(Finding(check, Verdict.FAIL, said) for check, said in failed)
+    assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
+    line = f"NodeName=n1 State=IDLE+DRAIN CPUAlloc=0 Reason={text} [root@2026-11-21T12:00:00] Comment=none"
+    assert parse_fields(line)["Comment"] == "none"
+    note = parse_note(line)
+    assert note.states == {"IDLE", "DRAIN"} and note.who == "root"
+    why = drain.ours(note)
+    assert why is not None and why.checks == tuple(dict.fromkeys(check for check, _ in failed))
+    assert len(why.text) <= drain.MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nvrx", "nvrx:", "nvrx::x", "nvrx:a", "NVRX:a:b", "nvrx:A:b", "x nvrx:a:b", "nvrx:a,:b", "nvrx:a b:c"]
+)
+def test_what_is_no_reason_of_ours(text: str) -> None:
+    assert drain.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "may"),
+    [
+        ("IDLE", True), ("MIXED", True), ("ALLOCATED", True), ("IDLE+RESERVED", True), ("ALLOCATED+COMPLETING", True),
+        ("IDLE+DRAIN", False), ("MIXED+DRAIN", False), ("DOWN", False), ("DOWN*", False), ("IDLE*", False),
+        ("IDLE+FAIL", False), ("IDLE+MAINT", False), ("DOWN+DRAIN", False),
+    ],
+)  # fmt: skip
+def test_nobodys_drain_is_written_over(states: str, may: bool) -> None:
+    assert drain.may_drain(parse_note(f"NodeName=n1 State={states} Reason=Not responding")) == may
+
+
+def test_unknown_and_not_applicable_are_no_recovery() -> None:
+    why = drain.Reason(("a", "b"), "")
+    passed = [Finding("a", Verdict.PASS, ""), Finding("b", Verdict.PASS, "")]
+    assert drain.recovered(why, passed)
+    for verdict in (Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.FAIL):
+        assert not drain.recovered(why, [passed[0], Finding("b", verdict, "")])
+    assert not drain.recovered(why, passed[:1])
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("NodeName=n1 State=IDLE", Note(frozenset({"IDLE"}), "", "")),
+        ("NodeName=n1 State=IDLE+DRAIN Reason=x y [slurm@Unknown]", Note(frozenset({"IDLE", "DRAIN"}), "x y", "slurm")),
+        ("NodeName=n1 State=IDLE+DRAIN Reason=no user", Note(frozenset({"IDLE", "DRAIN"}), "no user", "")),
+        ("", Note(frozenset(), "", "")),
+        ("slurm_load_node error", Note(frozenset(), "", "")),
+    ],
+)
+def test_what_slurm_says_of_a_node(line: str, note: Note) -> None:
+    assert parse_note(line) == note
+
+
+@pytest.mark.parametrize("name", ["", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"])
+def test_only_one_node_is_ever_named(name: str) -> None:
+    with pytest.raises(SlurmError, match="is no name of a node"):
+        Scontrol("/bin/echo", name, 0.0)
+
+
+def test_scontrol_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match="set SCONTROL"):
+        find(str(tmp_path / "scontrol"))
+    with pytest.raises(SlurmError, match="cannot be run"):
+        Scontrol(str(tmp_path), "n1", 1e9).note()
+
+
+def test_a_hook_loads_nothing_heavy() -> None:
+    """They run before each job: no torch, no gRPC, and what only a drain needs not before it."""
+    probe = "import sys; from nvrx_slurm.health import hooks, policy; policy.plan('prolog'); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", probe], env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    heavy = {"torch", "grpc", "google", "click", "yaml", "subprocess", "socket", "asyncio", "pynvml", "filelock"}
+    assert not heavy & {name.partition(".")[0] for name in done.stdout.split()}

@@ -1,0 +1,126 @@
+"""Checks of a site: executables that behave and that do not, and Python ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from recorded import Node, ended
+
+from nvrx_slurm.health import policy, runner
+from nvrx_slurm.health.check import NodeView, Verdict
+
+
+def script(tmp_path: Path, body: str) -> str:
+    file = tmp_path / "own.sh"
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def run(dgx: Node, own: dict[str, object]) -> tuple[Verdict, str]:
+    _, report = dgx.program("--only", "mine", "--config", dgx.site(own=[{"name": "mine", **own}]))
+    (finding,) = report.findings
+    return finding.verdict, finding.text
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict", "text"),
+    [
+        ("echo all well; exit 0", Verdict.PASS, "all well"),
+        ("exit 0", Verdict.PASS, "exit code 0"),
+        ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),
+        ("echo cannot tell >&2; exit 2", Verdict.UNKNOWN, "cannot tell"),
+        ("exit 7", Verdict.UNKNOWN, "exit code 7, which is none of 0, 1, 2"),
+        ("kill -9 $$", Verdict.UNKNOWN, "ended by signal 9"),
+        ("printf '\\033[31m\\377\\001 red'; exit 1", Verdict.FAIL, "?[31m\ufffd? red"),
+        ("read line; echo got $line", Verdict.PASS, "got"),
+        ("echo PATH=$PATH HOME=$HOME", Verdict.PASS, "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="),
+        ("head -c 1000000000 /dev/zero; exit 1", Verdict.FAIL, "?" * 397 + "..."),
+    ],
+)
+def test_exit_code_and_first_line(dgx: Node, tmp_path: Path, body: str, verdict: Verdict, text: str) -> None:
+    assert run(dgx, {"run": script(tmp_path, body), "budget": 60}) == (verdict, text)
+
+
+def test_one_that_never_ends_is_unknown_and_ended(dgx: Node, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    body = f"echo $$ > {pid}; trap '' TERM; echo begun; while :; do read x < /dev/zero; done"
+    assert run(dgx, {"run": script(tmp_path, body), "budget": 1}) == (Verdict.UNKNOWN, "timed out: begun")
+    assert ended(int(pid.read_text()))
+
+
+@pytest.mark.parametrize("last", ["exit 1", "sleep 600"])
+def test_one_that_leaves_processes_in_other_sessions_leaves_none(dgx: Node, tmp_path: Path, last: str) -> None:
+    """Not of the same group, and their parent has gone: found all the same."""
+    pids, go = tmp_path / "pids", tmp_path / "go"
+    os.mkfifo(go)
+    escapes = f"setsid sh -c 'echo $$ >> {pids}; echo > {go}; sleep 600' > /dev/null 2>&1 &"
+    body = f"( {escapes} )\nread x < {go}\necho left one; {last}"
+    run(dgx, {"run": script(tmp_path, body), "budget": 3})
+    (pid,) = pids.read_text().split()
+    assert ended(int(pid))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"run": "own.sh"}, "run must begin with an absolute path"),
+        ({"run": "/nowhere/own.sh"}, "/nowhere/own.sh cannot be used: No such file or directory"),
+        ({"python": "no.such.module:CHECK"}, "cannot be imported"),
+        ({"python": "json:dumps"}, "must be a nvrx_slurm.health.check.Check"),
+        ({"python": "json"}, "cannot be imported"),
+    ],
+)
+def test_one_that_cannot_be_used_is_told(dgx: Node, own: dict[str, object], said: str) -> None:
+    process = dgx.start("--config", dgx.site(own=[{"name": "mine", **own}]))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said in err and "mine" in err
+
+
+def test_python_checks_take_a_name_of_the_site(dgx: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With settings of their own, which the site's file may then set."""
+    (tmp_path / "site_checks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"name": "scratch", "python": "site_checks:CHECK", "on_fail": "fail"}
+    site = dgx.site(own=[own], expect={"scratch_owner": "root"})
+    plan = policy.plan("gate", config=site, sysroot=str(dgx.root), node="n1")
+    (mine,) = [check for check in plan.checks if check.name == "scratch"]
+    result = runner.run([mine], NodeView(str(dgx.root)), plan.expected, 30.0)
+    assert result.findings[0][:3] == ("scratch", Verdict.FAIL, "owned by alice instead of root")
+    assert result.findings[0].action == "fail"
+
+
+MODULE = """
+from nvrx_slurm.health.check import Check, Setting, Verdict
+
+CHECK = Check(
+    name="whatever",
+    reads="nothing",
+    fails="Always.",
+    gather=lambda node, expected: "alice",
+    judge=lambda facts, expected: (Verdict.FAIL, f"owned by {facts} instead of {expected['scratch_owner']}"),
+    settings=(Setting("scratch_owner", "text", "bob", "who owns it"),),
+)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
+def test_root_runs_nothing_that_others_can_change(dgx: Node, tmp_path: Path) -> None:
+    file = Path(script(tmp_path, "exit 0"))
+    site = dgx.site(own=[{"name": "mine", "run": str(file)}])
+    for make, said in (
+        (lambda: file.chmod(0o777), "not trusted by root"),
+        (lambda: (file.chmod(0o755), os.chown(file, 65534, 65534)), "not trusted by root"),
+        (lambda: (os.chown(file, 0, 0), file.parent.chmod(0o777)), "not trusted by root"),
+        (lambda: (file.parent.chmod(0o700), Path(site).chmod(0o666)), f"{site} is not trusted by root"),
+    ):
+        make()
+        process = dgx.start("--only", "mine", "--config", site)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert said in err
+    Path(site).chmod(0o644)
+    assert dgx.program("--only", "mine", "--config", site)[0] == 0

@@ -1,0 +1,209 @@
+"""The site file: what it changes, where, and each way in which it can be wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import Node
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import policy, registry
+from nvrx_slurm.health.check import CONTEXTS, Check
+
+
+def plan(dgx: Node, when: str = "prolog", **more: Any) -> policy.Plan:
+    return policy.plan(when, sysroot=str(dgx.root), node=more.pop("node", "dgx07"), **more)
+
+
+def named(checks: list[Check], name: str) -> Check:
+    (found,) = [check for check in checks if check.name == name]
+    return found
+
+
+def test_without_a_site_the_checks_speak_for_themselves(dgx: Node) -> None:
+    found = plan(dgx)
+    assert [check.name for check in found.checks] == [
+        check.name for check in registry.built_in().values() if "prolog" in check.contexts
+    ]
+    assert found.expected["cpus"] is None
+    assert (found.deadline_s, found.notes) == (6.0, ())
+
+
+def test_the_layers_of_a_site(dgx: Node) -> None:
+    """Everybody, then each group that the node is in, in the order of the file; then --expect."""
+    config = dgx.site(
+        expect={"cpus": 1, "memory_gb": 1, "shm_free_gb": 1},
+        checks={"lustre": {"on_fail": "warn", "budget": 1}, "mounts": {"when": []}},
+        groups={
+            "others": {"nodes": "cpu[1-4]", "expect": {"cpus": 96}, "checks": {"lustre": {"when": []}}},
+            "dgx": {"nodes": "cpu1,dgx[01-32]", "expect": {"cpus": 224, "memory_gb": 2000}},
+            "new": {"nodes": "dgx07", "expect": {"memory_gb": 4000}, "checks": {"lustre": {"on_fail": "fail"}}},
+        },
+        deadlines={"prolog": 4},
+    )
+    found = plan(dgx, config=config, expect={"shm_free_gb": "7.5"})
+    assert [found.expected[key] for key in ("cpus", "memory_gb", "shm_free_gb")] == [224, 4000.0, 7.5]
+    lustre = named(found.checks, "lustre")
+    assert (lustre.on_fail, lustre.budget_s, found.deadline_s) == ("fail", 1.0, 4.0)
+    assert "mounts" not in {check.name for check in found.checks}
+    assert plan(dgx, config=config, node="cpu1").expected["cpus"] == 224
+    assert plan(dgx, config=config, node="cpu2").expected["cpus"] == 96
+    stranger = plan(dgx, config=config, node="login")
+    assert stranger.expected["cpus"] == 1
+    assert stranger.notes == (f"login is in none of the groups of {config}",)
+
+
+def test_the_default_file_is_below_the_sysroot(dgx: Node) -> None:
+    dgx.write("/etc/nvrx/health.yaml", "expect: {cpus: 9}")
+    assert plan(dgx).expected["cpus"] == 9
+
+
+def test_only_and_skip(dgx: Node) -> None:
+    only = plan(dgx, "gate", only=["time-sync", "lustre"], skip=["lustre"])
+    assert [check.name for check in only.checks] == ["time-sync"], "--only takes checks of any context"
+    assert "lustre" not in [check.name for check in plan(dgx, "gate", skip=["lustre"]).checks]
+
+
+@pytest.mark.parametrize("when", CONTEXTS)
+def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
+    """8 s until "Prolog hung" (slurm.conf(5), MessageTimeout), 60 s for a HealthCheckProgram."""
+    assert 0 < policy.DEADLINES_S[when] < {"prolog": 8, "periodic": 60}.get(when, 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("expect: {cpu: 4}", "expect: 'cpu' is not a key; did you mean cpus?"),
+        ("expect: {cpus: many}", "expect.cpus must be a whole number >= 0, not 'many'"),
+        ("expect: {cpus: true}", "expect.cpus must be a whole number"),
+        ("expect: {mounts: home}", "expect.mounts must be an absolute path"),
+        ("expect: {mounts: {a: b}}", "expect.mounts must be a list of absolute paths"),
+        ("expect: {disk_free_percent: 101}", "expect.disk_free_percent must be a number of percent >= 0 and <= 100"),
+        ("expect: [cpus]", "expect must be a mapping"),
+        ("expects: {}", "'expects' is not a key; did you mean expect?"),
+        ("{}: 1", "not valid YAML"),
+        ("[1, 2]", "must be a mapping"),
+        ("checks: {lustr: {}}", "checks: there is no check 'lustr'; did you mean lustre?"),
+        ("checks: {lustre: {onfail: drain}}", "'onfail' is not a key; did you mean on_fail?"),
+        ("checks: {lustre: {on_fail: reboot}}", "checks.lustre.on_fail must be drain or fail or warn, not 'reboot'"),
+        ("checks: {lustre: {when: [epilogue]}}", "checks.lustre.when must be prolog or"),
+        ("checks: {lustre: {budget: 0}}", "checks.lustre.budget must be a number of seconds > 0"),
+        ("checks: {lustre: {budget: .nan}}", "checks.lustre.budget must be a number of seconds"),
+        ("groups: {a: {expect: {}}}", "groups.a has no nodes"),
+        ("groups: {a: {nodes: 'n[1-'}}", "groups.a.nodes: host list 'n[1-'"),
+        ("groups: {a: {nodes: '(null)'}}", "groups.a.nodes names no node"),
+        ("groups: {a: {nodes: 'n[1-99999]'}}", "more than 65536"),
+        ("groups: {a: {nodes: other, expect: {cpus: x}}}", "groups.a.expect.cpus must be a whole number"),
+        ("groups: {a: {nodes: other, checks: {mount: {}}}}", "groups.a.checks: there is no check 'mount'"),
+        ("deadlines: {prologue: 3}", "deadlines: 'prologue' is not a key; did you mean prolog?"),
+        ("deadlines: {prolog: 0}", "deadlines.prolog must be a number of seconds > 0"),
+        ("own: {name: x}", "own must be a list"),
+        ("own: [{name: x}]", "own[0] must have a name and one of run"),
+        ("own: [{run: /bin/true}]", "own[0] must have a name"),
+        ("own: [{name: x, run: /bin/true, python: a:b}]", "own[0] must have a name and one of run"),
+        ("own: [{name: My Check, run: /bin/true}]", "own[0].name must be lower-case words"),
+        ("own: [{name: lustre, run: /bin/true}]", "there is a check called lustre already"),
+        ("own: [{name: x, run: /bin/true, shell: yes}]", "'shell' is not a key"),
+        ("expect: {cpus: 4", "not valid YAML"),
+        ("expect:\n\tcpus: 4", "use spaces instead of tabs"),
+        ("expect: {cpus: 4, cpus: 5}", "key cpus is there twice"),
+        ("1: 2", "'1' is not a key"),
+        ("expect: {1: 2}", "the key 1 must be text; put it in quotes"),
+        ("!!python/object/apply:os.system ['false']", "not valid YAML"),
+        ("\x00", "not valid YAML"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("#" * 300_000, "is larger than 256 KiB"),
+        ("\udcff", "is not UTF-8 text"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_with_its_place(dgx: Node, text: str, said: str) -> None:
+    file = dgx / "/etc/nvrx/health.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UsageError) as error:
+        plan(dgx)
+    sentence = str(error.value)
+    assert said in sentence and str(file) in sentence
+    assert "\n" not in sentence and len(sentence) < 600
+
+
+def test_an_empty_file_changes_nothing(dgx: Node) -> None:
+    dgx.write("/etc/nvrx/health.yaml", "# nothing yet\n")
+    with_file = plan(dgx)
+    (dgx / "/etc/nvrx/health.yaml").unlink()
+    assert with_file == plan(dgx)
+
+
+@pytest.mark.parametrize("make", ["missing", "directory", "dangling"])
+def test_a_file_that_cannot_be_read_is_told(dgx: Node, tmp_path: Path, make: str) -> None:
+    file = tmp_path / "site.yaml"
+    if make == "directory":
+        file.mkdir()
+    if make == "dangling":
+        file.symlink_to("nowhere")
+    with pytest.raises(UsageError, match="site.yaml.*(No such file|Is a directory)"):
+        plan(dgx, config=str(file))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"when": "prologue"}, "--when prologue: must be one of prolog"),
+        ({"only": ["mount"]}, "--only: there is no check 'mount'; did you mean mounts?"),
+        ({"skip": ["zzz"]}, "--skip: there is no check 'zzz'; `nvrx health list` shows all"),
+        ({"expect": {"cpu": 1}}, "--expect: 'cpu' is not a key; did you mean cpus?"),
+        ({"deadline_s": 0.0}, "--deadline 0: must be seconds > 0"),
+        ({"deadline_s": float("nan")}, "--deadline nan: must be seconds > 0"),
+    ],
+)
+def test_wrong_arguments_are_told(dgx: Node, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(dgx, **more)
+    assert said in str(error.value)
+
+
+def test_assignments() -> None:
+    assert policy.assignments(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
+    for wrong in ("a", "=b"):
+        with pytest.raises(UsageError, match="must be NAME=VALUE"):
+            policy.assignments([wrong])
+
+
+def test_all_checks_are_well_described() -> None:
+    from nvrx_slurm.config.site import KINDS
+
+    for check in registry.built_in().values():
+        assert check.name == check.name.lower() and " " not in check.name
+        assert check.fails.endswith(".") and check.reads
+        assert set(check.contexts) <= set(CONTEXTS) and check.contexts
+        assert 0 < check.budget_s <= policy.DEADLINES_S["periodic"]
+        for setting in check.settings:
+            assert setting.kind in KINDS, setting
+            if setting.default is not None:
+                assert KINDS[setting.kind].parse(setting.default) == setting.default
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "health.md"
+
+
+def test_the_site_file_of_the_docs_is_one(tmp_path: Path) -> None:
+    from nvrx_slurm.config import site
+    from nvrx_slurm.health.check import ACTIONS
+
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(), re.M | re.S)
+    file = tmp_path / "health.yaml"
+    file.write_text(text)
+    found = site.load(str(file), CONTEXTS, ACTIONS)
+    kinds = {name: setting.kind for name, setting in registry.settings(registry.built_in().values()).items()}
+    for expect in (found.expect, found.groups[0].expect):
+        assert site.expected(expect, kinds, "docs")
+    registry.require_known([*found.checks, *found.groups[0].checks], registry.built_in(), "docs")
+    assert [own.name for own in found.own] == ["nvme-raid", "licences"]
+
+
+@pytest.mark.parametrize("name", registry.built_in())
+def test_every_check_is_in_the_docs(name: str) -> None:
+    assert f"| `{name}` |" in DOCS.read_text()

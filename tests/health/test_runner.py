@@ -1,0 +1,218 @@
+"""The runner with checks that hang, crash, chatter and leave things behind; mounts that really hang."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import BOUND_S, Node, ended
+
+from nvrx_slurm.health import runner
+from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+from nvrx_slurm.system.hardware import Absent, HardwareError
+
+
+def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
+    """A check that passes when `gather` returns."""
+    return Check(name, "nothing", "Never.", gather, lambda facts, expected: (Verdict.PASS, str(facts)), **more)
+
+
+def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.Result:
+    """All of it; afterwards this process has the children it had."""
+    before = children()
+    result = runner.run(checks, NodeView(root, {}), {}, deadline_s)
+    assert children() == before
+    return result
+
+
+def children() -> set[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def forever(node: NodeView, expected: Expected) -> None:
+    node.doing("reading /lustre/a b")
+    threading.Event().wait()
+
+
+def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
+    def gather(node: NodeView, expected: Expected) -> None:
+        raise error
+
+    return gather
+
+
+@pytest.mark.parametrize(
+    ("gather", "verdict", "text"),
+    [
+        (lambda node, expected: "fine", Verdict.PASS, "fine"),
+        (raises(Absent("no such thing")), Verdict.NOT_APPLICABLE, "no such thing"),
+        (raises(OSError(5, "Input/output error", "/x")), Verdict.UNKNOWN, "/x: Input/output error"),
+        (raises(ValueError("/y holds junk")), Verdict.UNKNOWN, "/y holds junk"),
+        (raises(HardwareError("NVML did not answer")), Verdict.UNKNOWN, "NVML did not answer"),
+        (raises(KeyError("z")), Verdict.UNKNOWN, "KeyError: 'z'"),
+        (raises(RecursionError("deep")), Verdict.UNKNOWN, "RecursionError: deep"),
+        (raises(SystemExit(3)), Verdict.UNKNOWN, "its process ended without an answer"),
+        (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), Verdict.UNKNOWN, "ended without an answer"),
+        (lambda node, expected: os._exit(0), Verdict.UNKNOWN, "ended without an answer"),
+        (lambda node, expected: "a\n\x1b[31m" + "b" * 9999, Verdict.PASS, "a ?[31m" + "b" * 390 + "..."),
+        (lambda node, expected: print("x" * 100_000) or "said", Verdict.PASS, "said"),
+    ],
+)
+def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str) -> None:
+    (finding,) = run(check(gather)).findings
+    assert finding.verdict is verdict
+    assert text in finding.text
+
+
+def test_a_junk_verdict_is_unknown() -> None:
+    junk = check(lambda node, expected: 0)._replace(judge=lambda facts, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
+    assert "'well' is not a valid Verdict" in run(junk).findings[0].text
+
+
+def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_up() -> None:
+    hung = check(forever, "hung", budget_s=0.3, on_unknown="drain")
+    started_s = time.monotonic()
+    result = run(check(lambda n, e: 1, "a"), hung, check(lambda n, e: 2, "b"))
+    assert time.monotonic() - started_s < BOUND_S / 2
+    assert [(f.check, f.verdict, f.action) for f in result.findings] == [
+        ("a", Verdict.PASS, ""),
+        ("hung", Verdict.UNKNOWN, "drain"),
+        ("b", Verdict.PASS, ""),
+    ]
+    assert result.findings[1].text == "timed out after 0.3 s, reading /lustre/a b"
+    assert result.findings[1].seconds >= 0.3
+
+
+def test_the_deadline_ends_all_checks_whatever_their_budgets() -> None:
+    hung = [check(forever, f"hung-{n}", budget_s=3600.0) for n in range(20)]
+    result = run(*hung, deadline_s=0.5)
+    assert len(result.findings) == 20
+    assert all(re.fullmatch(r"timed out after 0.\d s, reading /lustre/a b", f.text) for f in result.findings)
+
+
+def test_what_a_check_started_ends_with_it(tmp_path: Path) -> None:
+    """Its group is killed, also when it has answered."""
+    log = tmp_path / "pids"
+
+    def forks(node: NodeView, expected: Expected) -> str:
+        for _ in range(3):
+            if os.fork() == 0:
+                with log.open("a") as file:
+                    file.write(f"{os.getpid()}\n")
+                threading.Event().wait()
+        while len(log.read_text().split() if log.exists() else []) < 3:
+            time.monotonic()
+        return "forked"
+
+    assert run(check(forks)).findings[0].text == "forked"
+    for pid in map(int, log.read_text().split()):
+        assert ended(pid), "a grandchild survived"
+
+
+def test_no_process_left_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", none_left)
+    (finding,) = run(check(lambda n, e: 1)).findings
+    assert (finding.verdict, finding.text) == (
+        Verdict.UNKNOWN,
+        "no process could be started for it: Resource temporarily unavailable",
+    )
+
+
+def test_sigterm_ends_the_program_and_its_checks(dgx: Node) -> None:
+    """slurmd ends a prolog that is too slow, the agent one that is not wanted any more."""
+    os.unlink(dgx / "/sys/fs/lustre/health_check")
+    os.mkfifo(dgx / "/sys/fs/lustre/health_check")
+    process = dgx.start("--only", "lustre", "--deadline", "600")
+    # Its child opens the FIFO for reading: only then can we open it for writing.
+    writer = os.open(dgx / "/sys/fs/lustre/health_check", os.O_WRONLY)
+    pid = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=BOUND_S)
+    os.close(writer)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert ended(pid)
+
+
+def test_checks_end_themselves_when_the_program_was_killed(dgx: Node) -> None:
+    os.unlink(dgx / "/sys/fs/lustre/health_check")
+    os.mkfifo(dgx / "/sys/fs/lustre/health_check")
+    process = dgx.start("--only", "lustre", "--deadline", "0.5")
+    writer = os.open(dgx / "/sys/fs/lustre/health_check", os.O_WRONLY)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate(timeout=BOUND_S)
+    assert children, "it had ended before it was killed"
+    assert all(ended(int(pid)) for pid in children)
+    os.close(writer)
+
+
+def test_a_file_that_blocks_is_named(dgx: Node) -> None:
+    os.unlink(dgx / "/sys/fs/lustre/health_check")
+    os.mkfifo(dgx / "/sys/fs/lustre/health_check")
+    code, report = dgx.program("--when", "prolog", "--deadline", "0.7")
+    wrong = [(f.check, f.verdict.value, f.text) for f in report.findings if f.verdict is Verdict.UNKNOWN]
+    assert [name for name, *_ in wrong] == ["lustre"]
+    assert re.fullmatch(r"timed out after 0.\d s, reading /sys/fs/lustre/health_check", wrong[0][2])
+    assert code == 3
+
+
+class HungMount:
+    """A FUSE file system without a server: whoever looks into it blocks in the kernel."""
+
+    def __init__(self, target: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._target = os.fsencode(target)
+        self._fd = os.open("/dev/fuse", os.O_RDWR)
+        options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0"
+        if self._libc.mount(b"hung", self._target, b"fuse", 0, options.encode()) != 0:
+            os.close(self._fd)
+            raise OSError(ctypes.get_errno(), "mount")
+
+    def close(self) -> None:
+        assert self._libc.umount2(self._target, 2) == 0
+        os.close(self._fd)
+
+
+@pytest.fixture
+def hung_home(dgx: Node) -> Iterator[Node]:
+    """A node whose /home, an NFS mount by its mountinfo, never answers."""
+    try:
+        mount = HungMount(dgx / "/home")
+    except OSError as error:
+        pytest.skip(f"no FUSE mount can be made here: {error}")
+    yield dgx
+    mount.close()
+
+
+def test_a_mount_that_hangs_is_named_and_hides_no_other(hung_home: Node) -> None:
+    site = hung_home.site(checks={"mounts": {"budget": 1, "on_unknown": "drain"}})
+    code, report = hung_home.program("--only", "mounts", "--config", site)
+    (finding,) = report.findings
+    assert (code, finding.verdict, finding.action) == (1, Verdict.UNKNOWN, "drain")
+    assert finding.text == "timed out: /home did not answer"
+
+    (hung_home / "/lustre/fs0/projects").rmdir()
+    (hung_home / "/lustre/fs0").rmdir()
+    code, report = hung_home.program("--only", "mounts", "--config", site)
+    assert code == 1
+    assert report.findings[0].verdict is Verdict.FAIL
+    assert report.findings[0].text == "/lustre/fs0: No such file or directory"
+
+
+def test_a_storage_path_that_hangs_is_named(hung_home: Node) -> None:
+    expect = ("--expect", "storage_paths=/home/alice,/raid")
+    code, report = hung_home.program("--only", "storage-paths", "--deadline", "1", *expect)
+    (finding,) = report.findings
+    assert (code, finding.text) == (3, "timed out: /home/alice did not answer")

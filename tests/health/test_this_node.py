@@ -1,0 +1,130 @@
+"""The readers of checks on the machine itself: real processes, kernel log, services, clock, file systems."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded import BOUND_S
+
+from nvrx_slurm.health import kernel_log, processes, registry, services, space, storage
+from nvrx_slurm.health.check import NodeView, Verdict
+from nvrx_slurm.health.runner import examine
+from nvrx_slurm.system.hardware import Absent
+
+LIVE = NodeView("/", {})
+EXPECTED = registry.defaults(registry.built_in().values())
+
+# posix_spawn waits in state D until its child has executed the program, which waits for a writer of the FIFO first.
+BLOCKED = """
+import os, sys
+print(os.getpid(), flush=True)
+actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions), 0)
+"""
+
+
+def test_a_process_that_is_really_blocked_is_found(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = subprocess.Popen([sys.executable, "-c", BLOCKED, str(fifo)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        poller = select.poll()  # its end would be an event; otherwise looks at its state, with a bound
+        poller.register(process.stdout, select.POLLIN)
+        for _ in range(int(BOUND_S * 100)):
+            if processes.parsed(Path(f"/proc/{pid}/stat").read_text()).state == "D":
+                break
+            assert not poller.poll(10)
+        facts = processes.gather(LIVE, {**EXPECTED, "stuck_s": 0.2})
+        assert pid in {found.pid for found in facts.stuck}
+        verdict, text = processes.judge(facts, EXPECTED)
+        assert verdict is Verdict.FAIL and text.startswith("blocked in the kernel for 0.2 s")
+    finally:
+        with fifo.open("w"):
+            process.communicate(timeout=BOUND_S)
+    assert process.returncode == 0
+
+
+def test_a_process_that_works_is_not_stuck() -> None:
+    ours = processes.parsed(LIVE.text("/proc/self/stat"))
+    assert (ours.pid, ours.state) == (os.getpid(), "R")
+    assert ours not in processes.gather(LIVE, {**EXPECTED, "stuck_s": 0.0}).stuck
+
+
+def test_the_kernel_log_is_read_to_its_end() -> None:
+    try:
+        records = list(kernel_log.records(LIVE))
+    except (OSError, Absent) as error:
+        pytest.skip(f"the kernel's log cannot be read here: {error}")
+    numbers = [record.sequence for record in records]
+    assert numbers and numbers == sorted(numbers)
+
+
+def test_processes_and_services() -> None:
+    comm = Path("/proc/self/comm").read_text().strip()
+    assert comm in services.running(LIVE)
+    verdict, text = examine(
+        registry.built_in()["services"], LIVE, {**EXPECTED, "services": ("no-such-service-of-ours",)}
+    )
+    assert (verdict, text) == (Verdict.FAIL, "not running: no-such-service-of-ours")
+
+
+def test_the_clock_is_asked() -> None:
+    facts = services.gather_time(LIVE, EXPECTED)
+    assert isinstance(facts.synchronized, bool)
+    for synchronized, daemons, verdict in (
+        (True, [], Verdict.PASS),
+        (True, ["chronyd"], Verdict.PASS),
+        (False, ["chronyd"], Verdict.UNKNOWN),
+        (False, [], Verdict.FAIL),
+    ):
+        assert services.judge_time(services.TimeSync(synchronized, daemons), EXPECTED)[0] is verdict
+
+
+def test_room_is_what_the_kernel_says(tmp_path: Path) -> None:
+    found = space.room(LIVE, str(tmp_path))
+    real = os.statvfs(tmp_path)
+    assert (found.total_bytes, found.inodes) == (real.f_frsize * real.f_blocks, real.f_files)
+
+
+def test_all_mounts_of_this_machine_are_understood() -> None:
+    found = storage.mounts(LIVE)
+    assert "/proc" in {mount.target for mount in found}
+    assert len(found) == len({mount.target for mount in found})
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "/etc", "/dev/null", "/dev/tty0"])
+def test_storage_paths_of_every_kind(path: str) -> None:
+    """File: read; directory: listed; a device: only stat, never opened (a tape would rewind)."""
+    if not os.path.exists(path):
+        pytest.skip(f"there is no {path}")
+    storage.read_path(LIVE, path)
+
+
+@pytest.mark.parametrize("make", ["missing", "dangling", "loop"])
+def test_storage_paths_that_are_not_there(tmp_path: Path, make: str) -> None:
+    path = tmp_path / "path"
+    if make != "missing":
+        path.symlink_to("path" if make == "loop" else "nowhere")
+    with pytest.raises(OSError, match="No such file|Too many levels"):
+        storage.read_path(LIVE, str(path))
+
+
+def test_a_server_that_squashes_root_is_reached() -> None:
+    class Squashed(NodeView):
+        def path(self, absolute: str) -> str:
+            raise PermissionError(13, "Permission denied")
+
+    storage.reach(Squashed(), "/home")
+
+
+def test_live_checks_of_this_machine_say_something_about_it() -> None:
+    for check in registry.built_in().values():
+        verdict, text = examine(check, LIVE, EXPECTED)
+        assert isinstance(verdict, Verdict) and text, check.name

@@ -1,0 +1,68 @@
+"""Lines of the driver in the kernel's log, and what they ask for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.health.check import Verdict
+from nvrx_slurm.health.kernel_log import judge
+from nvrx_slurm.health.xid import XIDS, Event, Remedy, meaning, parsed, remedy
+
+EXPECTED = {"xid_ignore": (), "xid_fail": ()}
+
+
+CHANGED = "GPU recovery action changed from"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "due"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Remedy.REBOOT),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python, Ch 8, MMU Fault", 31, Remedy.MONITOR),
+        ("NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  Fatal", 149, Remedy.MONITOR),
+        ("[ 12.3] NVRM: Xid (PCI:0000:3b:00): 54", 54, Remedy.ISOLATE),
+        ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, An uncorrectable double bit error", 48, Remedy.RESET),
+        ("NVRM: Xid (PCI:0000:3b:00): 99999, news", 99999, Remedy.MONITOR),
+        ("nvidia-nvswitch3: SXid (PCI:0000:3b:00): 20034, Fatal, Link 32 LTSSM Fault", 20034, Remedy.RESET),
+        ("nvidia-nvswitch0: SXid (PCI:0000:3b:00): 12028, Non-fatal, Link 5 egress", 12028, Remedy.MONITOR),
+        (f"Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x2 (Node Reboot Required)", 154, Remedy.REBOOT),
+        (f"Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Remedy.RESET),
+        (f"Xid (PCI:0000:3b:00): 154, {CHANGED} 0x1 (GPU Reset Required) to 0x0 (None)", 154, Remedy.MONITOR),
+    ],
+)
+def test_lines(line: str, code: int, due: Remedy) -> None:
+    event = parsed(line, 7)
+    assert event is not None
+    assert event[:3] == ("SXID" if "SXid" in line else "XID", code, "0000:3b:00") and event.sequence == 7
+    assert remedy(event) is due
+    assert meaning(event) or not event.text
+
+
+@pytest.mark.parametrize(
+    "line", ["", "NVRM: Xid", "Xid (PCI:0000:3b:00): x", "MyXid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:../../etc): 79"]
+)
+def test_lines_that_are_none(line: str) -> None:
+    assert parsed(line, 1) is None
+
+
+@given(st.text())
+def test_any_line_is_survived(line: str) -> None:
+    parsed(line, 1)
+    parsed(f"NVRM: Xid (PCI:0000:3b:00): 154, {line}", 1)
+
+
+def test_every_code_has_a_meaning_and_the_worst_comes_first() -> None:
+    assert all(words for _, words in XIDS.values())
+    events = [Event("XID", code, "0000:3b:00", "", 1) for code in (31, 48, 79, 54, 64)]
+    verdict, text = judge(events, EXPECTED)
+    assert verdict is Verdict.FAIL
+    assert text.startswith("XID 54 on 0000:3b:00") and text.endswith("needs a person at the node")
+    assert "31" not in text
+
+
+def test_the_same_event_a_thousand_times_is_one() -> None:
+    verdict, text = judge([Event("XID", 79, "0000:3b:00", "", n) for n in range(1000)], EXPECTED)
+    assert (verdict, text) == (Verdict.FAIL, "XID 79 on 0000:3b:00 (GPU has fallen off the bus): needs a reboot")
+    assert judge([Event("XID", 31, "0000:3b:00", "", n) for n in range(1000)], EXPECTED)[1].endswith("(1000 x XID 31)")

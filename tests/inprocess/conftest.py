@@ -1,0 +1,23 @@
+"""Ranks for the tests of the wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks_harness import Job, Zygote, jobs
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Has imported torch."""
+    process = Zygote()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def job(zygote: Zygote, tmp_path: Path) -> Iterator[Job]:
+    """A job without ranks yet; when the test is over nothing of it is left."""
+    yield from jobs(zygote, tmp_path)

@@ -1,0 +1,331 @@
+"""What AbortTorchDistributed unblocks, for real, and that no abort raises, hangs or loads anything."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from plugin_harness import WITHOUT_TORCH
+
+from nvrx_slurm.inprocess import abort
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.system import bounded
+
+STATE = State(rank=0, world_size=2, iteration=3).freeze()
+WAIT_S = 60.0
+
+PRELUDE = """
+import datetime, os, sys, threading, time
+import torch, torch.distributed as dist
+from nvrx_slurm.inprocess import abort
+from nvrx_slurm.inprocess.state import State
+
+def abort_when_stuck(name):
+    # from another thread, when the main one has been in that torch function for a while
+    main = threading.main_thread().ident
+    seen = 0
+    while seen < 20:
+        frame, names = sys._current_frames()[main], set()
+        while frame:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        seen = seen + 1 if name in names else 0
+        time.sleep(0.01)
+    abort.AbortTorchDistributed()(State(0, 2).freeze())
+
+def unblocked(name, call):
+    thread = threading.Thread(target=abort_when_stuck, args=(name,), daemon=True)
+    thread.start()
+    try:
+        call()
+    except Exception as error:
+        print("unblocked", name, type(error).__name__, flush=True)
+    else:
+        print("returned", name, flush=True)
+    thread.join(10)
+    assert not thread.is_alive() and not dist.is_initialized()
+"""
+
+COLLECTIVES = (
+    PRELUDE
+    + """
+rank, directory = int(sys.argv[1]), sys.argv[2]
+one = torch.ones(1)
+held = []
+for turn, name in enumerate(("all_reduce", "recv", "barrier", "monitored_barrier")):
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/{turn}",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=600),
+    )
+    other = dist.new_group([0, 1])
+    total = one.clone()
+    dist.all_reduce(total)
+    dist.all_reduce(total, group=other)
+    assert total.item() == 4
+    if rank == 0:
+        calls = {
+            "all_reduce": lambda: dist.all_reduce(total),
+            "recv": lambda: dist.recv(total, 1),
+            "barrier": lambda: dist.barrier(group=other),
+            "monitored_barrier": dist.monitored_barrier,
+        }
+        unblocked(name, calls[name])
+    sys.stdin.readline()
+    if rank == 1:
+        abort.AbortTorchDistributed()(State(1, 2).freeze())
+    del other
+    held.append([len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")])
+    print("turn", turn, flush=True)
+assert held[-1] <= held[0] and held[-1][1] <= held[0][1], held
+"""
+)
+
+
+@pytest.fixture
+def spawn():
+    """Start ranks; they are ended and reaped."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, *args],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL", **env},
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+
+
+def ended(process: subprocess.Popen[str], text: str = "") -> str:
+    """Give it the rest of its input; its output, once it has ended well."""
+    out, err = process.communicate(text, timeout=WAIT_S)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.mark.torch
+def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tmp_path: Path) -> None:
+    """The peer lives and does not come; each group has a timeout of 10 min. No thread or descriptor is left over."""
+    stuck, absent = (spawn(COLLECTIVES, str(rank), str(tmp_path)) for rank in (0, 1))
+    assert stuck.stdin and absent.stdin and stuck.stdout and absent.stdout
+    for turn, name in enumerate(("all_reduce", "recv", "barrier", "monitored_barrier")):
+        said = stuck.stdout.readline().split()
+        assert said[:2] == ["unblocked", name], (said, stuck.poll())
+        for rank in (stuck, absent):
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            assert rank.stdout.readline() == f"turn {turn}\n"
+    ended(stuck)
+    ended(absent)
+
+
+RENDEZVOUS = (
+    PRELUDE
+    + """
+own = dist.TCPStore("127.0.0.1", 0, is_master=True)
+os.environ.update(
+    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(own.port), TORCHELASTIC_USE_AGENT_STORE="True", RANK="0", WORLD_SIZE="2",
+    TORCHELASTIC_RESTART_COUNT="0",
+)
+if sys.argv[1] == "kept":
+    abort.keep_connections()
+    unblocked("init_process_group", lambda: dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600)))
+own.set("key", "value")
+assert own.get("key") == b"value"
+"""
+)
+
+
+@pytest.mark.torch
+def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn) -> None:
+    assert ended(spawn(RENDEZVOUS, "kept")).split()[:2] == ["unblocked", "init_process_group"]
+
+
+DUMP = """
+import os, sys
+import torch, torch.distributed as dist
+from nvrx_slurm.inprocess import abort
+from nvrx_slurm.inprocess.state import State
+for iteration, path in enumerate((sys.argv[2], None)):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{iteration}", rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1))
+    os.environ["NVRX_FR_TRACE_PATH"] = sys.argv[3]
+    abort.AbortTorchDistributed(torch_fr_trace_path=path)(State(0, 1, iteration=iteration).freeze())
+    assert not dist.is_initialized()
+print(hasattr(torch._C._distributed_c10d, "_dump_fr_trace"))
+"""
+
+
+@pytest.mark.torch
+def test_the_flight_recorder_is_written_before_the_abort(spawn, tmp_path: Path) -> None:
+    """To the argument's directory, which counts more than the environment's; without one, to that."""
+    given, env = tmp_path / "a" / "given", tmp_path / "env"
+    all_backends = ended(spawn(DUMP, str(tmp_path), str(given), str(env), TORCH_FR_BUFFER_SIZE="100")) == "True\n"
+    for directory, name in ((given, "rank_0_iteration_0"), (env, "rank_0_iteration_1")):
+        (file,) = directory.iterdir()
+        assert file.name == name
+        # Before torch 2.8 only NCCL's collectives are recorded.
+        assert (b"all_reduce" if all_backends else b"entries") in file.read_bytes()
+
+
+def test_nothing_is_imported_where_nothing_is_in_use() -> None:
+    code = (
+        "from nvrx_slurm.inprocess import abort\n"
+        "from nvrx_slurm.inprocess.state import State\n"
+        "before = set(sys.modules)\n"
+        "for one in (abort.AbortTorchDistributed('/nowhere'), abort.AbortTransformerEngine(),\n"
+        "            abort.AbortPersistentCheckpointProcesses()):\n"
+        "    state = State(0, 1).freeze()\n"
+        "    assert one(state) is state\n"
+        "assert set(sys.modules) == before and 'torch' not in before\n"
+    )
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH + code], check=True, timeout=WAIT_S)
+
+
+# --- what goes wrong in an abort -----------------------------------------------------------------------------------
+
+
+class FakeC10d(ModuleType):
+    """torch.distributed's module with process groups that misbehave."""
+
+    def __init__(self, aborts, destroys) -> None:
+        super().__init__(abort._C10D)
+        self.live, self.calls = True, []
+        if aborts is not None:
+            self._abort_process_group = lambda: self.do("abort", aborts)
+        self.destroy_process_group = lambda: self.do("destroy", destroys)
+
+    def is_initialized(self) -> bool:
+        return self.live
+
+    def do(self, name: str, deed) -> None:
+        self.calls.append(name)
+        deed()
+        self.live = False
+
+
+def fail() -> None:
+    raise RuntimeError("NCCL said no")
+
+
+@pytest.mark.parametrize(
+    ("aborts", "destroys", "calls"),
+    [
+        (lambda: None, fail, ["abort"]),
+        (fail, lambda: None, ["abort", "destroy"]),
+        (None, lambda: None, ["destroy"]),  # torch 2.5
+        (fail, fail, ["abort", "destroy"]),
+    ],
+)
+def test_an_abort_that_fails_is_followed_by_a_destroy_and_nothing_is_raised(
+    monkeypatch, caplog, aborts, destroys, calls
+) -> None:
+    c10d = FakeC10d(aborts, destroys)
+    monkeypatch.setitem(sys.modules, abort._C10D, c10d)
+    with caplog.at_level(logging.DEBUG):
+        assert abort.AbortTorchDistributed()(STATE) is STATE
+    assert c10d.calls == calls
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == (1 if c10d.live else 0)
+    assert all("NCCL said no" in line for line in warned)
+
+
+def test_an_abort_that_hangs_is_left_behind_and_said_once(monkeypatch, caplog) -> None:
+    over = threading.Event()
+    monkeypatch.setitem(sys.modules, abort._C10D, FakeC10d(over.wait, fail))
+    assert abort.AbortTorchDistributed(timeout=datetime.timedelta(seconds=0.05))(STATE) is STATE
+    assert [record.getMessage() for record in caplog.records] == [
+        "abort: aborting the process groups did not end within 0.05 s and is left behind"
+    ]
+    (left,) = (thread for thread in threading.enumerate() if "process groups" in thread.name)
+    assert left.daemon
+    over.set()
+    left.join(WAIT_S)
+    assert not left.is_alive()
+
+
+def test_a_timeout_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="longer than 0 s"):
+        abort.AbortTorchDistributed(timeout=datetime.timedelta(0))
+
+
+# --- the others ------------------------------------------------------------------------------------------------------
+
+
+def test_transformer_engine_is_freed_after_torch(monkeypatch) -> None:
+    order: list[str] = []
+    c10d = FakeC10d(lambda: order.append("torch"), fail)
+    base = ModuleType("transformer_engine.pytorch.module.base")
+    base.destroy_ub = lambda: order.append("destroy_ub")
+    fp8 = ModuleType("transformer_engine.pytorch.fp8")
+    fp8.FP8GlobalStateManager = SimpleNamespace(reset=lambda: order.append("reset"))
+    for module in (c10d, base, fp8):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    both = Compose(abort.AbortTransformerEngine(), abort.AbortTorchDistributed())
+    assert isinstance(both, abort.Abort)
+    assert both(STATE) is STATE
+    assert order == ["torch", "destroy_ub", "reset"]
+
+
+def test_the_checkpoint_process_is_killed_and_another_can_be_started(monkeypatch) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=signal.pause, daemon=True)
+    process.start()
+    module = ModuleType(abort._DCP_PROCESS)
+    module._CHECKPOINT_PROCESS = SimpleNamespace(_save_process=process)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    kill = abort.AbortPersistentCheckpointProcesses()
+    assert kill(STATE) is STATE
+    assert module._CHECKPOINT_PROCESS is None
+    assert process.exitcode == -9
+    assert kill(STATE) is STATE
+
+
+def test_torch_still_keeps_the_checkpoint_process_where_we_look() -> None:
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0], *abort._DCP_PROCESS.split(".")[1:]).with_suffix(".py")
+    if not source.exists():
+        pytest.skip("torch before 2.7 saves in threads only")
+    text = source.read_text()
+    assert "global _CHECKPOINT_PROCESS" in text and "self._save_process = self.ctx.Process(" in text
+
+
+def test_a_bounded_call_gives_what_the_function_gives() -> None:
+    assert bounded.call(lambda: None, WAIT_S, "none") is None
+    with pytest.raises(KeyError, match="inside"):
+        bounded.call(lambda: {}["inside"], WAIT_S, "error")
+    with pytest.raises(TimeoutError):  # the function's own is not an overrun
+        bounded.call(lambda: (_ for _ in ()).throw(TimeoutError()), WAIT_S, "own")
+
+
+def test_abort_is_abstract() -> None:
+    class Own(abort.Abort):
+        def __call__(self, state: FrozenState) -> FrozenState:
+            return state
+
+    assert Own()(STATE) is STATE
+    with pytest.raises(TypeError, match="abstract"):
+        abort.Abort()  # type: ignore[abstract]

@@ -1,0 +1,122 @@
+"""The lines a launcher's log reader looks for, and the logger they and the wrapper write to."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from plugin_harness import WITHOUT_TORCH
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess import log
+from nvrx_slurm.inprocess import nested_restarter as nested
+from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.completion import Completion
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.initialize import Initialize, RetryController
+from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.inprocess.terminate import Terminate
+
+
+class Lines(nested.NestedRestarterLogger):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log_for_restarter(self, message: str) -> None:
+        self.lines.append(message.partition("[NestedRestarter] ")[2])
+
+
+def state(rank: int = 0) -> FrozenState:
+    return State(rank=rank, world_size=4, active_rank=rank).freeze()
+
+
+def test_a_run_with_two_faults_writes_the_whole_story() -> None:
+    lines = Lines()
+    completed, starting = nested.NestedRestarterHandlingCompleted(), nested.NestedRestarterHandlingStarting()
+    finalized, aborted = nested.NestedRestarterFinalized(), nested.NestedRestarterAborted()
+    for callback in (completed, starting, finalized, aborted):
+        callback.logger = lines
+    initialize = Compose(completed, RetryController(max_iterations=10))
+    abort = Compose(AbortTorchDistributed(), starting)
+    assert isinstance(initialize, Initialize) and isinstance(abort, Abort)
+    assert isinstance(finalized, Completion) and isinstance(aborted, Terminate)
+    for step in (initialize, abort, initialize, abort, initialize, finalized, aborted):
+        here = state()
+        assert step(here) is here
+    assert lines.lines == [
+        "name=[InProcess] state=initialize",
+        "name=[InProcess] state=handling stage=starting",
+        "name=[InProcess] state=handling stage=completed",
+        "name=[InProcess] state=handling stage=starting",
+        "name=[InProcess] state=handling stage=completed",
+        "name=[InProcess] state=finalized",
+        "name=[InProcess] state=aborted",
+    ]
+
+
+def test_only_the_special_rank_writes() -> None:
+    lines = Lines()
+    callback = nested.NestedRestarterCallback("own", "stage", logger=lines, special_rank=2)
+    for rank in range(4):
+        callback(state(rank))
+    assert lines.lines == ["name=[InProcess] state=own stage=stage"]
+
+
+def written(code: str, **env: str) -> tuple[list[str], list[str]]:
+    """Lines on stdout and stderr of a process that runs this."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + code], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+USE = """
+import logging, os, sys
+logging.basicConfig(stream=sys.stdout, level=logging.DEBUG)
+from nvrx_slurm.inprocess import log, nested_restarter
+from nvrx_slurm.inprocess.state import State
+for _ in range(3):
+    logger = log.setup_logger()
+logging.getLogger("nvrx_slurm.inprocess.abort").debug("a detail")
+os.environ["RANK"] = "7"
+nested_restarter.NestedRestarterFinalized()(State(0, 1).freeze())
+logging.getLogger("mine").info("of the user")
+"""
+
+
+def test_messages_go_to_stderr_once_with_the_rank_of_the_moment_and_not_to_the_root_logger() -> None:
+    out, err = written(USE)
+    assert out == ["INFO:mine:of the user"]
+    assert len(err) == 1
+    assert "[INFO]" in err[0] and "[rank 7]" in err[0]
+    assert err[0].endswith("active_rank=None [NestedRestarter] name=[InProcess] state=finalized")
+
+
+def test_the_level_is_the_users() -> None:
+    assert [line.split()[-2:] for line in written(USE, NVRX_LOG_LEVEL="debug")[1]][0] == ["a", "detail"]
+    assert written(USE, NVRX_LOG_LEVEL="error")[1] == []
+    preset = "import logging\nlogging.getLogger('nvrx_slurm.inprocess').setLevel(logging.ERROR)\n"
+    assert written(preset + USE, NVRX_LOG_LEVEL="debug")[1] == []
+
+
+def test_the_users_handler_stays_the_only_one() -> None:
+    own = (
+        "import logging, sys\nlogging.getLogger('nvrx_slurm.inprocess').addHandler(logging.StreamHandler(sys.stdout))\n"
+    )
+    out, err = written(own + USE)
+    assert out == ["active_rank=None [NestedRestarter] name=[InProcess] state=finalized", "INFO:mine:of the user"]
+    assert err == []
+
+
+def test_an_unknown_level_is_a_usage_error(monkeypatch) -> None:
+    logger = logging.getLogger(log.LOGGER_NAME)
+    before = logger.level
+    monkeypatch.setenv("NVRX_LOG_LEVEL", "loud")
+    logger.setLevel(logging.NOTSET)
+    try:
+        with pytest.raises(UsageError, match="LOUD is no level"):
+            log.setup_logger()
+    finally:
+        logger.setLevel(before)

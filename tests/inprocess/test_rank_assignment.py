@@ -1,0 +1,263 @@
+"""Rank assignments that every rank computes for itself, and what the wrapper makes of a composition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.inprocess import rank_assignment as ra
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.exception import InternalError, RestartAbort
+from nvrx_slurm.inprocess.state import Mode, State
+
+Make = Callable[[], ra.RankAssignment]
+
+
+def after(assignment: ra.RankAssignment, states: list[State], died: set[int]) -> list[State]:
+    """The states of those who are left, in the order they had; `died` counts ranks."""
+    left = []
+    for state in states:
+        try:
+            left.append(ra.assign(assignment, ra.RankAssignmentCtx(state, None, died)))
+        except ra.RankDiscarded:
+            assert state.rank in died
+    return left
+
+
+def world(size: int) -> list[State]:
+    return [State(rank=rank, world_size=size) for rank in range(size)]
+
+
+def active(states: list[State]) -> list[int | None]:
+    return [state.active_rank for state in states]
+
+
+def initial(states: list[State]) -> list[int | None]:
+    """Initial rank of each active rank."""
+    by_active = {state.active_rank: state.initial_rank for state in states if state.active_rank is not None}
+    return [by_active[rank] for rank in sorted(by_active)]
+
+
+def test_the_default() -> None:
+    default = Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
+    states = after(default, world(8), {1, 4, 5})
+    assert initial(states) == [0, 2, 3, 6, 7]
+    assert {(state.world_size, state.active_world_size, state.mode) for state in states} == {(5, 5, Mode.ACTIVE)}
+    assert initial(after(default, states, {0})) == [2, 3, 6, 7]
+
+
+def test_fill_gaps() -> None:
+    states = after(Compose(ra.ActivateAllRanks(), ra.FillGaps()), world(8), {1, 4, 5})
+    assert initial(states) == [0, 6, 2, 3, 7]
+
+
+def test_spares_come_in_as_ranks_die() -> None:
+    assignment = Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.MaxActiveWorldSize(5), ra.ShiftRanks())
+    states = after(assignment, world(8), set())
+    assert active(states) == [0, 1, 2, 3, None, None, None, None]
+    assert {state.mode for state in states[4:]} == {Mode.INACTIVE}
+    states = after(assignment, states, {0, 2, 7})
+    assert initial(states) == [1, 3, 4, 5]
+    assert initial(after(assignment, states, {1})) == [1, 4, 5, 6]
+
+
+def test_filters_begin_anew_in_each_iteration() -> None:
+    """12 -> 10 -> not 8: what a filter cut off before does not count."""
+    assignment = Compose(ra.MaxActiveWorldSize(10), ra.ActiveWorldSizeDivisibleBy(4), ra.ShiftRanks())
+    states = after(assignment, world(15), set())
+    assert len(initial(states)) == 10
+    assert len(initial(after(assignment, states, {14}))) == 10
+
+
+@given(st.integers(1, 30), st.data(), st.integers(1, 5), st.none() | st.integers(1, 30))
+def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | None) -> None:
+    """Numbers are 0..n-1 exactly once, sizes agree, filters hold, whatever dies in three rounds."""
+    renumber: ra.RankAssignment = data.draw(st.sampled_from([ra.ShiftRanks(), ra.FillGaps()]))
+    filters = [ra.ActiveWorldSizeDivisibleBy(divisor), ra.MaxActiveWorldSize(most)]
+    assignment = Compose(*filters, renumber)
+    states = world(size)
+    for _ in range(3):
+        died = data.draw(st.sets(st.integers(0, len(states) - 1)))
+        expected = min(len(states) - len(died), most or size) // divisor * divisor
+        if expected == 0:
+            survivors = [state for state in states if state.rank not in died]
+            for state in survivors:
+                with pytest.raises(RestartAbort, match="leaves no rank active"):
+                    ra.assign(assignment, ra.RankAssignmentCtx(state, None, died))
+            return
+        order = [state.initial_rank for state in sorted(states, key=lambda s: s.rank) if state.rank not in died]
+        states = after(assignment, states, died)
+        assert sorted(state.rank for state in states) == list(range(len(order)))
+        assert sorted(rank for rank in active(states) if rank is not None) == list(range(expected))
+        assert {(state.world_size, state.active_world_size) for state in states} == {(len(order), expected)}
+        if isinstance(renumber, ra.ShiftRanks):
+            assert [s.initial_rank for s in sorted(states, key=lambda s: s.rank)] == order
+
+
+def test_plain_calls_need_no_wrapper() -> None:
+    """A user's own loop: context in, context out, the set it gave untouched."""
+    died = {0}
+    ctx = ra.RankAssignmentCtx(State(rank=2, world_size=3), None, died)
+    found = ra.ShiftRanks()(ctx)
+    assert (found.state.rank, found.state.world_size, found.terminated_ranks, died) == (1, 2, set(), {0})
+    assert ra.MaxActiveWorldSize()(found).state.active_rank == 1
+    with pytest.raises(ra.RankDiscarded, match="rank 0 of iteration 0"):
+        ra.ShiftRanks()(replace(ctx, state=State(rank=0, world_size=3)))
+
+
+# --- compositions -----------------------------------------------------------------------------------------------------
+
+
+def keyed() -> ra.FilterCountGroupedByKey:
+    return ra.FilterCountGroupedByKey(key_or_fn="all", condition=bool)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "sentence"),
+    [
+        (lambda: Compose(ra.ActivateAllRanks(), ra.MaxActiveWorldSize(2)), ValueError, "both decide"),
+        (lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.ActivateAllRanks()), ValueError, "leave one out"),
+        (lambda: Compose(ra.ActivateAllRanks(), Compose(ra.ActivateAllRanks())), ValueError, "cannot be combined"),
+        (lambda: Compose(ra.ShiftRanks(), ra.MaxActiveWorldSize(2)), ValueError, r"list MaxActiveWorldSize\(2\) left"),
+        (lambda: Compose(ra.FillGaps(), ra.ActivateAllRanks()), ValueError, "left of FillGaps"),
+        (lambda: Compose(ra.Tree([ra.Layer()]), ra.ShiftRanks()), TypeError, "cannot be composed"),
+        (lambda: Compose(*[ra.ShiftRanks()] * 2), ValueError, "twice"),
+        (lambda: ra.with_default_activation(keyed()), ValueError, "list ShiftRanks"),
+        (lambda: ra.with_default_activation(Compose(keyed(), ra.ShiftRanks())), ValueError, "list ShiftRanks"),
+        (lambda: ra.with_default_activation(lambda ctx: ctx), TypeError, "must be a RankAssignment"),  # type: ignore
+        (lambda: ra.with_default_activation(ra.ShiftRanks), TypeError, "must be a RankAssignment"),  # type: ignore
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(make: Make, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        make()
+
+
+def test_a_composition_without_activation_activates_all() -> None:
+    for given_one in (ra.ShiftRanks(), Compose(ra.FillGaps()), Compose(ra.ShiftRanks(), keyed())):
+        assert not ra.activates(given_one)
+        made = ra.with_default_activation(given_one)
+        assert ra.activates(made) and isinstance(made, ra.RankAssignment)
+    assert initial(after(ra.with_default_activation(ra.ShiftRanks()), world(3), {0})) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ra.ActivateAllRanks,
+        lambda: Compose(ra.MaxActiveWorldSize(2), ra.ShiftRanks()),
+        lambda: ra.Tree([ra.Layer()]),
+    ],
+)
+def test_others_are_taken_as_they_are(make: Make) -> None:
+    assignment = make()
+    assert ra.activates(assignment) and ra.with_default_activation(assignment) is assignment
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: ra.MaxActiveWorldSize(0), ValueError),
+        (lambda: ra.MaxActiveWorldSize(2.0), TypeError),  # type: ignore[arg-type]
+        (lambda: ra.ActiveWorldSizeDivisibleBy(0), ValueError),
+        (lambda: ra.ActiveWorldSizeDivisibleBy(True), TypeError),
+        (lambda: ra.FilterCountGroupedByKey(3, bool), TypeError),  # type: ignore[arg-type]
+        (lambda: ra.FilterCountGroupedByKey("", 8), TypeError),  # type: ignore[arg-type]
+        (lambda: ra.Layer(min_ranks=-1), ValueError),
+        (lambda: ra.Layer(min_ranks=None), TypeError),  # type: ignore[arg-type]
+        (lambda: ra.Layer(min_ranks=3, max_ranks=2), ValueError),
+        (lambda: ra.Layer(min_ranks=0, max_ranks=0), ValueError),
+        (lambda: ra.Layer(key_or_fn=7), TypeError),  # type: ignore[arg-type]
+        (lambda: ra.Layer(flag="RESERVE"), TypeError),  # type: ignore[arg-type]
+        (lambda: ra.Tree([]), TypeError),
+        (lambda: ra.Tree(["root"]), TypeError),  # type: ignore[list-item]
+        (lambda: ra.Tree([ra.Layer()], 8), TypeError),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_are_checked(make: Callable[[], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make()
+
+
+def test_names_and_defaults_of_the_seed() -> None:
+    assert ra.FilterGroupedByKey is ra.FilterCountGroupedByKey
+    assert keyed().timeout == timedelta(seconds=60)
+    layer = ra.Layer()
+    assert (layer.min_ranks, layer.max_ranks, layer.key_or_fn, layer.flag) == (1, None, "", None)
+    assert ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
+    assert ra.ActiveWorldSizeDivisibleBy().divisor == 1
+    assert all(hasattr(ra, name) for name in ra.__all__)
+
+
+# --- a user's own -----------------------------------------------------------------------------------------------------
+
+
+class Own(ra.RankAssignment):
+    def __init__(self, answer: Callable[[ra.RankAssignmentCtx], Any]) -> None:
+        self.answer = answer
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> Any:
+        return self.answer(ctx)
+
+
+def changed(**fields: Any) -> Own:
+    return Own(lambda ctx: replace(ctx, state=replace(ctx.state, **fields)))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "error", "sentence"),
+    [
+        (Own(lambda ctx: None), InternalError, "returned None, not a RankAssignmentCtx"),
+        (changed(world_size=2), InternalError, "activated nobody"),
+        (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),
+        (changed(mode=Mode.TERMINATED, world_size=2), ra.RankDiscarded, "terminated rank 1"),
+        (changed(mode=Mode.ACTIVE, world_size=2, active_world_size=1, active_rank=1), InternalError, "fit together"),
+        (changed(mode=Mode.ACTIVE, world_size=2, active_world_size=2), InternalError, "fit together"),
+        (changed(mode=Mode.INACTIVE, world_size=2, active_world_size=3), InternalError, "fit together"),
+        (changed(mode=Mode.INACTIVE, world_size=2, active_world_size=0), RestartAbort, "of 2 healthy ranks"),
+    ],
+)
+def test_results_that_no_iteration_can_begin_with(
+    assignment: ra.RankAssignment, error: type[BaseException], sentence: str
+) -> None:
+    ctx = ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2})
+    with pytest.raises(error, match=sentence):
+        ra.assign(assignment, ctx)
+
+
+def test_an_own_assignment_may_do_it_all() -> None:
+    """Backwards, in its own way; no wrapper's help needed."""
+
+    def backwards(ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        size = ctx.state.world_size - len(ctx.terminated_ranks)
+        rank = size - 1 - (ctx.state.rank - sum(gone < ctx.state.rank for gone in ctx.terminated_ranks))
+        state = replace(
+            ctx.state, rank=rank, world_size=size, active_rank=rank, active_world_size=size, mode=Mode.ACTIVE
+        )
+        return replace(ctx, state=state)
+
+    states = [
+        ra.assign(ra.with_default_activation(Own(backwards)), ra.RankAssignmentCtx(state, None, {1}))
+        for state in world(4)
+        if state.rank != 1
+    ]
+    assert initial(states) == [3, 2, 0]
+
+
+def test_the_assignment_sees_no_active_ranks_of_the_last_iteration() -> None:
+    seen: list[State] = []
+
+    def look(ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        seen.append(ctx.state)
+        return ra.ActivateAllRanks()(ctx)
+
+    state = State(rank=0, world_size=1, active_rank=0, active_world_size=1, mode=Mode.ACTIVE)
+    ra.assign(Own(look), ra.RankAssignmentCtx(state, None, set()))
+    assert (seen[0].active_rank, seen[0].active_world_size, seen[0].mode) == (None, None, Mode.ACTIVE)
+    assert state.active_rank == 0

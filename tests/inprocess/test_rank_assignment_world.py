@@ -1,0 +1,425 @@
+"""Rank assignments that need all ranks: threads as ranks, over stores in memory and torch's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.core.tree import DEAD, Topology, active_order, healthy
+from nvrx_slurm.inprocess import rank_assignment as ra
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.exception import InternalError, RestartAbort, TimeoutError
+from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.testing.memory_store import MemoryStore
+
+BOUND_S = 30.0  # for a test that would hang
+SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
+MOST_RANKS = 9
+Views = Callable[[int, int], Any]  # iteration, initial rank -> the store of its assignment
+
+
+class TorchView:
+    """torch's stores as the wrapper hands them out."""
+
+    def __init__(self, store: Any, iteration: int) -> None:
+        from torch.distributed import PrefixStore
+
+        self._store = PrefixStore(f"iteration/{iteration}", store)
+        self.stable = PrefixStore("stable", store)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def in_memory() -> Views:
+    store = MemoryStore()
+    return lambda iteration, _: store.iteration(iteration)
+
+
+@pytest.fixture(scope="module")
+def connections() -> Iterator[list[Any]]:
+    """To one TCPStore, one for each rank, because a connection waits for one thing at a time.
+
+    Made once and in advance: torch asks the name server about each, which may take seconds.
+    """
+    torch = pytest.importorskip("torch.distributed")
+    server = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield [torch.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(MOST_RANKS)]
+
+
+@pytest.fixture(params=["memory", "HashStore", "TCPStore", "without stable"])
+def views(request: pytest.FixtureRequest) -> Views:
+    if request.param == "memory":
+        return in_memory()
+    torch = pytest.importorskip("torch.distributed")
+    if request.param == "TCPStore":
+        mine = [torch.PrefixStore(request.node.name, one) for one in request.getfixturevalue("connections")]
+        return lambda iteration, rank: TorchView(mine[rank], iteration)
+    shared = torch.HashStore()
+    return lambda iteration, _: shared if request.param == "without stable" else TorchView(shared, iteration)
+
+
+class Ranks:
+    """A job: `states` and `plugins` by initial rank, of those who are left."""
+
+    def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]) -> None:
+        self.views = views
+        self.states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
+        self.plugins = {rank: ra.with_default_activation(make()) for rank in range(size)}
+        self.iteration = 0
+
+    def assign(self, died: Iterable[int] = (), absent: Iterable[int] = ()) -> dict[int, BaseException]:
+        """The next iteration, after the initial ranks `died`; the `absent` die without a word. What ranks raised."""
+        terminated = {self.states.pop(rank).rank for rank in died}
+        raised: dict[int, BaseException] = {}
+        found: dict[int, State] = {}
+
+        def one(rank: int) -> None:
+            ctx = ra.RankAssignmentCtx(self.states[rank], self.views(self.iteration, rank), terminated)
+            try:
+                found[rank] = ra.assign(self.plugins[rank], ctx)
+            except BaseException as error:
+                raised[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in self.states if rank not in absent]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(BOUND_S)
+            assert not thread.is_alive(), "a rank hangs"
+        found.update({rank: self.states[rank] for rank in absent})
+        self.states = {rank: found[rank] for rank in sorted(found)}
+        self.iteration += 1
+        for state in self.states.values():
+            state.advance()
+        return raised
+
+    def take_back(self, before: dict[int, State]) -> None:
+        """The last assignment never was; the next iteration begins with the states `before` it."""
+        self.states = {rank: replace(state, iteration=self.iteration) for rank, state in before.items()}
+
+    @property
+    def active(self) -> list[int]:
+        """Initial rank of each active rank."""
+        by_active = {s.active_rank: rank for rank, s in self.states.items() if s.active_rank is not None}
+        assert sorted(by_active) == list(range(len(by_active)))
+        return [by_active[active] for active in sorted(by_active)]
+
+
+def same_everywhere(raised: dict[int, BaseException], size: int) -> str:
+    """The sentence, once it is known that every rank raised it."""
+    assert len(raised) == size
+    (sentence,) = {str(error) for error in raised.values()}
+    return sentence
+
+
+# --- FilterCountGroupedByKey ------------------------------------------------------------------------------------------
+
+
+def grouped(key: Any, condition: Any = lambda count: count == 2, **more: Any) -> Callable[[], ra.RankAssignment]:
+    return lambda: Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey(key, condition, **more))
+
+
+def pair(state: State) -> int:
+    return state.rank // 2
+
+
+def test_the_picture_of_the_seed(views: Views) -> None:
+    job = Ranks(8, views, grouped(pair))
+    assert job.assign() == {}
+    assert job.active == list(range(8))
+    raised = job.assign(died=[1, 4, 5])
+    assert {rank: type(error) for rank, error in raised.items()} == {0: ra.RankDiscarded}
+    assert job.active == [2, 3, 6, 7]
+    assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(4, 4)}
+    raised = job.assign(died=[6])
+    assert list(raised) == [7] and job.active == [2, 3]
+
+
+def test_a_condition_is_asked_once_per_group(views: Views) -> None:
+    asked: list[int] = []
+
+    def condition(count: int) -> bool:
+        asked.append(count)
+        return True
+
+    job = Ranks(6, views, grouped(lambda state: state.rank % 3, condition))
+    assert job.assign() == {} and asked == [2, 2, 2]
+    assert job.assign(died=[1]) == {} and sorted(asked[3:]) == [1, 2, 2]
+
+
+def test_two_filters_in_one_composition(views: Views) -> None:
+    """The right one first; the left one sees new numbers."""
+
+    def make() -> ra.RankAssignment:
+        right = ra.FilterCountGroupedByKey(pair, lambda count: count == 2)
+        left = ra.FilterCountGroupedByKey(lambda state: state.rank // 4, lambda count: count == 4)
+        return Compose(ra.MaxActiveWorldSize(3), ra.FillGaps(), left, ra.ShiftRanks(), right)
+
+    job = Ranks(8, views, make)
+    assert job.assign() == {}
+    raised = job.assign(died=[0])
+    assert set(raised) == {1, 6, 7} and job.active == [2, 3, 4]
+    assert job.states[5].rank == 3
+
+
+def test_ranks_of_one_group_with_different_keys_are_different_groups(views: Views) -> None:
+    job = Ranks(4, views, grouped(lambda state: f"{state.rank // 2} on rank {max(state.rank, 2)}"))
+    raised = job.assign()
+    assert set(raised) == {2, 3} and job.active == [0, 1]
+
+
+def raise_on(bad: int) -> Callable[[State], str]:
+    def key(state: State) -> str:
+        if state.rank == bad:
+            raise ValueError("no such host")
+        return "all"
+
+    return key
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_key_function_that_raises_is_everybodys_error(views: Views, bad: int) -> None:
+    raised = Ranks(4, views, grouped(raise_on(bad))).assign()
+    assert f"rank {bad}: ValueError: no such host" in same_everywhere(raised, 4)
+    assert {type(error) for error in raised.values()} == {InternalError}
+    assert isinstance(raised[bad].__cause__, ValueError)
+
+
+def test_a_condition_that_raises_is_everybodys_error(views: Views) -> None:
+    raised = Ranks(4, views, grouped("all", lambda count: 1 // 0)).assign()
+    assert "rank 0, computing for all: ZeroDivisionError" in same_everywhere(raised, 4)
+    assert isinstance(raised[0].__cause__, ZeroDivisionError)
+
+
+def test_an_abort_in_a_users_function_stays_one(views: Views) -> None:
+    def stop(count: int) -> bool:
+        raise RestartAbort("enough")
+
+    raised = Ranks(3, views, grouped("all", stop)).assign()
+    assert isinstance(raised.pop(0), RestartAbort)
+    assert "RestartAbort: enough" in same_everywhere(raised, 2)
+
+
+def test_a_condition_that_discards_everybody_is_said_to(views: Views) -> None:
+    job = Ranks(4, views, grouped(lambda state: f"host{state.rank // 2}"))
+    assert job.assign() == {}
+    raised = job.assign(died=[0, 2])
+    assert "no rank is left: 'host0' with 1, 'host1' with 1" in same_everywhere(raised, 2)
+    assert {type(error) for error in raised.values()} == {ra.RankDiscarded}
+
+
+def test_a_rank_that_never_comes_costs_a_bounded_time() -> None:
+    raised = Ranks(4, in_memory(), grouped("all", bool, timeout=SHORT)).assign(absent=[2])
+    assert "only 3 of 4 ranks took part within 1 s" in same_everywhere(raised, 3)
+
+
+# --- Tree -------------------------------------------------------------------------------------------------------------
+
+BOTH = ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
+
+
+def hosts_of(size: int, **layer: Any) -> list[ra.Layer]:
+    return [ra.Layer(1, None, "root", BOTH), ra.Layer(key_or_fn=lambda state: state.initial_rank // size, **layer)]
+
+
+def test_a_tree_of_hosts(views: Views) -> None:
+    """Hosts of three with two active: the near spare, a far one, and a host that dies as a whole."""
+    layers = hosts_of(3, min_ranks=2, max_ranks=2, flag=ra.LayerFlag.RESERVE)
+    job = Ranks(9, views, lambda: ra.Tree(layers))
+    assert job.assign() == {}
+    assert job.active == [0, 1, 3, 4, 6, 7]
+    assert job.assign(died=[1]) == {}
+    assert job.active == [0, 2, 3, 4, 6, 7]
+    raised = job.assign(died=[0])  # one left of host 0: below min_ranks
+    assert "layer 1 has fewer than min_ranks=2" in str(raised.pop(2)) and raised == {}
+    assert job.active == [3, 4, 6, 7] and job.states[3].rank == 0 and job.states[3].world_size == 6
+
+
+def test_each_leader_may_die(views: Views) -> None:
+    """The lowest rank dies again and again: the next one goes on with what is in the store."""
+    job = Ranks(7, views, lambda: ra.Tree([ra.Layer(1, 3, "root", ra.LayerFlag.RESERVE)]))
+    assert job.assign() == {}
+    actives = []
+    for leader in range(5):
+        assert job.assign(died=[leader]) == {}
+        actives.append(job.active)
+    assert actives == [[3, 1, 2], [3, 4, 2], [3, 4, 5], [6, 4, 5], [6, 5]]
+
+
+def test_a_leader_that_dies_in_the_middle_has_a_deputy(views: Views) -> None:
+    """In the first iteration after the build, and once more for the deputy's own."""
+    job = Ranks(5, views, lambda: ra.Tree([ra.Layer(1, 3, "root", ra.LayerFlag.RESERVE)], timeout=SHORT))
+    assert job.assign() == {}
+    assert job.assign(died=[1], absent=[0]) == {}
+    assert [job.states[rank].active_rank for rank in (2, 3, 4)] == [2, 1, None]
+    job.states[0].rank = 0  # what it would have been told
+    assert job.assign(died=[0], absent=[2]) == {}
+    assert [job.states[rank].active_rank for rank in (3, 4)] == [1, 0]
+
+
+def test_without_leader_and_deputy_the_wait_ends() -> None:
+    job = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer()], timeout=SHORT))
+    assert job.assign() == {}
+    raised = job.assign(absent=[0, 1])
+    assert "rank 0, which computes the rank assignment for all, gave none within 2 s" in same_everywhere(raised, 2)
+    assert {type(error) for error in raised.values()} == {TimeoutError}
+
+
+def copies(job: Ranks) -> dict[int, State]:
+    return {rank: replace(state) for rank, state in job.states.items()}
+
+
+@pytest.mark.parametrize("lost", [[5], [0], [0, 5]])
+def test_an_assignment_is_taken_back(views: Views, lost: list[int]) -> None:
+    """Twice in a row, then as if it had been one: with the same leader, or a new one that reads what was before."""
+    layers = [ra.Layer(1, 4, "root", BOTH)]
+    job, plain = (Ranks(8, each, lambda: ra.Tree(layers)) for each in (views, in_memory()))
+    assert job.assign() == {} == plain.assign()
+    assert job.assign(died=[6]) == {} == plain.assign(died=[6])
+    before = copies(job)
+    assert job.assign(died=[1]) == {}
+    job.take_back(before)
+    assert job.assign(died=[1, 2]) == {}
+    job.take_back(before)
+    assert job.assign(died=[1, 2, *lost]) == {} == plain.assign(died=[1, 2, *lost])
+    assert job.active == plain.active
+    assert job.assign(died=[3]) == {} == plain.assign(died=[3])
+    assert job.active == plain.active and [s.rank for s in job.states.values()] == [
+        s.rank for s in plain.states.values()
+    ]
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_the_first_assignment_is_taken_back(views: Views, lost: int) -> None:
+    """When ranks of one branch are no neighbours their numbers change with it."""
+    layers = [ra.Layer(), ra.Layer(key_or_fn=lambda state: state.rank % 2)]
+    job = Ranks(6, views, lambda: ra.Tree(layers))
+    before = copies(job)
+    assert job.assign() == {} and job.active == [0, 2, 4, 1, 3, 5]
+    job.take_back(before)
+    assert job.assign(died=[lost]) == {}
+    assert job.active == {0: [1, 3, 5, 2, 4], 3: [0, 2, 4, 1, 5]}[lost]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ra.Tree([ra.Layer(key_or_fn=pair)]), "first layer must be the same on all ranks, but rank 0 has '0'"),
+        (lambda: ra.Tree([ra.Layer()], lambda size: size + 1), "world_size_filter(4) returned 5"),
+        (lambda: ra.Tree([ra.Layer()], lambda size: 1 // 0), "ZeroDivisionError"),
+    ],
+)
+def test_what_the_leader_finds_wrong_is_everybodys_error(
+    views: Views, make: Callable[[], ra.Tree], sentence: str
+) -> None:
+    raised = Ranks(4, views, make).assign()
+    assert sentence in same_everywhere(raised, 4)
+    assert {type(error) for error in raised.values()} == {InternalError}
+
+
+def test_a_layers_key_function_that_raises_is_everybodys_error(views: Views) -> None:
+    raised = Ranks(4, views, lambda: ra.Tree([ra.Layer(key_or_fn=raise_on(3))])).assign()
+    assert "rank 3: ValueError: no such host" in same_everywhere(raised, 4)
+
+
+def test_ranks_with_other_layers_are_found_out(views: Views) -> None:
+    depths = iter([1, 2, 1])
+    raised = Ranks(3, views, lambda: ra.Tree([ra.Layer()] * next(depths))).assign()
+    assert "give all ranks the same layers" in same_everywhere(raised, 3)
+
+
+def test_a_root_with_too_few_ends_it_for_all(views: Views) -> None:
+    job = Ranks(3, views, lambda: ra.Tree([ra.Layer(min_ranks=3)]))
+    assert job.assign() == {}
+    raised = job.assign(died=[1])
+    assert {type(error) for error in raised.values()} == {ra.RankDiscarded} and len(raised) == 2
+    assert all("layer 0 has fewer than min_ranks=3" in str(error) for error in raised.values())
+
+
+def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views) -> None:
+    job = Ranks(4, views, lambda: ra.Tree(hosts_of(2, min_ranks=2)))
+    raised = job.assign(died=[0])
+    assert list(raised) == [1] and job.active == [2, 3]
+    assert [(state.rank, state.world_size) for state in job.states.values()] == [(0, 2), (1, 2)]
+
+
+def test_another_call_of_the_wrapper_begins_anew() -> None:
+    job = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer(1, 2, "root", BOTH)]))
+    job.assign()
+    job.assign(died=[0])
+    assert job.active == [2, 1]
+    job.views, job.iteration = in_memory(), 0
+    for rank, state in job.states.items():
+        job.states[rank] = State(rank=state.rank, world_size=state.world_size)
+    assert job.assign() == {} and job.active == [1, 2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 3),
+    st.lists(st.sets(st.integers(0, 7), max_size=3), max_size=4),
+)
+def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int | None, rounds: list[set[int]]) -> None:
+    layers = [
+        ra.Layer(1, None, "root", ra.LayerFlag.RESERVE),
+        ra.Layer(1, 2, lambda state: state.initial_rank // host, BOTH),
+    ]
+    keep = None if divisor is None else lambda active: active - active % divisor
+    topology = Topology([layer.level() for layer in layers], {r: ("root", str(r // host)) for r in range(size)})
+    job = Ranks(size, in_memory(), lambda: ra.Tree(layers, keep))
+    places, raised = topology.first_places(keep), job.assign()
+    for died in rounds:
+        alive = [leaf for leaf, place in enumerate(places) if place > DEAD]
+        if not any(place >= 0 for place in places) or set(alive) <= died:
+            break
+        assert raised == {} and job.active == active_order(places)
+        assert [job.states[leaf].rank for leaf in healthy(places)] == list(range(len(alive)))
+        died = died & set(alive)
+        places, raised = topology.next_places(places, died, keep), job.assign(died=died)
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def in_turn(store: MemoryStore, plugins: dict[int, ra.Tree], states: dict[int, State], died: set[int]) -> int:
+    """One iteration, one rank after the other, the leader first. Returns the bytes that went through the store."""
+    before = store.moved_bytes
+    terminated = {states.pop(rank).rank for rank in died}
+    iteration = next(iter(states.values())).iteration
+    contexts = {r: ra.RankAssignmentCtx(state, store.iteration(iteration), terminated) for r, state in states.items()}
+    if iteration == 0:
+        for rank, ctx in contexts.items():
+            plugins[rank].give_keys(ctx)
+    for rank, ctx in contexts.items():
+        states[rank] = ra.assign(plugins[rank], ctx)
+        states[rank].advance()
+    return store.moved_bytes - before
+
+
+def test_a_restart_of_16384_ranks_moves_less_than_10_mb() -> None:
+    """With the same leader, and with one that has to read everything."""
+    size = 16_384
+    layers = [
+        ra.Layer(128, None, "root", BOTH),
+        ra.Layer(1, None, lambda state: f"node-{state.initial_rank // 8:05}.cluster", BOTH),
+    ]
+    store = MemoryStore()
+    plugins = {rank: ra.Tree(layers) for rank in range(size)}
+    states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
+    in_turn(store, plugins, states, set())
+    stored = len(store)
+    for died in ({100, 9000}, {0, 1, 2, 16_383}, set(range(4096, 5120))):
+        moved = in_turn(store, plugins, states, died)
+        assert 0 < moved <= 10_000_000
+    assert len(store) <= stored + 4 * (size // 16 + 3), "keys pile up with the iterations"
+    assert sorted(s.active_rank for s in states.values()) == list(range(size - 1030))  # type: ignore[type-var]

@@ -1,0 +1,96 @@
+"""Shift, fill and groups against implementations that write the world down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.core import ranks
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[int, set[int]]:
+    size = draw(st.integers(1, 40))
+    return size, draw(st.sets(st.integers(0, size - 1)))
+
+
+def slow_shift(size: int, terminated: set[int]) -> dict[int, int]:
+    return {old: new for new, old in enumerate(rank for rank in range(size) if rank not in terminated)}
+
+
+def slow_fill(size: int, terminated: set[int]) -> dict[int, int]:
+    """The picture of the seed: a row of boxes, cut at the new size; what is cut off falls into the gaps."""
+    boxes = [None if rank in terminated else rank for rank in range(size)]
+    new_size = size - len(terminated)
+    kept, cut = boxes[:new_size], [rank for rank in boxes[new_size:] if rank is not None]
+    for place, rank in enumerate(kept):
+        if rank is None:
+            kept[place] = cut.pop(0)
+    assert cut == []
+    return {rank: place for place, rank in enumerate(kept) if rank is not None}
+
+
+@given(worlds())
+def test_shift(world: tuple[int, set[int]]) -> None:
+    size, terminated = world
+    got = {rank: ranks.shifted(rank, terminated) for rank in range(size) if rank not in terminated}
+    assert got == slow_shift(size, terminated)
+    assert list(got.values()) == list(range(size - len(terminated)))
+
+
+@given(worlds())
+def test_fill(world: tuple[int, set[int]]) -> None:
+    size, terminated = world
+    got = {rank: ranks.filled(rank, size, terminated) for rank in range(size) if rank not in terminated}
+    assert got == slow_fill(size, terminated)
+    assert sorted(got.values()) == list(range(size - len(terminated)))
+    assert all(new == old for old, new in got.items() if old < size - len(terminated))
+
+
+def test_the_pictures_of_the_seed() -> None:
+    healthy, terminated = [0, 2, 3, 6, 7], {1, 4, 5}
+    assert [ranks.shifted(rank, terminated) for rank in healthy] == [0, 1, 2, 3, 4]
+    assert [ranks.filled(rank, 8, terminated) for rank in healthy] == [0, 2, 3, 1, 4]
+
+
+@given(worlds(), st.integers(0, 4))
+def test_lowest_healthy(world: tuple[int, set[int]], count: int) -> None:
+    size, terminated = world
+    assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000))
+def test_divisible(size: int, divisor: int) -> None:
+    assert ranks.divisible(size, divisor) == max(n for n in range(size + 1) if n % divisor == 0)
+
+
+@given(st.dictionaries(st.integers(0, 30), st.sampled_from("abcde")), st.sets(st.integers(1, 8)))
+def test_failing_keys(keys: dict[int, str], wanted: set[int]) -> None:
+    asked: list[int] = []
+
+    def condition(count: int) -> bool:
+        asked.append(count)
+        return count in wanted
+
+    by_hand = {key: list(keys.values()).count(key) for key in set(keys.values())}
+    assert ranks.failing_keys(keys, condition) == {key: n for key, n in by_hand.items() if n not in wanted}
+    assert len(asked) == len(by_hand)
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_runs(some: set[int]) -> None:
+    text = ranks.to_runs(some)
+    assert ranks.from_runs(text) == some
+    assert len(text.split()) == sum(rank - 1 not in some for rank in some)
+
+
+def test_runs_as_text() -> None:
+    assert ranks.to_runs({9, 3, 4, 5}) == "3-5 9"
+
+
+@pytest.mark.parametrize("function", [ranks.shifted, lambda rank, gone: ranks.filled(rank, 8, gone)])
+def test_nobody_gone_changes_nothing(function: Callable[[int, set[int]], int]) -> None:
+    assert [function(rank, set()) for rank in range(8)] == list(range(8))

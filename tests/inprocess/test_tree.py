@@ -1,0 +1,319 @@
+"""Tree against a second implementation that looks at every rank for every question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.core.tree import (
+    DEAD,
+    SET_ASIDE,
+    SPARE,
+    Level,
+    Places,
+    Topology,
+    TopologyError,
+    active_order,
+    healthy,
+    killed_by,
+)
+
+Filter = Callable[[int], int] | None
+Keys = list[tuple[str, ...]]  # by seat
+
+
+class SlowTree:
+    """Sets of seats. `active[i]` is the seat with the active rank i."""
+
+    def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None) -> None:
+        self.levels, self.keys, self.filter = levels, keys, world_size_filter
+        self.alive = set(range(len(keys)))
+        self.active: list[int] = []
+        self.aside: set[int] = set()
+        self.order = sorted(self.alive, key=lambda seat: [min(self.branch(seat, i)) for i in self.depths] + [seat])
+        self.terminate()
+        self.top_up(self.order)
+        self.cut()
+
+    @property
+    def depths(self) -> range:
+        return range(len(self.levels))
+
+    def branch(self, seat: int, level: int) -> set[int]:
+        mine = self.keys[seat][: level + 1]
+        return {other for other, keys in enumerate(self.keys) if keys[: level + 1] == mine}
+
+    def room(self, seat: int, active: Sequence[int]) -> bool:
+        def free(level: int) -> bool:
+            limit = self.levels[level].max_ranks
+            return limit is None or len(self.branch(seat, level) & self.alive & set(active)) < limit
+
+        return all(free(level) for level in self.depths)
+
+    def terminate(self) -> None:
+        for level in reversed(self.depths):
+            for seat in range(len(self.keys)):
+                healthy_here = self.branch(seat, level) & self.alive
+                if len(healthy_here) < self.levels[level].min_ranks:
+                    self.alive -= healthy_here
+
+    def top_up(self, candidates: Sequence[int]) -> None:
+        for seat in candidates:
+            if seat in self.alive and seat not in self.active and self.room(seat, self.active):
+                self.active.append(seat)
+
+    def cut(self) -> None:
+        if self.filter is not None and self.active:
+            size = self.filter(len(self.active))
+            self.aside = (self.aside | set(self.active[size:])) - set(self.active[:size])
+            self.active = self.active[:size]
+
+    def nearest_spare(self, dead: int, active: Sequence[int]) -> int | None:
+        for level in reversed(self.depths):
+            if not self.levels[level].reserve:
+                return None
+            for seat in self.order:
+                if seat in self.branch(dead, level) & self.alive - set(active) and self.room(seat, active):
+                    return seat
+        return None
+
+    def lose(self, died: set[int]) -> None:
+        self.alive -= died
+        self.terminate()
+        was = self.active
+        now = {rank: seat for rank, seat in enumerate(was) if seat in self.alive}
+        gaps = [rank for rank in range(len(was)) if rank not in now]
+        for gap in gaps:
+            spare = self.nearest_spare(was[gap], list(now.values()))
+            if spare is not None:
+                now[gap] = spare
+        self.backfill(was, now, [gap for gap in gaps if gap not in now])
+        self.active = [now[rank] for rank in sorted(now)]
+        if self.filter is not None:
+            aside = [seat for seat in self.order if seat in self.aside]
+            self.top_up(aside)
+            for seat in aside:
+                spare = None if seat in self.alive else self.nearest_spare(seat, self.active)
+                if spare is not None:
+                    self.active.append(spare)
+            self.aside &= self.alive
+        self.cut()
+
+    def backfill(self, was: Sequence[int], now: dict[int, int], gaps: Sequence[int]) -> None:
+        flagged = [level for level in self.depths if all(lower.backfill for lower in self.levels[level:])]
+        if flagged:
+            for gap in gaps:
+                domain = self.branch(was[gap], min(flagged))
+                highest = max((rank for rank, seat in now.items() if seat in domain), default=-1)
+                if highest > gap:
+                    now[gap] = now.pop(highest)
+
+
+LEVELS = st.builds(
+    lambda least, more, reserve, backfill: Level(
+        least, None if more is None else max(1, least + more), reserve, backfill
+    ),
+    st.sampled_from([0, 1, 1, 1, 2, 3]),
+    st.none() | st.integers(0, 4),
+    st.booleans(),
+    st.booleans(),
+)
+FILTERS = st.sampled_from([None, 1, 2, 3, 4, 5])
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[list[Level], Keys, int | None, list[set[int]]]:
+    """Levels, keys of each seat, divisor of the filter, and who dies in which round (any seats, dead ones too)."""
+    size = draw(st.integers(1, 24))
+    levels = draw(st.lists(LEVELS, min_size=1, max_size=3))
+    inner = st.lists(st.sampled_from("abcd"), min_size=size, max_size=size)
+    columns = [["root"] * size, *(draw(inner) for _ in levels[1:])]
+    if draw(st.booleans()):
+        columns[1:] = [sorted(column) for column in columns[1:]]
+    rounds = draw(st.lists(st.sets(st.integers(0, size - 1), max_size=5), max_size=6))
+    return levels, list(zip(*columns, strict=True)), draw(FILTERS), rounds
+
+
+def multiple_of(divisor: int | None) -> Filter:
+    return None if divisor is None else lambda size: size - size % divisor
+
+
+class Fast:
+    """The real one, with seats instead of leaves."""
+
+    def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None) -> None:
+        self.topology = Topology(levels, dict(enumerate(keys)))
+        self.filter = world_size_filter
+        self.places: Places = self.topology.first_places(world_size_filter)
+
+    def lose(self, died: set[int]) -> None:
+        before = list(self.places)
+        leaves = [leaf for leaf, seat in enumerate(self.topology.seats) if seat in died and self.places[leaf] > DEAD]
+        self.places = self.topology.next_places(before, leaves, self.filter)
+
+    @property
+    def active(self) -> list[int]:
+        return [self.topology.seats[leaf] for leaf in active_order(self.places)]
+
+    @property
+    def alive(self) -> set[int]:
+        return {self.topology.seats[leaf] for leaf in healthy(self.places)}
+
+
+def check_bounds(levels: Sequence[Level], keys: Keys, fast: Fast) -> None:
+    """Every active rank once, alive; each branch within its layer's bounds."""
+    active, alive = set(fast.active), fast.alive
+    assert sorted(place for place in fast.places if place >= 0) == list(range(len(active)))
+    assert active <= alive
+    for depth, level in enumerate(levels, start=1):
+        for branch in {path[:depth] for path in keys}:
+            inside = {seat for seat, path in enumerate(keys) if path[:depth] == branch}
+            assert level.max_ranks is None or len(inside & active) <= level.max_ranks
+            assert not inside & alive or len(inside & alive) >= level.min_ranks
+
+
+@settings(max_examples=400, deadline=None)
+@given(stories())
+def test_equal_to_the_slow_one_and_within_bounds(
+    story: tuple[list[Level], Keys, int | None, list[set[int]]],
+) -> None:
+    levels, keys, divisor, rounds = story
+    fast, slow = (kind(levels, keys, multiple_of(divisor)) for kind in (Fast, SlowTree))
+    assert isinstance(fast, Fast)
+    for died in [set(), *rounds]:
+        if died:
+            fast.lose(died)
+            slow.lose(died)
+        assert (fast.active, fast.alive) == (slow.active, slow.alive)
+        assert [fast.topology.seats[leaf] for leaf in range(len(keys))] == slow.order
+        check_bounds(levels, keys, fast)
+
+
+@settings(max_examples=200, deadline=None)
+@given(stories(), st.booleans())
+@example(([Level(1, None), Level(1, None)], [("root", "a")] * 8, 4, [{7}, {1}, {2}]), False)
+def test_the_filter_never_takes_more_than_it_must(
+    story: tuple[list[Level], Keys, int | None, list[set[int]]], limits: bool
+) -> None:
+    """With RESERVE everywhere, or without limits, as many are active as if the survivors began anew."""
+    levels, keys, divisor, rounds = story
+    levels = [
+        Level(level.min_ranks, level.max_ranks if limits else None, limits or level.reserve, level.backfill)
+        for level in levels
+    ]
+    divisor = divisor or 2  # without a filter there is nothing that could bring a rank back
+    fast = Fast(levels, keys, multiple_of(divisor))
+    for died in rounds:
+        fast.lose(died)
+        anew = SlowTree(levels, keys, None)
+        anew.alive, anew.active = fast.alive, []
+        anew.top_up(anew.order)
+        assert len(fast.active) == len(anew.active) - len(anew.active) % divisor
+
+
+# --- examples, by hand ------------------------------------------------------------------------------------------------
+
+
+def hosts(*sizes: int) -> Keys:
+    return [("root", f"host{host}") for host, size in enumerate(sizes) for _ in range(size)]
+
+
+def test_the_first_places_are_in_depth_first_order_up_to_each_maximum() -> None:
+    fast = Fast([Level(1, 5), Level(1, 2)], hosts(3, 3, 3))
+    assert fast.active == [0, 1, 3, 4, 6]
+    assert fast.places == [0, 1, SPARE, 2, 3, SPARE, 4, SPARE, SPARE]
+
+
+def test_ranks_of_one_branch_become_neighbours() -> None:
+    fast = Fast([Level(), Level()], [("root", host) for host in "abab"])
+    assert fast.active == [0, 2, 1, 3]
+
+
+def test_a_maximum_holds_when_spares_come_in() -> None:
+    fast = Fast([Level(1, None, reserve=True), Level(1, 2, reserve=True)], hosts(3, 3, 3))
+    fast.lose({0, 1})
+    assert fast.active == [2, 3, 4, 6, 7]
+
+
+def test_the_lowest_spare_of_the_nearest_domain_comes_in() -> None:
+    fast = Fast([Level(1, 4, reserve=True)], [("root",)] * 8)
+    fast.lose({0})
+    assert fast.active == [4, 1, 2, 3]
+    near = Fast([Level(1, None, reserve=True), Level(1, 2, reserve=True)], hosts(3, 4))
+    near.lose({4, 0})
+    assert near.active == [2, 1, 3, 5]
+
+
+def test_without_the_flag_the_search_ends() -> None:
+    fast = Fast([Level(1, 3, reserve=False), Level(1, 2, reserve=True)], hosts(2, 3))
+    assert fast.active == [0, 1, 2]
+    fast.lose({0})
+    assert fast.active == [1, 2]
+
+
+def test_the_highest_of_the_domain_fills_the_gap() -> None:
+    fast = Fast([Level(), Level(backfill=True)], hosts(4, 4))
+    fast.lose({1})
+    assert fast.active == [0, 3, 2, 4, 5, 6, 7]
+    everywhere = Fast([Level(backfill=True), Level(backfill=True)], hosts(4, 4))
+    everywhere.lose({1, 2})
+    assert everywhere.active == [0, 7, 6, 3, 4, 5]
+
+
+def test_a_branch_below_its_minimum_dies_with_its_reason() -> None:
+    fast = Fast([Level(), Level(3)], hosts(3, 3))
+    fast.lose({4})
+    assert fast.alive == {0, 1, 2}
+    assert [killed_by(place) for place in fast.places[3:]] == [1, None, 1]
+    everybody = Fast([Level(5), Level(1)], hosts(3, 3))
+    everybody.lose({0, 5})
+    assert everybody.alive == set()
+    assert killed_by(everybody.places[1]) == 0
+
+
+def test_a_minimum_holds_from_the_beginning() -> None:
+    assert Fast([Level(), Level(3)], hosts(3, 2, 3)).active == [0, 1, 2, 5, 6, 7]
+
+
+def test_inactive_deaths_shrink_nothing() -> None:
+    fast = Fast([Level(1, 4)], [("root",)] * 8)
+    fast.lose({5, 7})
+    assert fast.active == [0, 1, 2, 3]
+
+
+def test_who_was_set_aside_comes_back() -> None:
+    fast = Fast([Level()], [("root",)] * 8, lambda size: size - size % 4)
+    fast.lose({7})
+    assert (fast.active, fast.places.count(SET_ASIDE)) == ([0, 1, 2, 3], 3)
+    fast.lose({1})
+    assert fast.active == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("wanted", [9, -1, 2.0, None])
+def test_a_filter_that_cannot_be_met(wanted: object) -> None:
+    with pytest.raises(TopologyError, match=r"world_size_filter\(8\) returned"):
+        Fast([Level()], [("root",)] * 8, lambda size: wanted)  # type: ignore[arg-type, return-value]
+
+
+def test_one_root_for_all() -> None:
+    with pytest.raises(TopologyError, match="rank 0 has 'a' and rank 2 has 'b'"):
+        Topology([Level()], {0: ("a",), 1: ("a",), 2: ("b",)})
+
+
+def test_a_filter_is_not_asked_about_nobody() -> None:
+    asked: list[int] = []
+    fast = Fast([Level(4)], [("root",)] * 4, lambda size: asked.append(size) or size)
+    fast.lose({0})
+    assert (fast.alive, asked) == (set(), [4])
+
+
+def test_who_dies_set_aside_is_replaced() -> None:
+    levels = [Level(), Level(1, 1, reserve=True)]
+    fast = Fast(levels, hosts(1, 1, 2), lambda size: size - size % 2)
+    assert fast.active == [0, 1]
+    fast.lose({2})  # was set aside; its host's spare is set aside in its place
+    fast.lose({0})
+    assert fast.active == [1, 3]

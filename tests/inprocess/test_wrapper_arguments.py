@@ -1,0 +1,202 @@
+"""What `Wrapper` refuses, and when; and how its object gets into the function."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from typing import Any, Optional, Union
+
+import pytest
+
+from nvrx_slurm import inprocess
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess import CallWrapper, Wrapper
+from nvrx_slurm.inprocess.call import takers, with_wrapper
+from nvrx_slurm.inprocess.progress import Page
+
+
+def s(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+def test_names_and_defaults_are_those_of_nvrx() -> None:
+    parameters = inspect.signature(Wrapper.__init__).parameters
+    assert all(one.kind is one.KEYWORD_ONLY for name, one in parameters.items() if name != "self")
+    seconds = {n: one.default.total_seconds() for n, one in parameters.items() if isinstance(one.default, timedelta)}
+    assert seconds == {
+        "monitor_thread_interval": 1,
+        "monitor_process_interval": 1,
+        "heartbeat_interval": 1,
+        "progress_watchdog_interval": 1,
+        "soft_timeout": 60,
+        "hard_timeout": 90,
+        "heartbeat_timeout": 30,
+        "barrier_timeout": 120,
+        "completion_timeout": 120,
+        "last_call_wait": 1,
+        "termination_grace_time": 5,
+    }
+    assert parameters["store_factory"].default is inprocess.store.TCPStore
+    assert isinstance(parameters["abort"].default, inprocess.abort.AbortTorchDistributed)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"soft_timeout": s(90)},
+        {"hard_timeout": s(120)},
+        {"monitor_process_interval": s(30), "soft_timeout": s(80)},
+        {"monitor_process_interval": s(29), "soft_timeout": s(29)},
+        {"heartbeat_timeout": s(120)},
+        {"heartbeat_interval": s(30)},
+        {"monitor_thread_interval": s(60)},
+        {"progress_watchdog_interval": s(60)},
+        {"soft_timeout": s(0)},
+        {"last_call_wait": s(-1)},
+        {"monitor_process_logfile": "monitor.log"},
+        {"monitor_process_pidfile": "run/{rank}.pid"},
+        {"rank_assignment": inprocess.rank_assignment.FilterCountGroupedByKey("a", bool)},
+    ],
+)
+def test_values_that_cannot_hold_together(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be|list "):
+        Wrapper(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"soft_timeout": 60},
+        {"initialize": inprocess.initialize.RetryController},
+        {"abort": lambda state: state},
+        {"rank_assignment": None},
+        {"store_factory": "TCPStore"},
+        {"store_kwargs": ["port"]},
+        {"enabled": 1},
+        {"monitor_process_logfile": 3},
+        {"health_check": inprocess.initialize.RetryController()},
+    ],
+)
+def test_wrong_types(bad: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="must be"):
+        Wrapper(**bad)
+
+
+def test_zero_is_allowed_where_it_makes_sense() -> None:
+    Wrapper(last_call_wait=s(0), termination_grace_time=s(0))
+
+
+def test_disabled_changes_nothing() -> None:
+    def fn() -> int:
+        return 3
+
+    assert Wrapper(enabled=False)(fn) is fn
+
+
+def test_what_cannot_be_wrapped() -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    async def later() -> None: ...
+
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+
+    class Generating:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    for fn in (numbers, later, stream, Generating()):
+        with pytest.raises(TypeError, match="generator or coroutine"):
+            Wrapper()(fn)  # type: ignore[type-var]
+    for thing in (3, int):
+        with pytest.raises(TypeError, match="wraps functions"):
+            Wrapper()(thing)  # type: ignore[type-var]
+
+
+def test_one_wrapper_is_enough() -> None:
+    @Wrapper()
+    def fn() -> None: ...
+
+    with pytest.raises(TypeError, match="wrapped already"):
+        Wrapper()(fn)
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({}, "RANK is not set"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"RANK": "None", "WORLD_SIZE": "1"}, "not a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "not within"),
+    ],
+)
+def test_without_a_rank(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], says: str) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=says):
+        Wrapper()(lambda: None)()
+
+
+def test_the_main_thread_calls() -> None:
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            Wrapper()(lambda: None)()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(raised[0])
+
+
+# --- injection --------------------------------------------------------------------------------------------------------
+
+
+def plain(x: int, call: CallWrapper) -> Any: ...
+
+
+def optional(call: Optional[CallWrapper] = None) -> Any: ...  # noqa: UP007, UP045
+
+
+def union(call: Union[CallWrapper, None] = None) -> Any: ...  # noqa: UP007
+
+
+def piped(call: CallWrapper | None = None) -> Any: ...
+
+
+def textual(call: inprocess.CallWrapper) -> Any: ...
+
+
+def unresolvable(call: Optional[inprocess.CallWrapper], other: NoSuchName) -> Any: ...  # type: ignore # noqa
+
+
+def without(x: int, call=None) -> Any: ...  # type: ignore[no-untyped-def]
+
+
+class Callable_:
+    def __call__(self, call: CallWrapper) -> Any: ...
+
+
+@pytest.mark.parametrize("fn", [plain, optional, union, piped, textual, unresolvable, Callable_()])
+def test_the_annotation_is_found(fn: Any) -> None:
+    assert takers(fn) == ["call"]
+
+
+def test_no_annotation_no_wrapper() -> None:
+    assert takers(without) == [] and takers(print) == [] and takers(asyncio.sleep) == []
+
+
+def test_what_the_caller_gives_stays() -> None:
+    call, own = CallWrapper(Page()), CallWrapper(Page())
+    assert with_wrapper(plain, ["call"], call, (1,), {}) == {"call": call}
+    assert with_wrapper(plain, ["call"], call, (1, own), {}) == {}
+    assert with_wrapper(plain, ["call"], call, (1,), {"call": own}) == {"call": own}

@@ -1,0 +1,98 @@
+"""Plug-ins: when they are called, and what happens when one of them fails, dies, lies, or never returns."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from ranks_harness import Job
+
+FAULTY = {"victims": [1], "iteration": 0}
+# A bound on how long a rank may take between a fault and the barrier, short enough for a test.
+TIMES = {
+    "soft_timeout": 0.4,
+    "hard_timeout": 0.8,
+    "barrier_timeout": 1.2,
+    "heartbeat_timeout": 1.0,
+    "heartbeat_interval": 0.2,
+    "monitor_process_interval": 0.1,
+    "monitor_thread_interval": 0.1,
+    "progress_watchdog_interval": 0.1,
+    "termination_grace_time": 0.1,
+}
+
+
+def names(job: Job, rank: int) -> list[str]:
+    return [event["event"] for event in job.events[rank]]
+
+
+def restarted(job: Job, survivors: list[int], iteration: int = 1) -> None:
+    for place, rank in enumerate(survivors):
+        job.await_event(rank, "entered", RANK=str(place), WORLD_SIZE=str(len(survivors)), iteration=iteration)
+        job.await_event(rank, "returned")
+        assert job.await_end(rank) == 0
+
+
+def test_each_plugin_is_called_in_its_place(job: Job) -> None:
+    job.start("with_plugins", 2, victims=[1])
+    assert set(job.await_all().values()) == {0}
+    begin = ["rank_assignment", "initialize", "health_check", "entered"]
+    for rank in range(2):
+        said = names(job, rank)
+        assert said[:4] == begin
+        assert sorted(said[4:6]) == ["abort", "finalize"]  # abort comes first; a thread of its own tells it
+        assert said[6:] == ["health_check", *begin, "completion", "returned"]
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "abort", "wrong"])
+@pytest.mark.parametrize("name", ["initialize", "health_check", "finalize", "rank_assignment"])
+def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
+    """Only an Exception in `initialize` is tried again; in all other cases the others go on without the rank."""
+    if (name, how) == ("rank_assignment", "wrong"):
+        pytest.skip("its own result is ignored by this scenario")
+    victims = [0] if name == "finalize" else []
+    iteration = 1 if (name, how) == ("rank_assignment", "kill") else 0
+    plugin = {"name": name, "how": how, **FAULTY, "iteration": iteration}
+    job.start("with_plugins", 3, victims=victims or ([0] if iteration else []), plugin=plugin)
+    job.await_event(1, "fault")
+    again = name == "initialize" and how in ("raise", "wrong")
+    restarted(job, [0, 1, 2] if again else [0, 2], iteration + 1)
+    if how == "kill":
+        assert job.await_end(1) == -signal.SIGKILL
+    elif not again:
+        raised: dict[str, Any] = job.await_event(1, "raised")
+        assert raised["kind"] == {"raise": "ValueError", "abort": "RestartAbort", "wrong": "InternalError"}[how]
+        assert "terminate" in names(job, 1)
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["raise", "wrong", "none"])
+def test_an_abort_that_fails_changes_nothing(job: Job, how: str) -> None:
+    job.start("with_plugins", 2, victims=[0], plugin={"name": "abort", "how": how, **FAULTY})
+    job.await_event(1, "fault")
+    restarted(job, [0, 1])
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("name", ["initialize", "finalize", "abort"])
+def test_a_plugin_that_never_returns_costs_its_rank_only(job: Job, name: str) -> None:
+    plugin = {"name": name, "how": "never", **FAULTY}
+    job.start("with_plugins", 3, victims=[0], plugin=plugin, times=TIMES)
+    job.await_event(1, "fault")
+    survivors = [0, 1, 2] if name == "initialize" else [0, 2]  # there it is interrupted like the function
+    restarted(job, survivors)
+    job.await_end(1)
+    job.await_nothing_left()
+
+
+def test_the_run_ends_for_all_with_the_same_reason(job: Job) -> None:
+    """A RestartAbort on all ranks is raised from what failed last."""
+    job.start("always_fails", 3)
+    job.await_all()
+    for rank in range(3):
+        chain = job.await_event(rank, "raised")["chain"]
+        assert chain[0] == "RestartAbort: not tried again: max_iterations=2 tries are used up"
+        assert "ValueError: fault of rank 1 in iteration 1" in chain[-1]
+    job.await_nothing_left()

@@ -1,0 +1,152 @@
+"""The store's view and the words at the barrier, without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from ranks_harness import free_port
+
+from nvrx_slurm.core.rollcall import Outcome, Stand, Word
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate, latest
+from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout
+from nvrx_slurm.inprocess.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore
+
+
+@pytest.fixture(params=["tcp", "file", "torch's own"])
+def view(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreView]:
+    if request.param == "tcp":
+        monkeypatch.setenv("RANK", "0")
+        yield TCPStore("127.0.0.1", free_port()).view("p/")
+    elif request.param == "file":
+        yield FileStore(str(tmp_path / "store")).view("p/")
+    else:
+        yield StoreView(dist.HashStore(), "p/")
+
+
+def test_a_view_does_what_stores_do(view: StoreView) -> None:
+    view.set("a", "1")
+    view.multi_set(["b", "c"], [b"2", b"3"])
+    assert view.multi_get(["a", "b", "c"]) == [b"1", b"2", b"3"]
+    assert view.check(["a", "b"]) and not view.check(["a", "d"])
+    assert (view.add("n", 2), view.add("n", 0)) == (2, 2)
+    assert (view.compare_set("once", "", "x"), view.compare_set("once", "", "y")) == (b"x", b"x")
+    assert view.delete_key("a") and not view.check(["a"])
+    below = view.under("q")
+    below.set("a", "4")
+    assert view.get("q/a") == b"4" and below.stable is view
+    assert view.came(["b"], 1.0) and not view.came(["never"], 0.05)
+    with pytest.raises(TimeoutError, match="no never within 0.05 s"):
+        view.wait(["never"], timedelta(milliseconds=50))
+
+
+def test_the_barrier_counts(view: StoreView) -> None:
+    view.barrier([0, 1], "g", 2, timedelta(seconds=1))
+    with pytest.raises(BarrierOverflow, match="3 came, 2 were expected"):
+        view.barrier([2], "g", 2, timedelta(seconds=1))
+    with pytest.raises(BarrierTimeout, match="1 of 2 came within 0.05 s"):
+        view.barrier([0], "h", 2, timedelta(milliseconds=50))
+
+
+def test_torchs_methods_stay_torchs(tmp_path: Path) -> None:
+    """Our stores override nothing of torch's, whatever it adds."""
+    ours = {
+        name
+        for kind in (TCPStore, FileStore, PrefixStore)
+        for base in kind.__mro__
+        for name in vars(base)
+        if base.__module__.startswith("nvrx_slurm") and not name.startswith("_")
+    }
+    assert ours == {"serves", "view"}
+    assert not {name for name in ours if hasattr(dist.Store, name)}
+    prefixed = PrefixStore(3, dist.HashStore())
+    prefixed.set("a", "1")
+    assert prefixed.get("a") == b"1"
+
+
+def test_whoever_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    server, client = TCPStore(), TCPStore()
+    assert (server.serves, client.serves) == (True, False)
+    client.set("a", "1")
+    assert server.get("a") == b"1"
+    del server
+    with pytest.raises(StoreLost, match="cannot be reached any more"):
+        for _ in range(100):
+            client.view().get("a")
+
+
+@pytest.mark.parametrize("port", ["", "x", "0", "70000"])
+def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(UsageError, match="MASTER_PORT"):
+        TCPStore()
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_end_counts(view: StoreView) -> None:
+    done, broken = Round(view, 0), Round(view, 1)
+    done.returned(2)
+    done.returned(2)
+    done.interrupt(InterruptionRecord(1, Interruption.TERMINATED, "too late"))
+    broken.interrupt(InterruptionRecord(1, Interruption.EXCEPTION, "why"))
+    broken.returned(1)
+    assert (done.await_end(), broken.await_end()) == (True, False)
+    assert broken.await_start(1.0) is None  # nobody waits for a rank 0 that is gone
+    first = broken.cause()
+    assert first is not None and first.sentence() == "rank 1: exception: why"
+
+
+def test_one_verdict_whoever_gives_it(view: StoreView) -> None:
+    this = Round(view, 0)
+    for rank in (0, 2):
+        assert this.arrive(rank, Word(Stand.READY, rank, 3))
+    this.bury(1)
+    assert not this.arrive(1, Word(Stand.READY, 1, 3)), "it was declared gone"
+    one, two = (coordinate(this, 3, (), 1.0, lambda: None) for _ in range(2))
+    assert one == two and (one.terminated, one.gone) == ({1}, {1})
+    assert latest(view) == (0, one)
+    this.forget([0, 1, 2])
+    assert not this.has_verdict()
+
+
+def test_who_says_nothing_is_declared_gone(view: StoreView) -> None:
+    this = Round(view, 0)
+    this.arrive(0, Word(Stand.READY, 0, 2))
+    this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))
+    # one short wait, then the deadline: what is waited for first lasts a chunk
+    import nvrx_slurm.inprocess.barriers as barriers
+
+    chunk, barriers._CHUNK_S = barriers._CHUNK_S, 0.05
+    try:
+        verdict = coordinate(this, 2, (), 0.1, lambda: None)
+    finally:
+        barriers._CHUNK_S = chunk
+    assert (verdict.outcome, verdict.gone) == (Outcome.NEXT, {1})
+
+
+def test_the_initial_barrier_names_who_is_missing(view: StoreView) -> None:
+    closed = []
+    this = Round(view, ENTRY)
+    this.arrive(0, Word(Stand.READY, 0, 3))
+    verdict = coordinate(this, 3, (), 0.1, lambda: closed.append(1))
+    assert verdict.outcome is Outcome.REFUSED and "ranks 1-2 did not call" in verdict.why
+    assert closed == [1]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '[1, "NOTHING", ""]', "{}"])
+def test_records_of_another_kind_are_refused(text: str) -> None:
+    record = InterruptionRecord(3, Interruption.SOFT_TIMEOUT, "no progress")
+    assert InterruptionRecord.from_str(str(record)) == record
+    with pytest.raises(ValueError, match="not an interruption record"):
+        InterruptionRecord.from_str(text)

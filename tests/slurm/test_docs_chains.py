@@ -1,0 +1,78 @@
+"""The batch scripts of docs/exit-codes.md, as they stand there, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.testing.minicluster import MiniCluster
+
+pytestmark = pytest.mark.slurm
+
+REPO = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+TRAIN = """
+import os, threading
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+monitor = RankMonitorClient()
+monitor.init_workload_monitoring()
+life = os.environ.get("SLURM_RESTART_COUNT", "0")
+print(f"trains in life {life}", flush=True)
+while life == "0" and not monitor.should_stop():
+    threading.Event().wait(0.05)
+"""
+
+
+def submit(cluster: MiniCluster, directory: Path, mark: str, train: str) -> int:
+    """The script of the document that has `mark` in it, for two nodes and with our nvrx-run on PATH."""
+    scripts = re.findall(r"^```bash\n(.*?)^```", (REPO / "docs/exit-codes.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = (script for script in scripts if mark in script)
+    assert "--nodes=5 " in text and "\ntrap" in text or "\nlast=" in text
+    text = text.replace("--nodes=5 ", "--nodes=2 ")
+    text = re.sub(r"\n(?=trap|last=)", f"\nexport PATH={Path(sys.executable).parent}:$PATH\n", text, count=1)
+    (directory / "train.py").write_text(train)
+    return cluster.submit(text, f"--chdir={directory}")
+
+
+def test_a_job_that_was_warned_requeues_itself_and_finishes(minicluster: MiniCluster, tmp_path: Path) -> None:
+    job = submit(minicluster, tmp_path, "scontrol requeue", TRAIN)
+    minicluster.wait_output(job, "trains in life 0", PATIENCE_S)
+    minicluster.run("scancel", "--signal=USR1", str(job))
+    minicluster.wait_job(job, PATIENCE_S, until="PENDING")
+    # Slurm would wait two minutes. A start in the second of the requeue may be refused ("Job credential revoked").
+    minicluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+    minicluster.wait_output(job, "trains in life 1", PATIENCE_S)
+    end = minicluster.wait_job(job, PATIENCE_S)
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), minicluster.output(job)
+    codes = [
+        json.loads((tmp_path / f"nvrx_logs/{job}/{life}/result.json").read_text())["code"] for life in ("r0", "r1")
+    ]
+    assert codes == [138, 0]
+
+
+def test_a_cancelled_job_does_not_requeue_itself(minicluster: MiniCluster, tmp_path: Path) -> None:
+    job = submit(minicluster, tmp_path, "scontrol requeue", TRAIN)
+    minicluster.wait_output(job, "trains in life 0", PATIENCE_S)
+    minicluster.run("scancel", str(job))
+    assert minicluster.wait_job(job, PATIENCE_S).state == "CANCELLED"
+    assert minicluster.job(job)["Restarts"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("before", "trains"), [(None, True), (1, True), (138, True), (0, False), (2, False), (93, False)]
+)
+def test_a_link_of_a_chain_looks_at_the_one_before(
+    minicluster: MiniCluster, tmp_path: Path, before: int | None, trains: bool
+) -> None:
+    if before is not None:
+        latest = tmp_path / "nvrx_logs/latest"
+        latest.mkdir(parents=True)
+        result = {"code": before, "reason": "of the one before", "first_cause": None}
+        (latest / "result.json").write_text(json.dumps(result, indent=1) + "\n")  # as agent/program.py writes it
+    job = submit(minicluster, tmp_path, "last=", 'print("trains")')
+    assert minicluster.wait_job(job, PATIENCE_S).exit_code == 0
+    assert ("[rank 0] trains" in minicluster.output(job)) is trains, minicluster.output(job)

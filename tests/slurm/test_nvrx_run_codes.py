@@ -1,0 +1,111 @@
+"""Every row of the table of exit codes (errors.py), as Slurm sees it: the batch script's, and each task's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from nvrx_job import Jobs
+
+from nvrx_slurm.errors import EXIT_CODE_MEANING, ExitCode
+
+pytestmark = pytest.mark.slurm
+
+ASKS = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+client = RankMonitorClient()
+client.init_workload_monitoring()
+def ask(action, why):
+    client.send_workload_control_request(WorkloadControlRequest(action, why))
+"""
+SHUTS_DOWN = ASKS + "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
+EXCLUDES_N2 = (
+    ASKS
+    + """
+if os.environ["SLURMD_NODENAME"] == "n2":
+    ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
+if CYCLE == 0:
+    signal.pause()
+"""
+)
+# A defect of ours: where it is put, every Python of the job has it.
+DEFECT = """cat > $TEST_JOB/sitecustomize.py <<'END'
+import nvrx_slurm.core.coordinator as c
+def broken(self, event, now):
+    raise LookupError("a defect")
+c.Coordinator.on_failed = broken
+END
+export PYTHONPATH=$TEST_JOB"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job of three nodes that ends with a code. `tasks`: what each agent ends with, "" = none was started."""
+
+    worker: str
+    flags: str = ""
+    lead: str = ""
+    tasks: str = ""
+    says: str = ""  # in the batch script's output
+
+
+ROWS: dict[ExitCode, Row] = {
+    ExitCode.OK: Row("", tasks="0 0 0", says="job ends with code 0: all ranks finished"),
+    ExitCode.FAILED: Row("sys.exit(7)", tasks="1 1 1", says="exited with code 7"),
+    ExitCode.USAGE: Row("", "--spares=3", says="nvrx-run: "),
+    ExitCode.NO_RESTART: Row(SHUTS_DOWN, "--max-restarts=3", tasks="93 93 93", says="down the workload: loss is NaN"),
+    ExitCode.TOO_FEW_NODES: Row(EXCLUDES_N2, "--max-restarts=3", tasks="94 95 94", says="its GPU lies"),
+    ExitCode.INTERNAL: Row("sys.exit(7)", lead=DEFECT, tasks="97 97 97", says="LookupError: a defect"),
+}
+OF_ONE_AGENT = {ExitCode.NODE_REFUSED, ExitCode.COORDINATOR_LOST}  # not a job's; below
+
+
+def test_the_table_is_tested_as_a_whole() -> None:
+    assert ROWS.keys() | OF_ONE_AGENT == set(EXIT_CODE_MEANING) == set(ExitCode)
+    assert ROWS.keys().isdisjoint(OF_ONE_AGENT)
+
+
+@pytest.mark.parametrize("code", ROWS, ids=lambda code: code.name)
+def test_a_job_ends_with_its_code_on_all_nodes(jobs: Jobs, code: ExitCode) -> None:
+    row = ROWS[code]
+    job = jobs.submit(row.worker, row.flags, nodes=3, lead=row.lead)
+    end = job.wait_end()
+    said = job.said()
+    assert (end.exit_code, end.signal) == (code, 0), said
+    assert end.state == ("COMPLETED" if code == ExitCode.OK else "FAILED")
+    assert row.says in said
+    for task, wanted in enumerate(row.tasks.split()):
+        told_by_srun = f"n{task + 1}: task {task}: Exited with exit code {wanted}"
+        assert (told_by_srun in said) == (wanted != "0"), said
+    if row.tasks and code != ExitCode.INTERNAL:
+        assert job.result()["code"] == code
+
+
+def test_another_code_for_no_restart(jobs: Jobs) -> None:
+    end = jobs.submit(SHUTS_DOWN, "--ft-no-restart-exit-code=7", nodes=3).wait_end()
+    assert (end.state, end.exit_code) == ("FAILED", 7)
+
+
+def test_an_excluded_node_s_agent_ends_with_95_and_its_job_with_0(jobs: Jobs) -> None:
+    job = jobs.submit(EXCLUDES_N2, "--spares=1 --max-restarts=1", nodes=3)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert [(mark.rank, mark.node) for mark in job.marks("up", 1)] == [(0, "n1"), (1, "n3")]
+    assert "n2: task 1: Exited with exit code 95" in job.said()
+    assert " ends with code 95: its rank 1 asked to exclude it: its GPU lies" in job.agent_log(1)
+
+
+def test_started_by_srun_alone_the_step_shows_the_highest_code(jobs: Jobs) -> None:
+    """Without a batch script there is no front that knows better: srun reports the worst of the tasks."""
+    job = jobs.new(EXCLUDES_N2)
+    place = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+    out = jobs.srun(job, *place, "nvrx-run", "--spares=1", "--max-restarts=1", "worker.py", code=95)
+    assert "job ends with code 0" in out and job.result()["code"] == 0
+
+
+def test_an_agent_without_a_coordinator_ends_with_96(jobs: Jobs) -> None:
+    job = jobs.new("")
+    script = 'test "$SLURM_PROCID" = 0 || exec nvrx-run --rdzv-conf=join_timeout=1 worker.py'
+    out = jobs.srun(job, "--nodes=2", "--ntasks-per-node=1", "--wait=0", "sh", "-c", script, code=96)
+    assert "n2: task 1: Exited with exit code 96" in out
+    assert job.marks("up") == []

@@ -1,0 +1,170 @@
+"""Warnings, the time limit and requeues on a real Slurm: every rank hears of it once, and the next life goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from nvrx_job import Job, Jobs
+
+pytestmark = pytest.mark.slurm
+
+REPO = Path(__file__).resolve().parents[2]
+TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
+# Odd ranks have a handler of their own; the others must not die of the signal.
+ASKS = """
+import select
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+if RANK % 2:
+    signal.signal(signal.SIGUSR1, lambda *_: mark("handler"))
+def train_until_told():
+    while not client.should_stop():
+        select.select([], [], [], 0.02)
+    mark("told")
+"""
+LEAVES = ASKS + 'mark("ready")\ntrain_until_told()\nclient.shutdown_workload_monitoring()\n'
+STAYS = (
+    ASKS
+    + """
+def ended(signum, frame):
+    mark("term")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ended)
+mark("ready")
+train_until_told()
+while True:
+    signal.pause()
+"""
+)
+
+
+def warn(job: Job, *how: str) -> None:
+    job.cluster.run("scancel", "--signal=USR1", *how, str(job.job_id))
+
+
+def ranks(job: Job, what: str) -> list[int]:
+    return [mark.rank for mark in job.marks(what)]
+
+
+@pytest.mark.parametrize("how", [(), ("--batch",)], ids=["to the step", "to the batch script alone"])
+def test_a_warning_reaches_every_rank_once(jobs: Jobs, how: tuple[str, ...]) -> None:
+    """What Slurm does for `--signal=USR1@N` and for `--signal=B:USR1@N`."""
+    job = jobs.submit(LEAVES, TWO_PLUS_TWO + " --max-restarts=3")
+    job.wait_marks("ready", 4)
+    warn(job, *how)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("FAILED", 138), job.said()
+    assert (ranks(job, "told"), ranks(job, "handler")) == ([0, 1, 2, 3], [1, 3])
+    assert job.result()["code"] == 138 and job.result()["slurm_restart_count"] == 0
+    assert all(job.agent_log(i).count("the job is about to end") == 1 for i in range(4))
+
+
+def test_a_second_warning_ends_the_job(jobs: Jobs) -> None:
+    job = jobs.submit(STAYS, TWO_PLUS_TWO)
+    job.wait_marks("ready", 4)
+    warn(job)
+    job.wait_marks("told", 4)
+    with pytest.raises(AssertionError, match="never came"):
+        job.wait_for(lambda: bool(job.marks("term")), "nothing may follow", patience_s=3.3)
+    warn(job)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
+    assert ranks(job, "term") == [0, 1, 2, 3]
+
+
+def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
+    """Slurm 22.05 tells no end time in the environment: squeue is asked, first and before each of the two."""
+    flags = " --ft-warn-before-end=56 --ft-stop-before-end=53"
+    patient = "export NVRX_KILL_WAIT=30"  # Slurm's default; the cluster's own is too short for a gentle end
+    job = jobs.submit(STAYS, TWO_PLUS_TWO + flags, sbatch=("--time=1",), lead=patient)
+    job.wait_marks("told", 4)
+    assert job.marks("term") == []
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
+    assert (ranks(job, "told"), ranks(job, "term")) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert job.said().count("1 minutes of the allocation are left") == 1
+    assert "less than 53 s of the allocation are left" in job.result()["reason"]
+
+
+# --- the next life ----------------------------------------------------------------------------------------------------
+
+RESUMES = (
+    ASKS
+    + """
+path = os.path.join(os.environ["TEST_JOB"], "checkpoint")
+life = os.environ.get("SLURM_RESTART_COUNT", "0")
+step = int(open(path).read()) if os.path.exists(path) else 0
+mark(f"from{step}life{life}{os.path.basename(os.environ['NVRX_RUN_DIR'])}")
+if step == 0:
+    train_until_told()
+    if RANK == 0:
+        with open(path + ".tmp", "w") as file:
+            file.write("17")
+        os.replace(path + ".tmp", path)
+client.shutdown_workload_monitoring()
+"""
+)
+
+
+def submit_template(jobs: Jobs, job: Job, *words: str, **knobs: str) -> None:
+    """sbatch sbatch_templates/ddp.sbatch WORDS."""
+    knobs = {"NVRX_NPROC_PER_NODE": "1", "NVRX_REQUEUE": "1", **knobs}
+    export = ",".join([jobs.environment(job)[0], *(f"{name}={value}" for name, value in knobs.items())])
+    where = (f"--output={jobs.cluster.root}/jobs/%j.out", f"--chdir={job.directory}", export)
+    template = REPO / "sbatch_templates" / "ddp.sbatch"
+    job.job_id = int(jobs.cluster.run("sbatch", "--parsable", *where, "--nodes=3", template, *words).split(";")[0])
+
+
+def test_a_job_that_stopped_early_is_requeued_and_resumes(jobs: Jobs) -> None:
+    """The template requeues what ended with 138, and not what ended with 0."""
+    job = jobs.new(RESUMES)
+    submit_template(jobs, job, "worker.py")
+    job.wait_marks("from0life0r0", 2)
+    warn(job)
+    job.start_again()
+    job.wait_marks("from17life1r1", 2)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    tree = job.directory / "nvrx_logs" / str(job.job_id)
+    assert sorted(path.name for path in tree.iterdir()) == ["r0", "r1"] and job.run_dir.resolve() == tree / "r1"
+    assert job.result()["slurm_restart_count"] == 1
+
+
+def test_a_preempted_job_ends_its_workers_gently_and_resumes(jobs: Jobs) -> None:
+    """What Slurm does to a job that it preempts by requeue: SIGTERM, then the queue."""
+    job = jobs.submit(STAYS, TWO_PLUS_TWO, sbatch=("--requeue",))
+    job.wait_marks("ready", 4)
+    jobs.cluster.run("scontrol", "requeue", str(job.job_id))
+    job.start_again()
+    assert ranks(job, "term") == [0, 1, 2, 3]
+    first = job.directory / "nvrx_logs" / str(job.job_id) / "r0"
+    assert '"code": 143' in (first / "result.json").read_text()
+    job.wait_marks("ready", 8)
+    warn(job, "--batch")
+    job.wait_marks("told", 4)
+    jobs.cluster.run("scancel", str(job.job_id))
+    assert job.wait_end().state == "CANCELLED"
+
+
+@pytest.mark.torch
+def test_the_example_goes_on_after_a_requeue(jobs: Jobs) -> None:
+    """Real training on two nodes; the second life begins at the step that the first one saved when it was warned."""
+    pytest.importorskip("torch")
+    job = jobs.new("")
+    steps = ("--steps=60", "--step-time=0.05", "--checkpoint-every=1000", f"--progress-file={job.directory}/at")
+    submit_template(jobs, job, str(REPO / "examples" / "ddp.py"), *steps)
+    at = job.directory / "at.0"
+    job.wait_for(lambda: at.exists() and int(at.read_text().split()[0]) >= 10, "ten steps")
+    warn(job)
+    job.start_again()
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    said = job.said()
+    stopped = re.search(r"stopped early at step (\d+)", said)
+    assert stopped is not None and 10 <= int(stopped[1]) < 60
+    assert f"resumed from step {stopped[1]}\n" in said[stopped.end() :]
+    assert said.count("final step 60 ") == 1
+    assert sorted(path.name for path in job.run_dir.resolve().parent.iterdir()) == ["r0", "r1"]

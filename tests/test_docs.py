@@ -1,0 +1,379 @@
+"""What the documents say is true of the code: snippets run, flags exist or are refused, tables and links agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_tidy import our_files
+
+from nvrx_slurm.cli.options import nvrx_run_options, spelling
+from nvrx_slurm.config import SETTINGS, Setting, resolve
+from nvrx_slurm.config.resolve import NOT_BUILT
+from nvrx_slurm.errors import EXIT_CODE_MEANING, ExitCode, UsageError
+
+REPO = Path(__file__).resolve().parents[1]
+DOCS = REPO / "docs"
+TEXTS = sorted(
+    [*DOCS.rglob("*.md"), REPO / "README.md", REPO / "examples/README.md", REPO / "sbatch_templates/README.md"]
+)
+MIGRATING = DOCS / "migrating.md"
+STATUSES = {"same", "renamed", "no effect", "refused", "not needed"}
+BOUND_S = 100
+
+
+def where(path: Path) -> str:
+    return str(path.relative_to(REPO))
+
+
+# --- reading Markdown -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block: the words after the three backticks, its text, and where it begins."""
+
+    path: Path
+    line: int
+    info: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{where(self.path)}:{self.line}"
+
+
+def fences(path: Path) -> Iterator[Fence]:
+    info: tuple[str, ...] | None = None
+    begun, lines = 0, []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.startswith("```"):
+            lines.append(line)
+        elif info is None:
+            info, begun, lines = tuple(line[3:].split()), number, []
+        else:
+            yield Fence(path, begun, info, "\n".join(lines) + "\n")
+            info = None
+    assert info is None, f"{where(path)}:{begun}: a fence is not closed"
+
+
+def tables(path: Path) -> Iterator[list[list[str]]]:
+    """Each table as rows of cells, the header first."""
+    rows: list[list[str]] = []
+    for line in [*path.read_text().splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        elif rows:
+            yield [rows[0], *rows[2:]]
+            rows = []
+
+
+def code(cell: str) -> list[str]:
+    """The words in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+FENCES = [fence for path in TEXTS for fence in fences(path)]
+PYTHON = [fence for fence in FENCES if fence.info[:1] == ("python",)]
+MARKED = [fence for fence in PYTHON if len(fence.info) > 1]
+
+
+# --- snippets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fence", PYTHON, ids=str)
+def test_python_snippets_are_python(fence: Fence) -> None:
+    ast.parse(fence.text)
+    assert fence.info[1:2] in ((), ("run",), ("launch",)), "```python, ```python run, or ```python launch FLAGS"
+
+
+def snippet(fence: Fence) -> Any:
+    marks = [pytest.mark.torch] if "import torch" in fence.text else []
+    return pytest.param(fence, id=str(fence), marks=marks)
+
+
+@pytest.mark.parametrize("fence", [snippet(fence) for fence in MARKED])
+def test_marked_snippets_run(fence: Fence, tmp_path: Path) -> None:
+    """`run`: by Python; `launch FLAGS`: by nvrx-run with these flags, two ranks on this machine."""
+    script = tmp_path / "snippet.py"
+    script.write_text(fence.text)
+    flags = fence.info[2:] if fence.info[1] == "launch" else None
+    done = run(script, flags, clean_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def clean_environment() -> dict[str, str]:
+    foreign = ("SLURM_", "TORCHELASTIC_", "FT_", "NVRX_", "PET_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return env | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+
+
+def run(script: Path, flags: tuple[str, ...] | None, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable]
+    if flags is not None:
+        command += ["-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node", "2", *flags]
+    return subprocess.run(
+        [*command, str(script)],
+        cwd=script.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+
+
+def test_something_is_marked() -> None:
+    kinds = [fence.info[1] for fence in MARKED]
+    assert kinds.count("run") >= 2 and kinds.count("launch") >= 3
+
+
+def nvrx_run_lines() -> Iterator[Any]:
+    """The words after each `nvrx-run` in shell blocks, up to the end of the command; none of lines with "..."."""
+    for fence in FENCES:
+        if fence.info[:1] not in (("bash",), ("sh",)):
+            continue
+        for line in fence.text.replace("\\\n", " ").splitlines():
+            found = re.search(r"(?:^|[\s/])nvrx-run (.*)$", line)
+            if found and "..." not in line and not line.startswith("#"):
+                words = shlex.split(found[1], comments=True)
+                yield pytest.param(words, id=f"{where(fence.path)}:{fence.line} {' '.join(words)[:60]}")
+
+
+@pytest.mark.parametrize("words", list(nvrx_run_lines()))
+def test_command_lines_are_understood(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = nvrx_run_options(lambda resolved, script, args: pytest.fail("--print-config starts nothing"))
+    with pytest.raises(SystemExit) as end:
+        command.main(["--print-config", *words])
+    assert end.value.code == 0, capsys.readouterr().err
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    """What GitHub calls the headings of a file."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=where)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        if ":" in name:
+            continue
+        there = (path.parent / name).resolve() if name else path
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            wrong.append(target)
+    assert wrong == []
+
+
+# --- environment variables --------------------------------------------------------------------------------------------
+
+
+def source_text() -> str:
+    """All programs and scripts of ours but the tests."""
+    suffixes = (".py", ".sh", ".sbatch", "")
+    inside = [path for path in our_files() if path.relative_to(REPO).parts[0] not in ("docs", "tests")]
+    return "\n".join(path.read_text(errors="replace") for path in inside if path.suffix in suffixes)
+
+
+def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, str]]:
+    """(their names, our names, status, the row) of the tables in migrating.md whose first column has such a header."""
+    for header, *rows in tables(MIGRATING):
+        if header[0] not in headers:
+            continue
+        for row in rows:
+            assert len(row) == len(header), f"a cell too many or too few: {row}"
+            cells = dict(zip(header, row, strict=True))
+            assert cells["status"] in STATUSES, row
+            yield code(row[0]), code(cells.get("ours", "")), cells["status"], " | ".join(row)
+
+
+def test_variables_exist() -> None:
+    """NVRX_... and FT_... in the documents are read or set somewhere, unless migrating.md says that they are not."""
+    source = source_text()
+    known = set(re.findall(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b", source))
+    known |= {name for item in SETTINGS.values() for name in item.env}
+    rows = migrating_rows("variable", "class")
+    theirs = {name for names, _, status, _ in rows if status == "not needed" for name in names}
+    assert len(theirs) > 10
+    wrong = [
+        f"{where(path)}: {name}"
+        for path in TEXTS
+        for name in re.findall(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b", path.read_text())
+        if name not in known and not (path == MIGRATING and name in theirs)
+    ]
+    assert wrong == []
+
+
+# --- migrating.md -----------------------------------------------------------------------------------------------------
+
+BY_FLAG = {flag: item for item in SETTINGS.values() for flag in item.flags}
+BY_VARIABLE = {name: item for item in SETTINGS.values() for name in item.env}
+SAMPLES = ("1", "7", "true", "false", "x", "/x", "lib", "log", "x:1")
+
+
+def parsable(item: Setting, text: str) -> Any:
+    try:
+        return item.kind.parse(text)
+    except ValueError:
+        return item.default
+
+
+def assert_refused(item: Setting, name: str) -> None:
+    """Any value but the default ends with the sentence of the status table."""
+    sample = next(text for text in SAMPLES if parsable(item, text) != item.default)
+    flags, environ = ({}, {name: sample}) if name in item.env else ({item.key: sample}, {})
+    with pytest.raises(UsageError, match=f"^{name if environ else item.flags[0]} {NOT_BUILT}"):
+        resolve(flags, environ)
+
+
+def check(item: Setting | None, name: str, status: str, ours: list[str]) -> None:
+    if status == "not needed":
+        assert item is None, f"{name} is known"
+        return
+    assert item is not None, f"{name} is not known"
+    if status == "refused":
+        assert not item.built, f"{name} is built"
+        assert_refused(item, name)
+        return
+    assert item.built, f"{name} is not built"
+    assert bool(item.no_effect) == (status == "no effect"), f"{name}: {item.no_effect!r}"
+
+
+FLAG_ROWS = list(migrating_rows("torchrun", "`ft_launcher`"))
+
+
+@pytest.mark.parametrize("row", FLAG_ROWS, ids=lambda row: row[0][-1])
+def test_flags_of_theirs(row: tuple[list[str], list[str], str, str]) -> None:
+    theirs, ours, status, _ = row
+    for flag in theirs:
+        check(BY_FLAG.get(flag), flag, status, ours)
+    for name in ours:
+        known = BY_FLAG.get(name) or BY_VARIABLE.get(name)
+        assert known is not None and known.built, f"{name} is no setting that works"
+
+
+def test_all_flags_are_in_the_tables() -> None:
+    """Whatever has a flag is somebody's, or in the sentence about flags that only we have."""
+    listed = {flag for theirs, _, _, _ in FLAG_ROWS for flag in theirs}
+    sentence = re.search(r"^Flags that only we have:(.*?):", MIGRATING.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert sentence is not None
+    own = set(code(sentence[1]))
+    assert own & listed == set()
+    assert set(BY_FLAG) - listed - own == set()
+    assert own - set(BY_FLAG) == set()
+
+
+@pytest.mark.torch
+def test_all_of_torchruns_flags_are_in_the_tables() -> None:
+    program = (
+        "from torch.distributed.run import get_args_parser as parser\n"
+        "print(*(word for action in parser()._actions for word in action.option_strings))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S, check=True)
+    listed = {flag for theirs, _, _, _ in FLAG_ROWS for flag in theirs}
+    theirs = {"--" + spelling(word[2:]) if word.startswith("--") else word for word in done.stdout.split()}
+    assert len(theirs) > 20
+    assert theirs - listed == {"-h", "--help"}
+
+
+@pytest.mark.parametrize("spelt", ["--ft-x-y", "--ft_x_y", "--ft-param-x_y"])
+def test_spellings_of_flags(spelt: str) -> None:
+    assert spelling(spelt.lstrip("-")) == "ft-x-y"
+
+
+def test_rdzv_conf_keys() -> None:
+    for keys, _, status, _ in migrating_rows("key"):
+        for key in keys:
+            text = f"{key}=" + ("true" if key in ("is_host", "use_libuv") else "7")
+            if status == "refused":
+                with pytest.raises(UsageError, match=f"{key} {NOT_BUILT}"):
+                    resolve({"rdzv_conf": text}, {})
+                continue
+            notes = resolve({"rdzv_conf": text.replace("true", "false")}, {}).notes
+            assert any("no effect" in note for note in notes) == (status == "no effect"), key
+
+
+def test_variables_that_workers_get(tmp_path: Path) -> None:
+    """The section names exactly what a worker has and the launcher had not."""
+    script = tmp_path / "names.py"
+    script.write_text(
+        "import os, pathlib\npathlib.Path('names.' + os.environ['RANK']).write_text(' '.join(os.environ))\n"
+    )
+    names = ("OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    env = {name: value for name, value in clean_environment().items() if name not in names}
+    done = run(script, (), env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    section = MIGRATING.read_text().partition("### Variables that workers get\n")[2].partition("\n#")[0]
+    documented = {name for name in code(section) if name == name.upper()}
+    assert documented == set((tmp_path / "names.1").read_text().split()) - set(env)
+
+
+def test_variables_of_theirs() -> None:
+    source = source_text()
+    variables = [(name, ours, status) for theirs, ours, status, _ in migrating_rows("variable") for name in theirs]
+    assert len(variables) >= 40
+    for name, ours, status in variables:
+        item = BY_VARIABLE.get(name)
+        used = re.search(rf"""["']{name}["']""", source) is not None
+        if item is not None or status == "refused":
+            check(item, name, status, ours)
+        else:
+            assert used == (status == "same"), name
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+MODULES = ("fault_tolerance", "ptl_resiliency")
+
+
+def find(name: str) -> bool:
+    """Whether `Class`, `Class.method` or `nvrx_slurm.module.name` exists."""
+    first, *rest = name.split(".")
+    if first == "nvrx_slurm":
+        return hasattr(importlib.import_module(".".join([first, *rest[:-1]])), rest[-1])
+    for module_name in MODULES:
+        module = importlib.import_module(f"nvrx_slurm.{module_name}")
+        if first in getattr(module, "__all__", vars(module)):
+            found = getattr(module, first)
+            return all(hasattr(found, part) or hasattr(found(), part) for part in rest)
+    return False
+
+
+CLASS_ROWS = list(migrating_rows("class"))
+
+
+@pytest.mark.parametrize("row", CLASS_ROWS, ids=lambda row: row[0][0])
+def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]) -> None:
+    theirs, ours, status, _ = row
+    if any("Callback" in name for name in theirs) and importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed (extra: lightning)")
+    assert {name: find(name) for name in theirs} == dict.fromkeys(theirs, status == "same")
+    assert [name for name in ours if not find(name)] == []
+
+
+# --- exit-codes.md ----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_exit_codes_is_the_one_in_errors() -> None:
+    header, *rows = next(table for table in tables(DOCS / "exit-codes.md") if table[0][0] == "code")
+    assert header[:3] == ["code", "name", "meaning"]
+    documented = [(int(row[0]), row[1].strip("`"), row[2]) for row in rows if row[0].isdigit()]
+    assert documented == [(int(c), c.name, EXIT_CODE_MEANING[c]) for c in ExitCode]
+    assert [row[0] for row in rows if not row[0].isdigit()] == ["128+n"]
