@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,8 @@ LIMITS = {
         "--ft-rank-out-of-section-timeout=600",
     ],
 }
-SEEN = {"ddp.py": "no heartbeat for", "ddp_sections.py": "in section 'step' for"}
+# The stop lands in whatever rank 1 does after step 50: usually the next step, at times still the checkpoint before it.
+SEEN = {"ddp.py": r"no heartbeat for", "ddp_sections.py": r"in section '(step|checkpointing)' for"}
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_ends_as_w
     text = "".join(lines)
     assert stopped
     hangs = [line for line in lines if " hung: " in line and "rank" in line]
-    assert hangs and all(SEEN[script] in line for line in hangs), text
+    assert hangs and all(re.search(SEEN[script], line) for line in hangs), text
     assert "resumed from step" in text and text.count("ranks 0..1") == 2, text
 
     with training(script, tmp_path / "whole", steps) as process:

@@ -228,6 +228,7 @@ PLUGIN_FAULTS: dict[str, Callable[[Rank], Any]] = {
     "abort": _plugin_restart_abort,
     "kill": _plugin_kill,
     "never": lambda rank: block(),
+    "met_never": lambda rank: (rank.together("met"), block()),  # not before the others are in the function
     "wrong": lambda rank: 42,
     "none": lambda rank: None,
 }
@@ -287,6 +288,8 @@ def with_plugins(rank: Rank) -> None:
     def fn(call: CallWrapper) -> str:
         rank.entered(call)
         if call.iteration == 0 and rank.arguments["victims"]:
+            if rank.arguments.get("plugin", {}).get("how") == "met_never":
+                rank.together("met")
             if rank.initial in rank.arguments["victims"]:
                 raise ValueError(f"fault of rank {rank.initial}")
             block()
