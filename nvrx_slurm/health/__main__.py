@@ -1,5 +1,7 @@
 """`python -I -m nvrx_slurm.health --when prolog`: the checks for programs (Slurm's hooks, the agent): one JSON line.
 
+With `--serve` it stays and answers questions, see `resident`.
+
 The same as `nvrx health run --json`, without click: it starts in a fraction of the time. `-I` because root must not
 import what lies in the current directory.
 """
@@ -30,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -I -m nvrx_slurm.health", allow_abbrev=False)
     parser.add_argument("--when", choices=CONTEXTS, default="manual")
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--include", action="append", default=[])
     parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--config")
     parser.add_argument("--sysroot", default="/")
@@ -37,22 +40,35 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default="")
     parser.add_argument("--deadline", type=float)
     parser.add_argument("--expect", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--serve", action="store_true")  # see `resident`
+    parser.add_argument("--watch", action="append", default=[])
+    parser.add_argument("--interval", type=float, default=30.0)
     given = parser.parse_args(argv)
     runner.stop_on_sigterm()
     try:
         plan = policy.plan(
             given.when,
             only=given.only,
+            include=given.include,
             skip=given.skip,
+            watch=given.watch,
             config=given.config,
             sysroot=given.sysroot,
             node=given.node,
             expect=policy.assignments(given.expect),
             deadline_s=given.deadline,
         )
+        if not 0 < given.interval <= policy.MAX_DEADLINE_S:
+            raise UsageError(f"--interval {given.interval:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}")
     except UsageError as error:
         print(f"nvrx health: {error}", file=sys.stderr)
         return report.EXIT_USAGE
+    if given.serve:
+        from nvrx_slurm.health.resident import Resident, preload
+
+        preload(plan.expected)
+        Resident(plan, NodeView(given.sysroot, state_dir=given.state_dir), given.interval).serve()
+        return report.EXIT_PASS
     found = examine_node(plan, given.sysroot, given.state_dir)
     print(found.as_json(), flush=True)
     return found.exit_code

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+QUICK, NVML = "quick", "NVML"  # lanes: files of the kernel's own that answer at once; NVML, opened once for all
+
 Expected = Mapping[str, Any]  # by `Setting.name`: what this node should have, and thresholds
 CONTEXTS = ("prolog", "epilog", "periodic", "gate", "manual")
 ACTIONS = ("drain", "fail", "warn")
@@ -76,6 +78,8 @@ class Check(NamedTuple):
     on_fail: str = "drain"
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
+    lane: str = ""  # checks of one lane share a child process; "": one of its own, for those that may well block
+    ahead_s: float = 0.0  # the resident (see `resident`) runs it that often ahead, and uses its last result
 
 
 class NodeView:
@@ -90,6 +94,7 @@ class NodeView:
         self.env: Mapping[str, str] = os.environ if env is None else env
         self.deadline_s = float("inf")  # of this check, time.monotonic()
         self.note: Any = None  # writable buffer of NOTE_BYTES, shared with the runner
+        self.short_lived = False  # whether this process is the runner's child, of which nothing needs tidying up
 
     @property
     def live(self) -> bool:

@@ -20,7 +20,8 @@ DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "gate": 5.0, "ma
 
 
 class Plan(NamedTuple):
-    """What to run: `checks` with the site's rules applied. `notes`: sentences worth saying once."""
+    """What to run: `checks` with the site's rules applied, and those to be watched by the resident. `notes`: sentences
+    worth saying once."""
 
     node: str
     when: str
@@ -28,6 +29,7 @@ class Plan(NamedTuple):
     expected: dict[str, Any]
     deadline_s: float
     notes: tuple[str, ...] = ()
+    watched: Sequence[Check] = ()
 
 
 class Rules(NamedTuple):
@@ -44,14 +46,16 @@ def plan(
     when: str,
     *,
     only: Sequence[str] = (),
+    include: Sequence[str] = (),
     skip: Sequence[str] = (),
+    watch: Sequence[str] = (),
     config: str | None = None,
     sysroot: str = "/",
     node: str = "",
     expect: Mapping[str, object] | None = None,
     deadline_s: float | None = None,
 ) -> Plan:
-    """The checks of a context, or exactly those of `only`, less those of `skip`.
+    """The checks of a context and those of `include`, or exactly those of `only`; less those of `skip`.
 
     `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
     `expect`: values that go over the site's, by name of the setting, typed or as text. Raises UsageError.
@@ -61,14 +65,16 @@ def plan(
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
     rules = read_rules(config, sysroot, node, expect)
-    registry.require_known(only, rules.checks, "--only")
-    registry.require_known(skip, rules.checks, "--skip")
+    for flag, names in (("--only", only), ("--include", include), ("--skip", skip), ("--watch", watch)):
+        registry.require_known(names, rules.checks, flag)
     chosen = [
         check
         for check in rules.checks.values()
-        if (check.name in only if only else when in check.contexts) and check.name not in skip
+        if (check.name in only if only else when in check.contexts or check.name in include) and check.name not in skip
     ]
-    return Plan(rules.node, when, chosen, rules.expected, deadline_s or rules.deadlines_s[when], rules.notes)
+    watched = [rules.checks[name] for name in dict.fromkeys(watch)]
+    deadline_s = deadline_s or rules.deadlines_s[when]
+    return Plan(rules.node, when, chosen, rules.expected, deadline_s, rules.notes, watched)
 
 
 def read_rules(

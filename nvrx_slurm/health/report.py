@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import Finding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
-_GRAVE = ("drain", "fail")
+GRAVE = ("drain", "fail")  # actions; the other one, "warn", is only said
 _ORDER = {Verdict.FAIL: 0, Verdict.UNKNOWN: 1, Verdict.PASS: 2, Verdict.NOT_APPLICABLE: 3}
 
 
@@ -24,7 +24,7 @@ class Report(NamedTuple):
     @property
     def grave(self) -> list[Finding]:
         """Failures, and unknowns that the site treats as such; what the site only wants to be warned of is not here."""
-        return [finding for finding in self.findings if finding.action in _GRAVE]
+        return [finding for finding in self.findings if finding.action in GRAVE]
 
     @property
     def verdict(self) -> Verdict:
@@ -39,9 +39,9 @@ class Report(NamedTuple):
         """0 pass, 1 fail, 3 unknown; 2 (usage) is never a report's."""
         return {Verdict.FAIL: EXIT_FAIL, Verdict.UNKNOWN: EXIT_UNKNOWN}.get(self.verdict, EXIT_PASS)
 
-    def as_json(self) -> str:
-        """One line; `from_json` reads it."""
-        plain = {**self._asdict(), "verdict": self.verdict.value}
+    def as_json(self, **more: object) -> str:
+        """One line, with what else is to be said in it; `from_json` reads it."""
+        plain = {**self._asdict(), "verdict": self.verdict.value, **more}
         plain["findings"] = [finding._asdict() for finding in self.findings]
         return json.dumps(plain)
 
@@ -75,12 +75,12 @@ def from_json(line: str) -> Report:
 
 def _row(finding: Finding, width: int) -> str:
     age = f" ({finding.age_s:.0f} s ago)" if finding.age_s else ""
-    action = f" [{finding.action}]" if finding.action in _GRAVE else ""
+    action = f" [{finding.action}]" if finding.action in GRAVE else ""
     return f"{_word(finding):14} {finding.check:{width}}  {finding.text}{age}{action}"
 
 
 def _word(finding: Finding) -> str:
     """The verdict, so that what needs somebody's hands is seen first."""
     if finding.verdict is Verdict.FAIL:
-        return "FAIL" if finding.action in _GRAVE else "WARN"
+        return "FAIL" if finding.action in GRAVE else "WARN"
     return "UNKNOWN" if finding.verdict is Verdict.UNKNOWN else finding.verdict.value

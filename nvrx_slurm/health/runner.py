@@ -1,8 +1,10 @@
-"""Runs checks side by side, each in a forked child, under one deadline. Nothing that a check does can hold it up.
+"""Runs checks side by side in forked children, under one deadline. Nothing that a check does can hold it up.
 
 To be called in a process without threads (fork): `nvrx health`, or `python -I -m nvrx_slurm.health` for programs.
-A child writes its finding as one JSON line into a pipe; its process group is killed as soon as the finding is there or
-its time is up. A child that cannot be killed (blocked in the kernel) is not waited for: init gets it when we end.
+Checks of one lane share a child and are done one after the other; where one does not answer at once, those behind it go
+on in a child of their own. A child writes each finding as one JSON line into a pipe; its process group is killed as
+soon as all are there or the time of one is up. A child that cannot be killed (blocked in the kernel) is not waited for:
+init gets it when we end.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from nvrx_slurm.errors import NvrxError
@@ -24,6 +26,7 @@ from nvrx_slurm.health.check import NOTE_BYTES, Check, Expected, Finding, NodeVi
 from nvrx_slurm.system.hardware import Absent
 
 MAX_RESULT_BYTES = 16384
+_PATIENCE_S = 0.25  # with a check that others wait behind
 _REAP_S = 0.1  # for killed children to end
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
@@ -34,21 +37,32 @@ class Result:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
-        self.learned: dict[str, Any] = {}  # see `run(learning=True)`
+        self.learned: dict[str, Any] = {}  # see `Run(learning=True)`
         self.left = 0  # children that could not be killed
 
 
 class _Child:
-    """A check under way in a forked process."""
+    """Checks under way in a forked process, the first of `checks` since `started_s`."""
 
-    def __init__(self, check: Check, pid: int, pipe: int, note: mmap.mmap, started_s: float, until_s: float) -> None:
-        self.check = check
+    def __init__(self, checks: Sequence[Check], pid: int, pipe: int, note: mmap.mmap, end_s: float) -> None:
+        self.checks = list(checks)
         self.pid = pid
+        self.pidfd = os.pidfd_open(pid)  # where that fails (too many open files) its own alarm ends it
         self.pipe = pipe
         self.note = note
-        self.started_s = started_s
-        self.until_s = until_s
+        self.end_s = end_s
+        self.started_s = time.monotonic()
         self.data = b""
+
+    @property
+    def until_s(self) -> float:
+        """When the time of the check under way is up."""
+        return min(self.end_s, self.started_s + self.checks[0].budget_s)
+
+    @property
+    def look_s(self) -> float:
+        """When it is to be looked at, if it does not answer before."""
+        return min(self.until_s, self.started_s + _PATIENCE_S) if len(self.checks) > 1 else self.until_s
 
     def doing(self) -> str:
         """ ", reading /some/file" or ""."""
@@ -56,7 +70,24 @@ class _Child:
         return f", {phrase}" if phrase else ""
 
     def finding(self, verdict: Verdict, text: str, age_s: float = 0.0) -> Finding:
-        return Finding(self.check.name, verdict, one_line(text), round(time.monotonic() - self.started_s, 4), age_s)
+        """Of the check under way."""
+        took_s = round(time.monotonic() - self.started_s, 4)
+        return Finding(self.checks[0].name, verdict, one_line(text), took_s, age_s)
+
+    def next(self) -> None:
+        """The check under way has its finding."""
+        del self.checks[0]
+        self.started_s = time.monotonic()
+
+    def kill(self) -> None:
+        """Kill what there is of it; it stays ours (a zombie at least), so its numbers cannot be somebody else's yet."""
+        for kill in (os.killpg, os.kill):  # it may not lead a group yet
+            try:
+                kill(self.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # not yet, or only a zombie of another user (setuid) is left
+                continue
+        os.close(self.pipe)
+        self.note.close()
 
 
 def run(
@@ -66,84 +97,218 @@ def run(
 
     `learning`: nothing is judged; what the checks learn from their facts is in `Result.learned`.
     """
-    gc.freeze()  # the children shall not copy our pages by collecting garbage
-    end_s = time.monotonic() + deadline_s
-    findings: dict[str, Finding] = {}
-    result = Result()
-    children: dict[int, _Child] = {}
-    started: list[int] = []
-    poller = select.poll()
+    under_way = Run(checks, node, expected, deadline_s, learning)
     try:
-        for check in checks:
-            if check.needs_root and node.live and os.geteuid() != 0:
-                findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, "only root can read this")
-                continue
-            try:
-                child = _start(check, node, expected, end_s, learning)
-            except OSError as error:
-                text = f"no process could be started for it: {error.strerror}"
-                findings[check.name] = Finding(check.name, Verdict.UNKNOWN, text)
-                continue
-            children[child.pipe] = child
-            started.append(child.pid)
-            poller.register(child.pipe, select.POLLIN)
-        while children:
-            wait_s = min(child.until_s for child in children.values()) - time.monotonic()
-            ready = {fd for fd, _ in poller.poll(max(0, int(wait_s * 1000) + 1))}
-            for fd, child in list(children.items()):
-                found = _look(child, fd in ready, result)
-                if found is not None:
-                    findings[child.check.name] = found
-                    poller.unregister(fd)
-                    _end(children.pop(fd))
+        under_way.begin()
+        while not under_way.done:
+            under_way.go_on(wait(under_way.fds(), under_way.look_s()))
+        return under_way.result()
     finally:
-        for child in children.values():
-            _end(child)
-        result.left = _reap(started)
-    if result.left:
-        result.notes.append(f"{result.left} check process(es) are blocked in the kernel and could not be ended")
-    result.findings = [_with_action(findings[check.name], check) for check in checks]
-    return result
+        under_way.close()
 
 
-def _start(check: Check, node: NodeView, expected: Expected, end_s: float, learning: bool) -> _Child:
-    note = mmap.mmap(-1, NOTE_BYTES)
-    ours, theirs = os.pipe()
-    started_s = time.monotonic()
-    until_s = min(end_s, started_s + check.budget_s)
-    try:
-        pid = os.fork()
-    except OSError:
-        os.close(ours)
-        os.close(theirs)
-        raise
-    if pid == 0:
-        node.note, node.deadline_s = note, until_s
-        _child(_learned if learning else _found, check, node, expected, theirs)
-    os.close(theirs)
-    os.set_blocking(ours, False)
-    return _Child(check, pid, ours, note, started_s, until_s)
+def wait(fds: Iterable[int], until_s: float) -> set[int]:
+    """Those that can be read, at the latest at `until_s` (time.monotonic(); inf: as long as it takes)."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    left_s = until_s - time.monotonic()
+    return {fd for fd, _ in poller.poll(None if left_s == float("inf") else max(0, int(left_s * 1000) + 1))}
 
 
-# What a child sends: verdict, sentence, age in seconds, notes, what it learned.
+class Run:
+    """Checks under way. Never waits, so that several can go on at once.
+
+    Whoever holds it calls `begin`, then `go_on` with those of `fds` that can be read, or at `look_s`, until it is
+    `done`; and `close` in any case.
+    """
+
+    def __init__(
+        self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learning: bool = False
+    ) -> None:
+        self._checks, self._node, self._expected = checks, node, expected
+        self._work = _learned if learning else _found
+        self._end_s = time.monotonic() + deadline_s
+        self._findings: dict[str, Finding] = {}
+        self._result = Result()
+        self._children: list[_Child] = []
+        self._dying: list[_Child] = []  # killed, and not seen dead yet
+        self._reap_s = self._end_s
+
+    def begin(self) -> None:
+        """Start all lanes."""
+        gc.freeze()  # the children shall not copy our pages by collecting garbage
+        lanes: dict[str, list[Check]] = {}
+        for check in self._checks:
+            if check.needs_root and self._node.live and os.geteuid() != 0:
+                text = "only root can read this"
+                self._findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, text)
+            else:
+                lanes.setdefault(check.lane or f" {check.name}", []).append(check)
+        for lane in lanes.values():
+            self._start(lane)
+
+    @property
+    def done(self) -> bool:
+        """Whether all findings are there, and the children gone or not to be waited for."""
+        return not self._children and (not self._dying or time.monotonic() >= self._reap_s)
+
+    @property
+    def gone(self) -> bool:
+        """Whether no process is left."""
+        return not self._children and not self._dying
+
+    def fds(self) -> list[int]:
+        """What to wait for."""
+        return [child.pipe for child in self._children] + [child.pidfd for child in self._dying]
+
+    def look_s(self) -> float:
+        """When `go_on` is to be called at the latest, by time.monotonic()."""
+        if self._children:
+            return min(child.look_s for child in self._children)
+        return self._reap_s if not self.done else float("inf")
+
+    def go_on(self, ready: set[int]) -> None:
+        """Take what was told, end what is over."""
+        for child in list(self._children):
+            self._look(child, child.pipe in ready)
+        for child in list(self._dying):
+            if child.pidfd in ready:
+                self._bury(child)
+
+    def result(self) -> Result:
+        """When it is done."""
+        self._result.left = len(self._dying)
+        if self._dying:
+            self._result.notes.append(
+                f"{len(self._dying)} check process(es) are blocked in the kernel and could not be ended"
+            )
+        self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
+        return self._result
+
+    def close(self) -> None:
+        """End it as it is, at once but for the moment that killed children need."""
+        for child in list(self._children):
+            self._end(child)
+        while self._dying and not self.done:
+            self.go_on(wait(self.fds(), self._reap_s))
+        for child in self._dying:
+            os.close(child.pidfd)
+        self._dying.clear()
+
+    # --- one child ----------------------------------------------------------------------------------------------------
+
+    def _start(self, checks: Sequence[Check]) -> None:
+        """One child for all of them; without one they have their findings."""
+        if not checks:
+            return
+        if time.monotonic() >= self._end_s:
+            return self._without(checks, "timed out before it could begin")
+        try:
+            self._children.append(self._forked(checks))
+        except OSError as error:
+            self._without(checks, f"no process could be started for it: {error.strerror}")
+
+    def _forked(self, checks: Sequence[Check]) -> _Child:
+        note = mmap.mmap(-1, NOTE_BYTES)
+        ours, theirs = os.pipe()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._node.note = note
+                _child(self._work, checks, self._node, self._expected, theirs, self._end_s)
+            os.set_blocking(ours, False)
+            return _Child(checks, pid, ours, note, self._end_s)
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+
+    def _without(self, checks: Iterable[Check], text: str) -> None:
+        for check in checks:
+            self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, text)
+
+    def _look(self, child: _Child, ready: bool) -> None:
+        """Take the findings that a child has told; see whether it ended without, or the time of a check is up."""
+        more = os.read(child.pipe, 65536) if ready else b""
+        child.data += more
+        while child.checks and (line := _line(child)):
+            self._take(child, line)
+            child.next()
+        if not child.checks:
+            self._end(child)
+        elif len(child.data) > MAX_RESULT_BYTES:
+            self._give_up(child, f"its answer is longer than {MAX_RESULT_BYTES} bytes")
+        elif ready and not more:
+            self._give_up(child, f"its process ended without an answer{child.doing()}")
+        elif time.monotonic() >= child.until_s:
+            self._give_up(child, f"timed out after {child.until_s - child.started_s:.1f} s{child.doing()}")
+        elif time.monotonic() >= child.look_s:
+            others, child.checks = child.checks[1:], child.checks[:1]
+            self._start(others)
+
+    def _take(self, child: _Child, line: bytes) -> None:
+        verdict, text, age_s, notes, learned = json.loads(line)
+        self._result.notes.extend(note for note in notes if note not in self._result.notes)
+        self._result.learned.update(learned)
+        self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text, age_s)
+
+    def _give_up(self, child: _Child, text: str) -> None:
+        """The check under way is unknown; those behind it go on without it."""
+        self._findings[child.checks[0].name] = child.finding(Verdict.UNKNOWN, text)
+        self._end(child)
+        self._start(child.checks[1:])
+
+    def _end(self, child: _Child) -> None:
+        child.kill()
+        self._children.remove(child)
+        self._dying.append(child)
+        self._reap_s = time.monotonic() + _REAP_S
+
+    def _bury(self, child: _Child) -> None:
+        os.waitpid(child.pid, 0)
+        os.close(child.pidfd)
+        self._dying.remove(child)
+
+
+def _line(child: _Child) -> bytes:
+    """The next whole line of at most MAX_RESULT_BYTES, taken from its data; b"" if there is none."""
+    line, newline, rest = child.data.partition(b"\n")
+    if not newline or len(line) >= MAX_RESULT_BYTES:
+        return b""
+    child.data = rest
+    return line
+
+
+# What a child sends of a check: verdict, sentence, age in seconds, notes, what it learned.
 _Answer = tuple[str, str, float, list[str], dict[str, Any]]
 
 
 def _child(
-    work: Callable[[Check, NodeView, Expected], _Answer], check: Check, node: NodeView, expected: Expected, pipe: int
+    work: Callable[[Check, NodeView, Expected], _Answer],
+    checks: Sequence[Check],
+    node: NodeView,
+    expected: Expected,
+    pipe: int,
+    end_s: float,
 ) -> NoReturn:
     """The forked process: never returns into the caller's frames."""
     try:
         os.setsid()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(signum, signal.SIG_DFL)
-        signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        line = json.dumps(work(check, node, expected)).encode() + b"\n"
-        while line:
-            line = line[os.write(pipe, line) :]
+        node.short_lived = True
+        for check in checks:
+            node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
+            signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
+            node.doing("")
+            line = json.dumps(work(check, node, expected)).encode() + b"\n"
+            while line:
+                line = line[os.write(pipe, line) :]
     finally:
         os._exit(0)  # even with a thread of ours still blocked
 
@@ -177,61 +342,6 @@ def examine(check: Check, node: NodeView, expected: Expected) -> tuple[Verdict, 
         plain = type(error) is ValueError or isinstance(error, NvrxError)  # a sentence already
         said = str(error) if plain else f"{type(error).__name__}: {error}"
         return Verdict.UNKNOWN, one_line(said)
-
-
-def _look(child: _Child, ready: bool, result: Result) -> Finding | None:
-    """The finding of a child that has told one, ended without, or whose time is up; None if it is still at it."""
-    ended = False
-    if ready:
-        more = os.read(child.pipe, 65536)
-        child.data += more
-        ended = not more
-    if child.data.endswith(b"\n") and len(child.data) <= MAX_RESULT_BYTES:
-        return _parsed(child, result)
-    if len(child.data) > MAX_RESULT_BYTES:
-        return child.finding(Verdict.UNKNOWN, f"its answer is longer than {MAX_RESULT_BYTES} bytes")
-    if ended:
-        return child.finding(Verdict.UNKNOWN, f"its process ended without an answer{child.doing()}")
-    if time.monotonic() >= child.until_s:
-        allowed_s = child.until_s - child.started_s
-        return child.finding(Verdict.UNKNOWN, f"timed out after {allowed_s:.1f} s{child.doing()}")
-    return None
-
-
-def _parsed(child: _Child, result: Result) -> Finding:
-    verdict, text, age_s, notes, learned = json.loads(child.data)
-    result.notes.extend(note for note in notes if note not in result.notes)
-    result.learned.update(learned)
-    return child.finding(Verdict(verdict), text, age_s)
-
-
-def _end(child: _Child) -> None:
-    """Kill what there is of it; it stays ours (a zombie at least), so its numbers cannot be somebody else's yet."""
-    for kill in (os.killpg, os.kill):  # it may not lead a group yet
-        try:
-            kill(child.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # not yet, or only a zombie of another user (setuid) is left
-            continue
-    os.close(child.pipe)
-    child.note.close()
-
-
-def _reap(pids: list[int]) -> int:
-    """Collect ended children, all of which were sent SIGKILL; returns how many did not end in a moment."""
-    end_s = time.monotonic() + _REAP_S
-    left = 0
-    for pid in pids:
-        pidfd = os.pidfd_open(pid)
-        try:
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            if poller.poll(max(0, int((end_s - time.monotonic()) * 1000))):
-                os.waitpid(pid, 0)
-            else:
-                left += 1
-        finally:
-            os.close(pidfd)
-    return left
 
 
 def _with_action(finding: Finding, check: Check) -> Finding:

@@ -202,6 +202,7 @@ CHECKS = (
         settings=(_MOUNTS, _WRITABLE),
         budget_s=5.0,
         learn=learn_mounts,
+        ahead_s=30.0,
     ),
     Check(
         name="storage-paths",
@@ -211,5 +212,6 @@ CHECKS = (
         judge=judge_paths,
         settings=(_PATHS,),
         budget_s=5.0,
+        ahead_s=30.0,
     ),
 )

@@ -1,0 +1,181 @@
+"""Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when gate`.
+
+Reads lines on stdin. To "check" it answers with one JSON line on stdout: the report, and `"asked": true`. Slow checks
+(`Check.ahead_s`) are run ahead: a report has their last findings with their age. Checks to be watched are run every so
+often; a line with `"asked": false` comes only when what fails among them is new. All runs go on side by side, so that
+an answer never waits for what is done in the background (only the first one, for the first findings of slow checks).
+At the end of stdin it ends at once, with its children.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+from nvrx_slurm.health import policy, report, runner
+from nvrx_slurm.health.check import Check, Expected, Finding, NodeView, Verdict
+
+_STDIN, _STDOUT = 0, 1
+_NODE_SERVICE = "nvrx_slurm.health.node_service"
+_MAX_LINE_BYTES = 4096
+_NEVER = float("inf")
+
+
+def preload(expected: Expected) -> None:
+    """Import now what only some nodes need and what takes long: gRPC, where there is a health service to be asked."""
+    if expected.get("node_service") and find_spec(_NODE_SERVICE):
+        import_module(_NODE_SERVICE).preload()
+
+
+class _Task:
+    """Checks that are run in the background every `every_s` seconds, first at once; `findings`: their last ones."""
+
+    def __init__(self, checks: Sequence[Check], every_s: float) -> None:
+        self.checks = list(checks)
+        self.every_s = every_s
+        self.due_s = 0.0
+        self.findings: list[Finding] = []
+        self._at_s = 0.0
+        self._run: runner.Run | None = None
+        self._taken = (
+            False  # of the run; it may have a process that is blocked in the kernel, beside which we start none
+        )
+
+    def wake_s(self) -> float:
+        """When it is to be run."""
+        return self.due_s if self._run is None else _NEVER
+
+    def started(self, run: runner.Run) -> None:
+        """It is run now."""
+        self.due_s = time.monotonic() + self.every_s
+        self._run, self._taken = run, False
+
+    def news(self) -> runner.Result | None:
+        """The result of a run that has just ended."""
+        run, result = self._run, None
+        if run and run.done and not self._taken:
+            self._taken, self._at_s = True, time.monotonic()
+            result = run.result()
+            self.findings = result.findings
+        if run and run.gone:
+            self._run = None
+        return result
+
+    def aged(self) -> list[Finding]:
+        """The last findings with their age."""
+        age_s = time.monotonic() - self._at_s
+        return [finding._replace(age_s=round(finding.age_s + age_s, 3)) for finding in self.findings]
+
+    def keep_what_applies(self) -> None:
+        """Run no more what was not applicable: nobody has to wake up for what is not there."""
+        there = {finding.check for finding in self.findings if finding.verdict is not Verdict.NOT_APPLICABLE}
+        if self.findings:
+            self.checks = [check for check in self.checks if check.name in there]
+        if not self.checks:
+            self.due_s = _NEVER
+
+
+class Resident:
+    """`plan.watched` are run every `interval_s` seconds, less those that do not apply to this node."""
+
+    def __init__(self, plan: policy.Plan, node: NodeView, interval_s: float) -> None:
+        self._plan, self._node = plan, node
+        self._ahead = [_Task([check], check.ahead_s) for check in plan.checks if check.ahead_s]
+        lanes: dict[str, list[Check]] = {}
+        for check in plan.watched:
+            lanes.setdefault(check.lane or f" {check.name}", []).append(check)
+        self._watches = [_Task(checks, interval_s) for checks in lanes.values()]
+        self._failing: frozenset[str] = frozenset()  # of the watched
+        self._questions = 0  # not answered yet, the one under way included
+        self._asked: runner.Run | None = None
+        self._asked_s = 0.0
+        self._runs: list[runner.Run] = []  # all that have processes
+        self._data = b""
+
+    def serve(self) -> None:
+        """Until the end of stdin, or nobody reads stdout any more."""
+        try:
+            while True:
+                self._begin_what_is_due()
+                fds = [_STDIN, *(fd for run in self._runs for fd in run.fds())]
+                tasks = (*self._ahead, *self._watches)
+                wake_s = [run.look_s() for run in self._runs] + [task.wake_s() for task in tasks]
+                ready = runner.wait(fds, min(wake_s, default=_NEVER))
+                if _STDIN in ready and not self._read():
+                    return
+                for run in self._runs:
+                    run.go_on(ready)
+                self._take_what_is_done()
+                self._runs = [run for run in self._runs if not run.gone]
+        except BrokenPipeError:
+            return
+        finally:
+            for run in self._runs:
+                run.close()
+
+    def _read(self) -> bool:
+        """Take what was asked; False at the end."""
+        more = os.read(_STDIN, 65536)
+        *lines, rest = (self._data + more).split(b"\n")
+        self._data = rest[:_MAX_LINE_BYTES]
+        for line in lines:
+            if line.strip() == b"check":
+                self._questions += 1
+            else:
+                print(f"nvrx health: {line[:60]!r} is no question; write: check", file=sys.stderr, flush=True)
+        return bool(more)
+
+    def _begin_what_is_due(self) -> None:
+        if self._questions and self._asked is None:
+            self._asked_s = time.monotonic()
+            self._asked = self._begin([check for check in self._plan.checks if not check.ahead_s])
+        for task in (*self._ahead, *self._watches):
+            if task.wake_s() <= time.monotonic():
+                task.started(self._begin(task.checks))
+
+    def _begin(self, checks: Sequence[Check]) -> runner.Run:
+        run = runner.Run(checks, self._node, self._plan.expected, self._plan.deadline_s)
+        self._runs.append(run)
+        run.begin()
+        return run
+
+    def _take_what_is_done(self) -> None:
+        for task in self._ahead:
+            if task.news() and task.findings[0].verdict is Verdict.NOT_APPLICABLE:
+                task.due_s = _NEVER  # nobody has to wake up for what is not there: see `_answer`
+        news = [result for task in self._watches if (result := task.news())]
+        if news:
+            self._tell_news([note for result in news for note in result.notes])
+        if self._asked and self._asked.done and all(task.findings for task in self._ahead):
+            self._answer(self._asked.result())
+            self._asked = None
+
+    def _answer(self, result: runner.Result) -> None:
+        self._questions -= 1
+        found = {finding.check: finding for finding in result.findings}
+        found |= {finding.check: finding for task in self._ahead for finding in task.aged()}
+        findings = [found[check.name] for check in self._plan.checks]
+        self._say(findings, [*self._plan.notes, *result.notes], time.monotonic() - self._asked_s, asked=True)
+        for task in self._ahead:
+            if task.due_s == _NEVER:
+                task.due_s = 0.0  # it may be there by the next question
+
+    def _tell_news(self, notes: list[str]) -> None:
+        """Say what the watched checks found, if it is bad and was not said already."""
+        findings = [finding for task in self._watches for finding in task.aged()]
+        for task in self._watches:
+            task.keep_what_applies()
+        failing = frozenset(finding.check for finding in findings if finding.action in report.GRAVE)
+        if failing and failing != self._failing:
+            self._say(findings, notes, max(finding.seconds for finding in findings), asked=False)
+        self._failing = failing
+
+    def _say(self, findings: list[Finding], notes: list[str], took_s: float, asked: bool) -> None:
+        told = report.Report(self._plan.node, self._plan.when, findings, notes, round(took_s, 4))
+        line = told.as_json(asked=asked).encode() + b"\n"
+        while line:
+            line = line[os.write(_STDOUT, line) :]
