@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
+import os
 import shlex
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ MAX_SECONDS = 2_000_000.0
 MAX_NODES = 1_000_000
 MAX_TEXT = 4096
 MAX_SECTION_NAMES_BYTES = 4096  # of all together
+MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its 0
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -147,6 +149,19 @@ PATH = Kind("PATH", lambda raw: _text(raw, "must be a path"))
 ABSOLUTE_PATH = Kind("PATH", _absolute)
 ABSOLUTE_PATHS = Kind("PATH,...", _absolute_list)
 ADDRESS = Kind("HOST", _text)
+
+
+def _unix_socket(raw: object) -> str:
+    problem = "must be an absolute path of a Unix socket, or unix:// and such a path"
+    path = _text(raw, problem).removeprefix("unix://")
+    if not path.startswith("/"):
+        raise ValueError(problem)
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(f"must be at most {MAX_SOCKET_PATH_BYTES} bytes long, as paths of Unix sockets are")
+    return path
+
+
+UNIX_SOCKET = Kind("PATH|unix://PATH", _unix_socket)  # its value is the path
 
 
 def choice(*allowed: str) -> Kind:

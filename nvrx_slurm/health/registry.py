@@ -22,6 +22,7 @@ FAMILIES = (
     "gpu_processes",
     "nvlink",
     "nic",
+    "node_service",
 )
 
 
