@@ -24,7 +24,7 @@ from nvrx_slurm.inprocess.rank_assignment import (
     ShiftRanks,
     Tree,
     assign,
-    with_default_activation,
+    with_defaults,
 )
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.testing.memory_store import MemoryStore
@@ -88,7 +88,7 @@ def _timed(work: Callable[[], object]) -> tuple[float, object]:
 
 def _alone(assignment: RankAssignment) -> float:
     """Milliseconds of one rank that needs nobody."""
-    died, whole = _deaths(_WORLD), with_default_activation(assignment)
+    died, whole = _deaths(_WORLD), with_defaults(assignment)
     ranks = random.Random(5).sample(sorted(set(range(_WORLD)) - died), _ASKED)
     contexts = [RankAssignmentCtx(State(rank, _WORLD, iteration=1), None, died) for rank in ranks]
     seconds, _ = _timed(lambda: [assign(whole, ctx) for ctx in contexts])

@@ -43,9 +43,8 @@ __all__ = [
     "RankFilter",
     "ShiftRanks",
     "Tree",
-    "activates",
     "assign",
-    "with_default_activation",
+    "with_defaults",
 ]
 
 
@@ -184,8 +183,8 @@ class FilterCountGroupedByKey(RankAssignment):
     """Terminates all ranks of each group whose number of healthy ranks does not meet `condition`.
 
     A group is all healthy ranks with the same key: `key_or_fn` itself, or what it returns for the rank's state, as
-    text. Must be listed right of a member that takes the discarded ranks out (`ShiftRanks`, `FillGaps`). `condition`
-    is called once per group, on one rank. A wait for other ranks lasts at most twice `timeout`.
+    text. List it right of what takes the discarded ranks out (`ShiftRanks`, `FillGaps`). `condition` is called once per
+    group, on one rank. A wait for other ranks lasts at most twice `timeout`.
 
     If a key function or the condition raises, every rank raises InternalError with the same sentence; if the condition
     discards everybody, every rank raises RankDiscarded.
@@ -250,32 +249,33 @@ FilterGroupedByKey = FilterCountGroupedByKey
 # --- what the wrapper calls -------------------------------------------------------------------------------------------
 
 
-def activates(assignment: RankAssignment) -> bool:
-    """Whether some member makes ranks active; members of a user's own class count unless they say otherwise."""
-    return any(getattr(member, "activates", True) for member in _members(assignment))
+def with_defaults(assignment: RankAssignment) -> RankAssignment:
+    """`assignment`, with what it leaves out: `ShiftRanks`, right of all filters, if nothing in it renumbers ranks, and
+    `ActivateAllRanks`, leftmost, if nothing activates them.
 
-
-def _members(assignment: RankAssignment) -> list[Any]:
-    return assignment.members() if isinstance(assignment, Compose) else [assignment]
-
-
-def with_default_activation(assignment: RankAssignment) -> RankAssignment:
-    """`assignment`, with `ActivateAllRanks` as its leftmost member if it has none that activates ranks.
-
-    Raises TypeError for what is no rank assignment, ValueError for a filter with nobody to act on it.
+    Raises TypeError for what is no rank assignment, ValueError for a filter by groups with nobody to act on it.
     """
     if not isinstance(assignment, RankAssignment):
         raise TypeError(f"rank_assignment must be a RankAssignment or a Compose of them, not {assignment!r}")
-    members = _members(assignment)
+    given = _members(assignment)
+    members = list(given)
+    if not any(member.renumbers for member in members):
+        place = max((n for n, member in enumerate(members, start=1) if isinstance(member, RankFilter)), default=0)
+        members.insert(place, ShiftRanks())
     for place, member in enumerate(members):
-        followed = any(getattr(other, "renumbers", True) for other in members[:place])
-        if isinstance(member, FilterCountGroupedByKey) and not followed:
+        if isinstance(member, FilterCountGroupedByKey) and not any(left.renumbers for left in members[:place]):
             raise ValueError(f"list ShiftRanks() or FillGaps() left of {member!r}, to take the filtered ranks out")
-    if activates(assignment):
+    if not any(member.activates for member in members):
+        members.insert(0, ActivateAllRanks())
+    if len(members) == len(given):
         return assignment
-    composed = Compose(ActivateAllRanks(), assignment)
+    composed = Compose(*members)
     assert isinstance(composed, RankAssignment)
     return composed
+
+
+def _members(assignment: RankAssignment) -> list[RankAssignment]:
+    return assignment.members() if isinstance(assignment, Compose) else [assignment]  # type: ignore[return-value]
 
 
 def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:

@@ -28,8 +28,8 @@ class RankAssignmentCtx:
 class RankAssignment(ABC):
     """Base of everything that may be the wrapper's `rank_assignment`.
 
-    A subclass of your own that only renumbers ranks or marks some as terminated may say so with `activates = False`;
-    then a composition that has no other member to activate ranks gets `ActivateAllRanks`.
+    A subclass of your own that does less than both of these says so, and what nobody in a composition does is done by
+    default: `activates = False` (by `ActivateAllRanks`), `renumbers = False` (by `ShiftRanks`).
     """
 
     activates = True  # may make ranks active or inactive

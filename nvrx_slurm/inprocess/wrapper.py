@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess.health_check import (
 from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.log import setup_logger
-from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_default_activation
+from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
 from nvrx_slurm.inprocess.runner import Runner
 from nvrx_slurm.inprocess.store import TCPStore
 from nvrx_slurm.inprocess.terminate import Terminate
@@ -79,7 +79,7 @@ class Wrapper:
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         arguments = Arguments(**given)
-        given["rank_assignment"] = with_default_activation(arguments.rank_assignment)
+        given["rank_assignment"] = with_defaults(arguments.rank_assignment)
         self._arguments = arguments
         if enabled:
             setup_logger()

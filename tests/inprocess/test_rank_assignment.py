@@ -128,10 +128,10 @@ def keyed() -> ra.FilterCountGroupedByKey:
         (lambda: Compose(ra.FillGaps(), ra.ActivateAllRanks()), ValueError, "left of FillGaps"),
         (lambda: Compose(ra.Tree([ra.Layer()]), ra.ShiftRanks()), TypeError, "cannot be composed"),
         (lambda: Compose(*[ra.ShiftRanks()] * 2), ValueError, "twice"),
-        (lambda: ra.with_default_activation(keyed()), ValueError, "list ShiftRanks"),
-        (lambda: ra.with_default_activation(Compose(keyed(), ra.ShiftRanks())), ValueError, "list ShiftRanks"),
-        (lambda: ra.with_default_activation(lambda ctx: ctx), TypeError, "must be a RankAssignment"),  # type: ignore
-        (lambda: ra.with_default_activation(ra.ShiftRanks), TypeError, "must be a RankAssignment"),  # type: ignore
+        (lambda: ra.with_defaults(Compose(keyed(), ra.MaxActiveWorldSize(2))), ValueError, "list ShiftRanks"),
+        (lambda: ra.with_defaults(Compose(keyed(), ra.ShiftRanks())), ValueError, "list ShiftRanks"),
+        (lambda: ra.with_defaults(lambda ctx: ctx), TypeError, "must be a RankAssignment"),  # type: ignore
+        (lambda: ra.with_defaults(ra.ShiftRanks), TypeError, "must be a RankAssignment"),  # type: ignore
     ],
 )
 def test_what_cannot_work_is_refused_when_it_is_made(make: Make, error: type[Exception], sentence: str) -> None:
@@ -139,25 +139,79 @@ def test_what_cannot_work_is_refused_when_it_is_made(make: Make, error: type[Exc
         make()
 
 
-def test_a_composition_without_activation_activates_all() -> None:
-    for given_one in (ra.ShiftRanks(), Compose(ra.FillGaps()), Compose(ra.ShiftRanks(), keyed())):
-        assert not ra.activates(given_one)
-        made = ra.with_default_activation(given_one)
-        assert ra.activates(made) and isinstance(made, ra.RankAssignment)
-    assert initial(after(ra.with_default_activation(ra.ShiftRanks()), world(3), {0})) == [1, 2]
+class Nothing(ra.RankAssignment):
+    """A user's own that leaves it all to others."""
+
+    activates = renumbers = False
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        return ctx
+
+
+@pytest.mark.parametrize(
+    ("make", "completed"),
+    [
+        (ra.ShiftRanks, "ActivateAllRanks, ShiftRanks"),
+        (lambda: Compose(ra.FillGaps()), "ActivateAllRanks, FillGaps"),
+        (lambda: Compose(ra.ShiftRanks(), keyed()), "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
+        (keyed, "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
+        (ra.ActivateAllRanks, "ActivateAllRanks, ShiftRanks"),
+        (lambda: ra.MaxActiveWorldSize(4), "MaxActiveWorldSize, ShiftRanks"),
+        (
+            lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), Compose(ra.MaxActiveWorldSize(4))),
+            "ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks",
+        ),
+        (
+            lambda: Compose(ra.MaxActiveWorldSize(4), keyed()),
+            "MaxActiveWorldSize, ShiftRanks, FilterCountGroupedByKey",
+        ),
+        (Nothing, "ActivateAllRanks, ShiftRanks, Nothing"),
+        (lambda: Compose(ra.ActivateAllRanks(), Nothing()), "ActivateAllRanks, ShiftRanks, Nothing"),
+    ],
+)
+def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed: str) -> None:
+    made = ra.with_defaults(make())
+    assert isinstance(made, Compose) and isinstance(made, ra.RankAssignment)
+    assert ", ".join(type(member).__name__ for member in made.members()) == completed
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (ra.ActivateAllRanks, [8, 7, 5, 3]),
+        (ra.ShiftRanks, [8, 7, 5, 3]),
+        (ra.FillGaps, [8, 7, 5, 3]),
+        (Nothing, [8, 7, 5, 3]),
+        (lambda: ra.MaxActiveWorldSize(4), [4, 4, 4, 3]),
+        (lambda: ra.ActiveWorldSizeDivisibleBy(2), [8, 6, 4, 2]),
+        (lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.MaxActiveWorldSize(4)), [4, 4, 4, 2]),
+        (lambda: Compose(ra.MaxActiveWorldSize(4), Nothing()), [4, 4, 4, 3]),
+        (lambda: Compose(ra.ActiveWorldSizeDivisibleBy(3), ra.MaxActiveWorldSize(7), ra.ShiftRanks()), [6, 6, 3, 3]),
+    ],
+)
+def test_whatever_is_left_out_deaths_are_survived(make: Make, sizes: list[int]) -> None:
+    """The highest and the lowest rank among them; the last one is the composition of seed 002."""
+    assignment, states, rounds = ra.with_defaults(make()), world(8), [set(), {0}, {2, 6}, {3, 4}]
+    for died, size in zip(rounds, sizes, strict=True):
+        expected = {state.initial_rank for state in states if state.rank not in died}
+        states = after(assignment, states, died)
+        assert sorted(state.rank for state in states) == list(range(len(expected)))
+        assert {state.initial_rank for state in states} == expected
+        assert len(initial(states)) == size
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        ra.ActivateAllRanks,
+        lambda: Compose(ra.ActivateAllRanks(), ra.FillGaps()),
         lambda: Compose(ra.MaxActiveWorldSize(2), ra.ShiftRanks()),
         lambda: ra.Tree([ra.Layer()]),
+        lambda: Own(lambda ctx: ctx),
     ],
 )
 def test_others_are_taken_as_they_are(make: Make) -> None:
     assignment = make()
-    assert ra.activates(assignment) and ra.with_default_activation(assignment) is assignment
+    assert ra.with_defaults(assignment) is assignment
 
 
 @pytest.mark.parametrize(
@@ -243,7 +297,7 @@ def test_an_own_assignment_may_do_it_all() -> None:
         return replace(ctx, state=state)
 
     states = [
-        ra.assign(ra.with_default_activation(Own(backwards)), ra.RankAssignmentCtx(state, None, {1}))
+        ra.assign(ra.with_defaults(Own(backwards)), ra.RankAssignmentCtx(state, None, {1}))
         for state in world(4)
         if state.rank != 1
     ]

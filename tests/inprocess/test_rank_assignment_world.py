@@ -72,7 +72,7 @@ class Ranks:
     def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]) -> None:
         self.views = views
         self.states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
-        self.plugins = {rank: ra.with_default_activation(make()) for rank in range(size)}
+        self.plugins = {rank: ra.with_defaults(make()) for rank in range(size)}
         self.iteration = 0
 
     def assign(self, died: Iterable[int] = (), absent: Iterable[int] = ()) -> dict[int, BaseException]:
@@ -141,6 +141,48 @@ def test_the_picture_of_the_seed(views: Views) -> None:
     assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(4, 4)}
     raised = job.assign(died=[6])
     assert list(raised) == [7] and job.active == [2, 3]
+
+
+def host(state: State) -> str:
+    return f"host{state.initial_rank // 8}"  # type: ignore[operator]
+
+
+def eight(count: int) -> bool:
+    return count == 8
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey(host, eight)),  # 001
+        lambda: Compose(
+            ra.ActivateAllRanks(), ra.ShiftRanks(), ra.FilterCountGroupedByKey(lambda state: state.rank // 8, eight)
+        ),  # 002
+        lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=host, condition=eight)),  # 004
+        lambda: ra.FilterCountGroupedByKey(host, eight),
+        lambda: Compose(ra.MaxActiveWorldSize(100), ra.FilterCountGroupedByKey(host, eight)),
+    ],
+)
+def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]) -> None:
+    """Hosts of eight, each lost as a whole with its first rank, twice."""
+    job = Ranks(32, in_memory(), make)
+    assert job.assign() == {} and job.active == list(range(32))
+    for dead, left in ((9, [*range(8), *range(16, 32)]), (0, list(range(16, 32)))):
+        raised = job.assign(died=[dead])
+        assert {type(error) for error in raised.values()} == {ra.RankDiscarded} and len(raised) == 7
+        assert job.active == left
+        assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(len(left),) * 2}
+
+
+def test_the_tree_of_the_seed_survives_deaths() -> None:
+    """001, with fewer hosts: two of four are active, and a host that is not whole is replaced by a spare one."""
+    reserve = ra.LayerFlag.RESERVE
+    layers = [ra.Layer(8, 16, "root", reserve), ra.Layer(8, 8, host, reserve)]
+    job = Ranks(32, in_memory(), lambda: ra.Tree(layers))
+    assert job.assign() == {} and job.active == list(range(16))
+    for dead, left in ((9, [*range(8), *range(16, 24)]), (0, [*range(24, 32), *range(16, 24)])):
+        assert len(job.assign(died=[dead])) == 7 and job.active == left
+    assert len(job.assign(died=[16])) == 7 and job.active == list(range(24, 32))
 
 
 def test_a_condition_is_asked_once_per_group(views: Views) -> None:

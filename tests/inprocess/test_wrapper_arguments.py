@@ -13,9 +13,10 @@ import pytest
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess import CallWrapper, Wrapper
+from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import takers, with_wrapper
 from nvrx_slurm.inprocess.progress import Page
+from nvrx_slurm.inprocess.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
 
 def s(seconds: float) -> timedelta:
@@ -58,7 +59,7 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         {"last_call_wait": s(-1)},
         {"monitor_process_logfile": "monitor.log"},
         {"monitor_process_pidfile": "run/{rank}.pid"},
-        {"rank_assignment": inprocess.rank_assignment.FilterCountGroupedByKey("a", bool)},
+        {"rank_assignment": Compose(FilterCountGroupedByKey("a", bool), ShiftRanks())},
     ],
 )
 def test_values_that_cannot_hold_together(bad: dict[str, Any]) -> None:
