@@ -19,6 +19,7 @@ class FaultKind(str, Enum):
     UNKILLABLE = "unkillable"  # it did not end after SIGKILL (D state)
     NODE_LOST = "node-lost"  # its agent's stream broke or went silent
     EXCLUDED = "excluded"  # a rank asked to have its node taken out of the job
+    UNHEALTHY = "unhealthy"  # a health check of its node failed
 
 
 class RestartPolicy(str, Enum):
@@ -42,7 +43,8 @@ class Doing(str, Enum):
     IDLE = "idle"  # it runs nothing
     RUNNING = "running"
     SUCCEEDED = "succeeded"  # all its workers ended with 0
-    STOPPING = "stopping"  # they are being stopped
+    STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Stopped follows
+    PREPARING = "preparing"  # it has run nothing and is being checked: Stopped follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """No worker of that cycle is left on this node; it is ready for the next plan."""
+    """No worker of that cycle is left on this node and it is fit and ready for the next plan. Term 0: it has had none."""
 
     term: int
     cycle: int
@@ -165,7 +167,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A rank of this node made a workload control request."""
+    """A rank of this node made a workload control request; or (`rank` -1) a check says the node must not be used."""
 
     term: int
     cycle: int

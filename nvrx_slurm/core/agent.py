@@ -11,7 +11,8 @@ from enum import Enum
 from typing import ClassVar
 
 from nvrx_slurm.core import agent_events as ev
-from nvrx_slurm.core.machine import Machine, Row, Say, Tick, earliest
+from nvrx_slurm.core.agent_state import SIGTERM, AgentState, State
+from nvrx_slurm.core.machine import Row, Say, Tick
 from nvrx_slurm.core.restarts import headline
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
@@ -20,7 +21,6 @@ from nvrx_slurm.types import (
     EndJob,
     Failed,
     Finish,
-    Node,
     Plan,
     RankFault,
     RanksGone,
@@ -35,19 +35,8 @@ from nvrx_slurm.types import (
     WorkloadAction,
 )
 
+__all__ = ["Agent", "State"]
 
-class State(Enum):
-    """States of the agent."""
-
-    IDLE = "no workers; waiting for a plan"
-    RUNNING = "workers run"
-    SUCCEEDED = "all workers of this node ended well; waiting for the others"
-    STOPPING = "workers are being stopped for the next cycle"
-    LEAVING = "workers are being stopped for good"
-    GONE = "done"
-
-
-_SIGTERM, _SIGKILL, _SIGCONT = 15, 9, 18
 _MAX_CONTINUES = 100  # per cycle
 _DOING: dict[Enum, Doing] = {
     State.IDLE: Doing.IDLE,
@@ -61,7 +50,7 @@ _OUT = (State.GONE,)
 _LEAVE = (State.LEAVING,)
 
 
-class Agent(Machine):
+class Agent(AgentState):
     """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
     # fmt: off
@@ -69,7 +58,7 @@ class Agent(Machine):
         (State.IDLE, ev.Connected): Row("on_connected", (State.IDLE,), "register"),
         (State.IDLE, ev.Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
         (State.IDLE, Plan): Row("on_plan_idle", (State.IDLE, State.RUNNING), "active: start; spare: wait"),
-        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE,), "nothing runs: say so again"),
+        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE,), "nothing runs: say so, a spare once it is prepared"),
         (State.IDLE, Finish): Row("on_finish", _OUT, "the end"),
         (State.IDLE, Refused): Row("on_finish", _OUT, "not wanted"),
         (State.IDLE, ev.HangSeen): Row("ignore", (State.IDLE,), "late word: it is gone"),
@@ -79,6 +68,8 @@ class Agent(Machine):
         (State.IDLE, ev.Warned): Row("on_warned", (State.IDLE, State.GONE), "for the ranks that will run"),
         (State.IDLE, Warn): Row("on_warn", (State.IDLE,), "for the ranks that will run"),
         (State.IDLE, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
+        (State.IDLE, ev.Prepared): Row("on_prepared", (State.IDLE, State.RUNNING), "fit: say so; sick: say that"),
+        (State.IDLE, ev.Sick): Row("on_sick", (State.IDLE,), "ask to be left out"),
         (State.RUNNING, ev.Connected): Row("on_connected", (State.RUNNING,), "register with what runs"),
         (State.RUNNING, ev.Disconnected): Row("on_disconnected", (State.RUNNING,), "workers go on for a while"),
         (State.RUNNING, Plan): Row("on_plan_running", (State.RUNNING, State.STOPPING), "a new term, or a new cycle"),
@@ -94,6 +85,7 @@ class Agent(Machine):
         (State.RUNNING, ev.Signalled): Row("on_signalled", _LEAVE, "end the job"),
         (State.RUNNING, ev.Warned): Row("on_warned", (State.RUNNING, State.LEAVING), "pass on; the second ends it"),
         (State.RUNNING, Warn): Row("on_warn", (State.RUNNING,), "warn the ranks"),
+        (State.RUNNING, ev.Sick): Row("on_sick", (State.RUNNING,), "ask to be left out"),
         (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphan, or a hung rank lives"),
         (State.SUCCEEDED, ev.Connected): Row("on_connected", (State.SUCCEEDED,), "register with the success"),
         (State.SUCCEEDED, ev.Disconnected): Row("on_disconnected", (State.SUCCEEDED,), "look for the coordinator"),
@@ -107,6 +99,7 @@ class Agent(Machine):
         (State.SUCCEEDED, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
         (State.SUCCEEDED, ev.Warned): Row("on_warned", (State.SUCCEEDED, State.GONE), "for the ranks that will run"),
         (State.SUCCEEDED, Warn): Row("on_warn", (State.SUCCEEDED,), "for the ranks that will run"),
+        (State.SUCCEEDED, ev.Sick): Row("on_sick_succeeded", (State.SUCCEEDED,), "its work is done; not once more"),
         (State.SUCCEEDED, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
         (State.STOPPING, ev.Connected): Row("on_connected", (State.STOPPING,), "register with what still runs"),
         (State.STOPPING, ev.Disconnected): Row("on_disconnected", (State.STOPPING,), "finish stopping first"),
@@ -121,6 +114,7 @@ class Agent(Machine):
         (State.STOPPING, ev.Signalled): Row("on_signalled", _LEAVE, "end the job"),
         (State.STOPPING, ev.Warned): Row("on_warned", (State.STOPPING, State.LEAVING), "for the ranks that will run"),
         (State.STOPPING, Warn): Row("on_warn", (State.STOPPING,), "for the ranks that will run"),
+        (State.STOPPING, ev.Sick): Row("on_sick", (State.STOPPING,), "ask to be left out"),
         (State.STOPPING, Tick): Row("on_tick_ladder", (State.STOPPING, State.GONE), "next rung of the stop ladder"),
         (State.LEAVING, ev.Connected): Row("ignore", (State.LEAVING,), "too late"),
         (State.LEAVING, ev.Disconnected): Row("ignore", (State.LEAVING,), "leaving anyway"),
@@ -135,43 +129,10 @@ class Agent(Machine):
         (State.LEAVING, RanksGone): Row("ignore", (State.LEAVING,), "they are being stopped"),
         (State.LEAVING, ev.Warned): Row("ignore", (State.LEAVING,), "they are being stopped"),
         (State.LEAVING, Warn): Row("ignore", (State.LEAVING,), "they are being stopped"),
+        (State.LEAVING, ev.Sick): Row("ignore", (State.LEAVING,), "leaving anyway"),
         (State.LEAVING, Tick): Row("on_tick_ladder", _END, "next rung of the stop ladder"),
     }
     # fmt: on
-
-    def __init__(self, node: Node, settings: ev.AgentSettings, now: float) -> None:
-        super().__init__(State.IDLE, now)
-        self.node = node
-        self.settings = settings
-        self.plan: Plan | None = None  # the last one that was taken
-        self.term = 0
-        self._next_plan: Plan | None = None  # waits until the workers of the old cycle are gone
-        self._alive: set[int] = set()  # local ranks
-        self._exit: ev.Exit | None = None
-        self._connect_by: float | None = now + settings.join_timeout_s
-        self._orphan_by: float | None = None
-        self._term_at: float | None = None
-        self._term_signum = _SIGTERM
-        self._kill_at: float | None = None
-        self._give_up_at: float | None = None
-        self._hung: dict[int, tuple[float, RankFault]] = {}  # local rank -> until when its monitor may take to kill it
-        self._faults: list[RankFault] = []  # of the last plan
-        self._early = False  # a worker of the last plan ended because it was warned
-        self._request: Asked | None = None  # the last one that changes something: told again on every stream
-        self._continues = 0  # requests to continue in this cycle
-        self._warned = False
-        self._warned_at: float | None = None  # when this very agent got the signal
-        self._warn_job: WarnJob | None = None  # told again on every stream
-        self._signalled_at: float | None = None
-        self._met = False  # has ever had a coordinator
-
-    def deadline(self) -> float | None:
-        """When the next Tick is due (monotonic seconds), or None."""
-        if self.state is State.RUNNING:
-            return earliest(self._orphan_by, *(by for by, _ in self._hung.values()))
-        if self.state in (State.STOPPING, State.LEAVING):
-            return earliest(self._term_at, self._kill_at, self._give_up_at)
-        return self._connect_by
 
     # --- the stream ---------------------------------------------------------------------------------------
 
@@ -179,11 +140,16 @@ class Agent(Machine):
         """Tell the coordinator who we are and what we run."""
         self._met = True
         self._connect_by = self._orphan_by = None
-        doing = _DOING[self.state] if self.plan is not None and self.plan.active else Doing.IDLE
-        self.emit(ev.Send(Register(self.node, 0, self.plan, doing, tuple(self._faults), self._early)))
+        self.emit(ev.Send(Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early)))
         for message in (self._request, self._warn_job):
             if message is not None:
                 self.emit(ev.Send(message))
+
+    def _doing(self) -> Doing:
+        active = self.plan is not None and self.plan.active
+        if self.state is State.IDLE and (self._preparing or self._unfit):
+            return Doing.STOPPING if active else Doing.PREPARING
+        return _DOING[self.state] if active else Doing.IDLE
 
     def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
         """The shell keeps looking for a coordinator; we bound how long that is any use."""
@@ -196,7 +162,7 @@ class Agent(Machine):
         s = self.settings
         within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
         why = f"no coordinator could be reached within {within}"
-        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), _SIGTERM, 0.0, now)
+        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
 
     # --- plans ----------------------------------------------------------------------------------------------
 
@@ -204,7 +170,10 @@ class Agent(Machine):
         """Start, or be a spare."""
         if not self._is_new(event):
             return
-        self._take(event, now)
+        if self._preparing or self._unfit:
+            self._next_plan = event
+        else:
+            self._take(event, now)
 
     def on_plan_succeeded(self, event: Plan, now: float) -> None:
         """The others failed and the cycle is run again, or a new coordinator took over."""
@@ -324,9 +293,9 @@ class Agent(Machine):
                 self.emit(ev.Send(self._warn_job))
             self._warn(event.signum, self._got(event.signum), event.everybody)
         elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
-            code, why = signal_exit_code(_SIGTERM), f"{self._got(event.signum)} a second time"
+            code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
             self.emit(ev.Send(EndJob(code, why)))
-            self._leave(ev.Exit(code, why), _SIGTERM, self.settings.term_timeout_s, now)
+            self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
 
     def on_warn(self, event: Warn, now: float) -> None:
         """The coordinator has it from another node, or from the clock."""
@@ -388,24 +357,13 @@ class Agent(Machine):
             self._stopped(now)
 
     def on_stop_idle(self, event: Stop, now: float) -> None:
-        """Nothing runs here (any more)."""
-        self.emit(ev.Send(Stopped(event.term, event.cycle, 0)))
-
-    def on_tick_ladder(self, event: Tick, now: float) -> None:
-        """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
-        if self._term_at is not None and now >= self._term_at:
-            self._term_at = None
-            self.emit(ev.SignalWorkers(self._term_signum))
-        elif self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            self._give_up_at = now + self.settings.kill_timeout_s
-            self.emit(ev.SignalWorkers(_SIGKILL))
-        elif self._give_up_at is not None and now >= self._give_up_at:
-            who = ", ".join(str(r) for r in sorted(self._alive))
-            if self._exit is None:
-                why = f"local ranks {who} do not end after SIGKILL (uninterruptible sleep?)"
-                self._exit = ev.Exit(ExitCode.NODE_REFUSED, why)
-            self._gone()
+        """Nothing runs here (any more). A spare looks whether it is fit before it may be promoted."""
+        if self.plan is None or not self.plan.active:
+            self._prepare()
+        if self._preparing:
+            self._offer = Stopped(event.term, event.cycle, 0)
+        elif not self._unfit:
+            self.emit(ev.Send(Stopped(event.term, event.cycle, 0)))
 
     def _stop(self, why: str, now: float) -> None:
         assert self.plan is not None
@@ -414,12 +372,7 @@ class Agent(Machine):
             return
         self.state = State.STOPPING
         self.emit(Say(f"cycle {self.plan.cycle}: stopping {len(self._alive)} workers: {why}"))
-        self._start_ladder(_SIGTERM, self.settings.stop_timeout_s, now)
-
-    def _start_ladder(self, signum: int, grace_s: float, now: float) -> None:
-        self._kill_at = now + grace_s
-        self._give_up_at = None
-        self.emit(ev.SignalWorkers(signum))
+        self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now)
 
     def _stopped(self, now: float) -> None:
         assert self.plan is not None
@@ -428,64 +381,46 @@ class Agent(Machine):
         self._hung = {}
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
-        self.emit(ev.Send(Stopped(self.plan.term, self.plan.cycle, 0)))
+        self._offer = Stopped(self.plan.term, self.plan.cycle, 0)
+        self._prepare()
+        if not self._preparing:
+            self._offer_node(now)
+
+    # --- fit for another cycle? ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        if self.settings.gated and not self._preparing:
+            self._preparing = True
+            self.emit(ev.Prepare(self.plan is not None and self.plan.active))
+
+    def on_prepared(self, event: ev.Prepared, now: float) -> None:
+        """Nothing of the last cycle is in the way of the next one, and the node has been looked at."""
+        self._preparing = False
+        self._unfit = self._unfit or event.unfit
+        self._offer_node(now)
+
+    def on_sick(self, event: ev.Sick, now: float) -> None:
+        """A check of the node failed while it runs workers, or waits: others have to do without it."""
+        if not self._unfit:
+            self._unfit = event.why
+            self._declare_unfit()
+
+    def on_sick_succeeded(self, event: ev.Sick, now: float) -> None:
+        """Its work is done; but it is not to be used once more."""
+        self._unfit = event.why
+
+    def _declare_unfit(self) -> None:
+        term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
+        self._request = Asked(term, cycle, WorkloadAction.ExcludeThisNode, -1, self._unfit)
+        self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
+        self.emit(ev.Send(self._request))
+
+    def _offer_node(self, now: float) -> None:
+        """Ready for the next plan, which may be here already; an unfit node is not."""
+        offer, self._offer = self._offer, None
+        if self._unfit:
+            self._declare_unfit()
+            return
+        self.emit(ev.Send(offer or Stopped(0, 0, 0)))  # term 0: it has never run anything
         if self._next_plan is not None:
             self._take(self._next_plan, now)
-
-    # --- the end -------------------------------------------------------------------------------------------------
-
-    def on_finish(self, event: Finish | Refused, now: float) -> None:
-        """The coordinator says how this ends; where some agent was told by a signal, workers get that signal."""
-        signum = event.signum if isinstance(event, Finish) else 0
-        s = self.settings
-        grace_s = s.term_timeout_s if signum else s.stop_timeout_s
-        wait_s = s.same_signal_s if signum and s.in_step else 0.0
-        self._leave(ev.Exit(event.code, event.reason), signum or _SIGTERM, grace_s, now, wait_s)
-
-    def on_finish_leaving(self, event: Finish, now: float) -> None:
-        """We are on our way out already, but the job ends for one reason, with one code, on all nodes."""
-        self._exit = ev.Exit(event.code, event.reason)
-
-    def on_signalled(self, event: ev.Signalled, now: float) -> None:
-        """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
-        self._signalled_at = now
-        code, why = signal_exit_code(event.signum), self._got(event.signum)
-        self.emit(ev.Send(EndJob(code, why, event.signum)))
-        wait_s = None if event.everybody else 0.0
-        self._leave(ev.Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
-
-    def _got(self, signum: int) -> str:
-        return f"node {self.node.infra_rank} ({self.node.host}) got signal {signum}"
-
-    def on_signalled_again(self, event: ev.Signalled, now: float) -> None:
-        """Slurm tells an end several times over (job, step, front) and may do so after the coordinator has: that is one
-        wish. Whoever signals again later does not want to wait."""
-        if event.everybody:
-            self._term_at = None
-        if self._signalled_at is None:
-            self._signalled_at = now
-        elif self._kill_at is not None and now >= self._signalled_at + self.settings.same_signal_s:
-            self._kill_at = now
-
-    def _leave(self, end: ev.Exit, signum: int, grace_s: float, now: float, wait_s: float | None = 0.0) -> None:
-        """Stop for good. The workers get `signum` once: after `wait_s`, or (None) from somebody else."""
-        stopping = self.state is State.STOPPING
-        self._exit = end
-        self.state = State.LEAVING
-        if not self._alive:
-            self._gone()
-        elif stopping:  # they have had their signal: never a second one, only a shorter wait
-            self._kill_at = earliest(self._kill_at, now + grace_s) if self._kill_at is not None else None
-        elif wait_s == 0.0:
-            self._start_ladder(signum, grace_s, now)
-        else:
-            self._term_at = now + wait_s if wait_s is not None else None
-            self._term_signum = signum
-            self._kill_at = now + max(grace_s, (wait_s or 0.0) + 1.0)
-            self.emit(ev.PassOn(_SIGCONT))  # a stopped worker acts on nothing
-
-    def _gone(self) -> None:
-        assert self._exit is not None
-        self.state = State.GONE
-        self._term_at = self._kill_at = self._give_up_at = None
-        self.emit(self._exit)

@@ -1,5 +1,7 @@
 """What the agent is told (settings, events) and what it asks for (commands). `Tick` and `Say` are in `core.machine`.
 
+`Prepare` and `Prepared` are the gate before every cycle; the program begins with one of its own accord.
+
 Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone.
 """
 
@@ -23,6 +25,7 @@ class AgentSettings:
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
+    gated: bool = False  # the node is made ready and looked at before it is offered for a cycle (`Prepare`)
     warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
 
 
@@ -82,6 +85,20 @@ class Warned:
     everybody: bool = False  # as in Signalled
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The answer to `Prepare`, which always comes. `unfit`: why the node must not be used; "" if it may."""
+
+    unfit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sick:
+    """A check of the node failed at another time."""
+
+    why: str
+
+
 # --- commands -------------------------------------------------------------------------------------------
 
 
@@ -125,6 +142,13 @@ class PostGone:
     cycle: int
     ranks: tuple[int, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the node ready for workers and check it; `used`: workers have run on it."""
+
+    used: bool
 
 
 @dataclass(frozen=True, slots=True)

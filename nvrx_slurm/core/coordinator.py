@@ -30,6 +30,7 @@ from nvrx_slurm.core.coordinator_state import CoordinatorSettings, Phase, lost
 from nvrx_slurm.core.gathering import Gathering
 from nvrx_slurm.core.machine import Row, Say, Tick
 from nvrx_slurm.core.members import READY
+from nvrx_slurm.core.restarts import headline
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, Finish, Node, RankFault, Warn, WorkloadAction, place_of
 
@@ -51,7 +52,7 @@ class Coordinator(Gathering):
         (Phase.GATHERING, GotFailed): Row("on_failed_gathering", (Phase.GATHERING, *_FAULT), "of an older term?"),
         (Phase.GATHERING, GotSucceeded): Row("on_succeeded_gathering", (Phase.GATHERING,), "one that we may carry on"),
         (Phase.GATHERING, GotStopped): Row("on_stopped_gathering", _ALL, "one more is ready"),
-        (Phase.GATHERING, GotAsked): Row("on_asked", (Phase.GATHERING, *_OVER), "a late request counts"),
+        (Phase.GATHERING, GotAsked): Row("on_asked", (*_ALL, Phase.CLOSED), "a late request; an unfit node"),
         (Phase.GATHERING, GotWarnJob): Row("on_warn_job", (Phase.GATHERING,), "for those who will run"),
         (Phase.GATHERING, GotEndJob): Row("on_end", _OVER, "told to end"),
         (Phase.GATHERING, TimeLeft): Row("on_time_left", (Phase.GATHERING, *_OVER), "warn, stop or wait"),
@@ -125,8 +126,10 @@ class Coordinator(Gathering):
             self.wait_for_nodes(now)
             return
         group_rank = self.lineup.group_rank(node.node_id)
-        if group_rank is None:
+        if group_rank is None and fault.kind is FaultKind.NODE_LOST:
             self.emit(Say(f"spare node {node.host} left: {fault.message}"))
+        elif group_rank is None:
+            return
         elif self.state is Phase.RUNNING and not self._is_past(group_rank):
             self.node_failed(group_rank, (fault,), now, gone=True)
         elif self.state is Phase.STOPPING and node.node_id in self._pending:
@@ -200,7 +203,8 @@ class Coordinator(Gathering):
         member, asked = self.members.get(event.node_id), event.message
         if member is None:
             return
-        who = f"rank {asked.rank} on node {member.node.host}"
+        by = f"rank {asked.rank}" if asked.rank >= 0 else "a health check"
+        who = f"{by} on node {member.node.host}"
         if asked.action is WorkloadAction.ShutdownWorkload:
             why = f"{who} asked to shut down the workload: {asked.description}"
             self.finish(Finish(self.settings.limits.no_restart_code, why), now)
@@ -210,17 +214,23 @@ class Coordinator(Gathering):
             self.emit(Say(f"{who} asked to continue: {asked.description}"))
 
     def _exclude(self, node: Node, rank: int, why: str, now: float) -> None:
-        """The node leaves at once and is not taken again; the job ends if nobody can ever take its place."""
-        fault = RankFault(FaultKind.EXCLUDED, node.host, node.infra_rank, rank, message=why)
+        """The node leaves at once and is not taken again; the job ends if nobody can ever take its place. `rank`: who
+        asked; -1 = a health check of the node failed."""
+        kind = FaultKind.EXCLUDED if rank >= 0 else FaultKind.UNHEALTHY
+        fault = RankFault(kind, node.host, node.infra_rank, rank, message=why)
         self.budget.exclude(place_of(node))
-        self.refuse(node.node_id, f"its rank {rank} asked to exclude it: {why}")
+        self.refuse(node.node_id, headline(fault))
         left = self.settings.max_nodes - len(self.budget.history.excluded)
         if left < self.settings.min_nodes:
             self.faults.append(fault)
-            why = f"{left} nodes are left after the exclusion of {node.host}, {self.settings.min_nodes} are needed"
-            self.finish(Finish(ExitCode.TOO_FEW_NODES, why), now)
-        else:
-            self.after_loss(node, fault, now)
+            some = f"{left} nodes are left after the exclusion of {node.host}, {self.settings.min_nodes} are needed"
+            self.finish(Finish(ExitCode.TOO_FEW_NODES, some), now)
+            return
+        if self.state is not Phase.RUNNING or self.lineup.group_rank(node.node_id) is None:
+            self.emit(Say(headline(fault)))  # otherwise that is why the cycle has failed
+        self.after_loss(node, fault, now)
+        if self.state is Phase.GATHERING:
+            self.try_plan(now)
 
     def on_progress(self, event: ProgressRead, now: float) -> None:
         """Has the job come further since the cycle before? What comes too late is not scored."""

@@ -54,6 +54,7 @@ class CoordinatorSettings:
     limits: RestartLimits = RestartLimits()
     max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
+    gated: bool = False  # agents check their nodes before every cycle; spares do when they are told to stop, too
     join_timeout_s: float = 300.0  # how long to wait for min_nodes
     last_call_s: float = 1.0  # first cycle: how long to wait for the rest once min_nodes are here
     announce_s: float = 3.0  # first cycle: after how long to say who is missing
@@ -179,7 +180,17 @@ class CoordinatorState(Machine):
         for node_id in places:
             if node_id in self._pending:
                 self.emit(SendTo(node_id, Stop(self.settings.term, self.cycle, decision.why)))
+        self._check_spares()
         self.gather_if_stopped(now)
+
+    def _check_spares(self) -> None:
+        """They say whether they are fit, too; nobody waits for one that is not needed."""
+        if not self.settings.gated:
+            return
+        for node in self.members.ready_nodes():
+            if self.lineup.group_rank(node.node_id) is None:
+                self.members.set_busy(node.node_id, self.cycle)
+                self.emit(SendTo(node.node_id, Stop(self.settings.term, self.cycle, "it may be needed")))
 
     def _may_run(self, node_id: str) -> bool:
         member = self.members.get(node_id)

@@ -15,7 +15,7 @@ from nvrx_slurm.core.coordinator_state import CoordinatorState, Phase, lost
 from nvrx_slurm.core.inherited import busy_cycle, is_busy
 from nvrx_slurm.core.lineup import Lineup, Seat
 from nvrx_slurm.core.machine import Say, Tick, earliest
-from nvrx_slurm.core.members import JOINING, READY
+from nvrx_slurm.core.members import JOINING, PREPARING, READY
 from nvrx_slurm.core.placement import place
 from nvrx_slurm.core.restarts import first_cause
 from nvrx_slurm.errors import ExitCode
@@ -31,7 +31,7 @@ class Gathering(CoordinatorState):
         """A new agent, a returning one, or one that reports what it runs to a new coordinator."""
         message, node = event.message, event.message.node
         if self.is_excluded(node):
-            self.refuse(node.node_id, f"node {node.host} was excluded from this job on request of one of its ranks")
+            self.refuse(node.node_id, f"node {node.host} was excluded from this job")
             return
         old = self.members.same_place(node)
         self._away.pop(node.node_id, None)
@@ -43,7 +43,7 @@ class Gathering(CoordinatorState):
             self._replace(old.node, node, now)
         if self.state is Phase.FINISHED:
             return  # it was told with all the others
-        self.members.set_busy(node.node_id, busy_cycle(message, READY))
+        self.members.set_busy(node.node_id, busy_cycle(message))
         if self.state is Phase.RUNNING:
             self._joined_running(message, now)
         elif self.state is Phase.STOPPING:
@@ -150,11 +150,14 @@ class Gathering(CoordinatorState):
 
     def note_stopped(self, event: GotStopped) -> bool:
         """Whether this message makes a busy member ready; a repeated or stale one does not."""
-        member = self.members.get(event.node_id)
-        if member is None or member.busy == READY or event.message.cycle < member.busy:
+        member, message = self.members.get(event.node_id), event.message
+        if member is None or member.busy == READY:
+            return False
+        first = message.term == 0  # it has never run anything
+        if member.busy != PREPARING and (first or message.cycle < member.busy):
             return False
         self.members.set_busy(event.node_id, READY)
-        member.port = event.message.port
+        member.port = message.port
         return True
 
     def on_failed_gathering(self, event: GotFailed, now: float) -> None:
@@ -198,7 +201,7 @@ class Gathering(CoordinatorState):
             self.wait_for_nodes(now)
         elif self._pause_until is not None:
             self._join_by = None
-        elif not self._fresh or self.members.ready >= self.settings.max_nodes:
+        elif not self._fresh or self.members.ready >= self.settings.max_nodes - len(self.budget.history.excluded):
             self._start(now)
         elif self._last_call_at is None:
             self._set_last_call(now)
@@ -224,7 +227,10 @@ class Gathering(CoordinatorState):
             self._last_call_at = None
         if self._join_by is None:
             self._join_by = now + self.settings.join_timeout_s
-            self.emit(Say(f"{self._missing()}; waiting up to {self.settings.join_timeout_s:g} s"))
+            if self.members.ready < len(self.members):  # spares that are being checked, as a rule for milliseconds
+                self._announce_at = now + self.settings.announce_s
+            else:
+                self.emit(Say(f"{self._missing()}; waiting up to {self.settings.join_timeout_s:g} s"))
 
     def _start(self, now: float) -> None:
         """Plan; but a cycle of an older term that we could not carry on costs a restart like any other."""

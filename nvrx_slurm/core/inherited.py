@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from nvrx_slurm.core.lineup import Lineup, Seat
+from nvrx_slurm.core.members import PREPARING, READY
 from nvrx_slurm.types import Doing, History, Plan, Register
 
 
@@ -96,9 +97,12 @@ class Inherited:
 
 def is_busy(message: Register) -> bool:
     """Whether the agent that registers has workers, or had them until they were all done."""
-    return message.plan is not None and message.plan.active and message.doing is not Doing.IDLE
+    idle = message.doing in (Doing.IDLE, Doing.PREPARING)
+    return message.plan is not None and message.plan.active and not idle
 
 
-def busy_cycle(message: Register, ready: int) -> int:
-    """The cycle of which it may still run workers; `ready` if there is none."""
-    return message.plan.cycle if is_busy(message) and message.plan is not None else ready
+def busy_cycle(message: Register) -> int:
+    """The cycle of which it may still run workers, PREPARING or READY."""
+    if message.doing is Doing.PREPARING:
+        return PREPARING
+    return message.plan.cycle if is_busy(message) and message.plan is not None else READY

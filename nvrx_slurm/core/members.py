@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from nvrx_slurm.core.placement import infra_order
 from nvrx_slurm.types import Node
 
-READY, JOINING = -1, -2  # instead of a cycle; JOINING: not to be planned with yet
+# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing, and says when it is fit.
+READY, JOINING, PREPARING = -1, -2, -3
 _NAMES_SHOWN = 16
 
 

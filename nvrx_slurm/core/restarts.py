@@ -141,6 +141,8 @@ def headline(fault: RankFault) -> str:
         return f"{where} was lost: {fault.message}"
     if fault.kind is FaultKind.EXCLUDED:
         return f"{where} was excluded on request of its rank {fault.rank}: {fault.message}"
+    if fault.kind is FaultKind.UNHEALTHY:
+        return f"{where} is not healthy: {fault.message}"
     who = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
     if fault.kind is FaultKind.EXIT:
         return f"{who} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")

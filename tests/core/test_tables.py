@@ -21,6 +21,7 @@ from . import (
     test_agent,
     test_agent_requests,
     test_coordinator,
+    test_gate,
     test_min_healthy,
     test_phases,
     test_requests,
@@ -31,8 +32,8 @@ Key = tuple[Enum, type]
 Scenario = Callable[[], None]
 
 SUITES = {
-    Coordinator: (test_coordinator, test_takeover, test_min_healthy, test_requests),
-    Agent: (test_agent, test_agent_requests),
+    Coordinator: (test_coordinator, test_takeover, test_min_healthy, test_requests, test_gate),
+    Agent: (test_agent, test_agent_requests, test_gate),
     Restarts: (test_phases,),
 }
 ROWS = [(machine, key) for machine in SUITES for key in machine.table]

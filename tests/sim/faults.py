@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent import State
-from nvrx_slurm.core.agent_events import RankAsked, Signalled, Warned
+from nvrx_slurm.core.agent_events import RankAsked, Sick, Signalled, Warned
 from nvrx_slurm.types import FaultKind, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
@@ -199,6 +199,19 @@ def host_vanishes(world: World) -> str | None:
         return None
     agent.vanish()
     return f"{agent.host.name} loses power"
+
+
+@_kind()
+def node_sick(world: World) -> str | None:
+    """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
+    agent = _some_agent(world)
+    if agent is None or not agent.core.settings.gated:
+        return None
+    agent.host.sick = "GPU 3 is lost"
+    at_once = world.rng.random() < 0.5
+    if at_once:
+        agent.step(Sick(agent.host.sick))
+    return f"{agent.host.name} is sick, which is seen {'at once' if at_once else 'when it is checked'}"
 
 
 @_kind()

@@ -59,7 +59,9 @@ class _Reign:
             if message.plan is not None and message.plan.cycle > self.known_cycle:
                 self.known_cycle = message.plan.cycle
                 self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
-            if message.plan is not None and message.plan.active:
+            if message.doing is Doing.PREPARING:
+                self.busy[message.node.node_id] = 0
+            elif message.plan is not None and message.plan.active:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
@@ -111,6 +113,9 @@ class Invariants:
         """Called after each step of a coordinator, before its commands are carried out."""
         reign = self._reigns.setdefault(coordinator.core.settings.term, _Reign())
         reign.hear(event)
+        for command in commands:
+            if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+                reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
         if fresh:
@@ -251,7 +256,8 @@ class Invariants:
     def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
         quiet = max(agent.host.cut_until, agent.host.slow_until) <= self._world.clock.now
-        return here and quiet and agent.core.state is not State.LEAVING
+        fit = not agent.host.sick and not agent.unprepared
+        return here and quiet and fit and agent.core.state is not State.LEAVING
 
     # --- agents --------------------------------------------------------------------------------------------
 
@@ -271,8 +277,16 @@ class Invariants:
             self._signalled.setdefault(node_id, 15)
         elif isinstance(event, (Finish, Refused)):
             self._told.setdefault(node_id, event.code)
+        elif isinstance(event, (ag.Sick, ag.Prepared)):
+            agent.unprepared = agent.unprepared and isinstance(event, ag.Sick)
+            agent.told_sick = agent.told_sick or bool(agent.host.sick)
         for command in commands:
-            if isinstance(command, ag.StartWorkers):
+            if isinstance(command, ag.Prepare):
+                agent.unprepared = True
+            elif isinstance(command, ag.StartWorkers):
+                self.check(not agent.told_sick, f"{node_id} starts workers, though it is sick")
+                self.check(not agent.unprepared, f"{node_id} starts workers before it is prepared")
+                agent.unprepared = agent.core.settings.gated
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")

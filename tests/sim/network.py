@@ -25,6 +25,7 @@ class Host:
     nproc: int
     cut_until: float = 0.0  # partitioned: nothing gets through before
     slow_until: float = 0.0  # its messages crawl
+    sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
 
     @property

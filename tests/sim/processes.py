@@ -165,7 +165,9 @@ class Worker:
             self._end(None)
 
     def seem_hung(self) -> None:
-        """Its monitor reports a hang."""
+        """Its monitor reports a hang; the shell knows by the pid when that is of a worker that has been replaced."""
+        if self not in self.agent.workers:
+            return
         self.agent.step(ag.HangSeen(self.fault(FaultKind.HANG, -_SIGKILL, "no heartbeat for 30 s")))
 
     def die(self, code: int, message: str, kind: FaultKind | None = None) -> None:
@@ -198,8 +200,12 @@ class SimAgent(Process):
         self.stubborn = False
         self.stream: Connection | None = None
         self.exit: ag.Exit | None = None
+        self.unprepared = settings.gated  # nobody has looked at the node since it ran workers
+        self.told_sick = False
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc)
         super().__init__(world, Agent(node, settings, world.clock.now))
+        if settings.gated:
+            self._prepare()
         self._connect(_FIRST_RETRY_S)
 
     @property
@@ -248,11 +254,22 @@ class SimAgent(Process):
         elif isinstance(command, ag.PostGone):
             if self.core.plan is not None:
                 self.world.training.stall(self.world.training.run_of(self.core.plan))
+        elif isinstance(command, ag.Prepare):
+            self._prepare()
         elif isinstance(command, ag.Exit):
             self.exit = command
             self._end("its agent left", in_flight=True)
         else:
             assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks)), command
+
+    def _prepare(self) -> None:
+        """Checks take their time; what they find is how the host is then."""
+        world = self.world
+        longest_s = 5.0 if world.rng.random() < 0.1 else 0.05
+        world.clock.after(world.rng.uniform(0.0, longest_s), self._prepared)
+
+    def _prepared(self) -> None:
+        self.step(ag.Prepared(self.host.sick))
 
     def _send(self, message: Any) -> None:
         """Without a stream it is dropped: the next Register tells what matters."""
