@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict
 from nvrx_slurm.system.hardware import Absent
 
 _CPU = "/sys/devices/system/cpu"
@@ -70,6 +70,7 @@ def judge_clock(clock: Clock, expected: Expected) -> tuple[Verdict, str]:
 CHECKS = (
     Check(
         name="cpu-count",
+        lane=QUICK,
         reads=f"{_CPU}/online and present",
         fails="Not as many logical CPUs are online as expected, or as there are.",
         gather=gather_count,
@@ -79,6 +80,7 @@ CHECKS = (
     ),
     Check(
         name="clock-source",
+        lane=QUICK,
         reads=f"{_CLOCK}/current_clocksource",
         fails="The kernel's clock source is not the expected one, or it fell back from a fast one to a slow one.",
         gather=gather_clock,

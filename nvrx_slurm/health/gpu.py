@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system import gpu_facts, gpus, pci
 from nvrx_slurm.system.gpu_facts import Ecc, Heat, Pages, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -241,6 +241,7 @@ def _learn_count(counts: Counts) -> dict[str, Any]:
 CHECKS = (
     Check(
         name="gpu-count",
+        lane=NVML,
         reads="NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
         fails="NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus.",
         gather=gather_count,
@@ -251,6 +252,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-recovery",
+        lane=NVML,
         reads="NVML: recovery action of each GPU (driver r570 and later)",
         fails="A GPU needs a reset, a drain or a reboot, is lost, or its driver reports an error.",
         gather=gather_recovery,
@@ -259,6 +261,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-ecc",
+        lane=NVML,
         reads="NVML: volatile ECC errors, corrected and not",
         fails="A GPU has an uncorrected error, or very many corrected ones, since the driver was loaded.",
         gather=reading(gpu_facts.ecc_errors),
@@ -272,6 +275,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-row-remap",
+        lane=NVML,
         reads="NVML: remapped rows (Ampere and later)",
         fails="A row could not be remapped, or is to be remapped by a reset.",
         gather=reading(gpu_facts.remapped_rows),
@@ -281,6 +285,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-retired-pages",
+        lane=NVML,
         reads="NVML: retired pages (before Ampere)",
         fails="A GPU retired too many pages, or has to retire some by a reset.",
         gather=reading(gpu_facts.retired_pages),
@@ -291,6 +296,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-throttle",
+        lane=NVML,
         reads="NVML: reasons why clocks are held down",
         fails="A GPU is slowed down by heat or by its power supply.",
         gather=reading(gpu_facts.throttle_reasons),
@@ -308,6 +314,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-temperature",
+        lane=NVML,
         reads="NVML: temperature of the chip, and where it slows down",
         fails="A GPU is so hot that it slows down, or hotter than gpu_temperature_max.",
         gather=reading(gpu_facts.temperatures),
@@ -318,6 +325,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-driver",
+        lane=NVML,
         reads="NVML and /proc/driver/nvidia/version",
         fails="Library and kernel module have different versions, or not the version of gpu_driver.",
         gather=gather_driver,
@@ -329,6 +337,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-persistence",
+        lane=NVML,
         reads="NVML: persistence mode",
         fails="Persistence mode is off.",
         gather=reading(gpu_facts.persistence),

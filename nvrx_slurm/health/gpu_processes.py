@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.health.gpu import in_script, visible
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.hardware import HardwareError
@@ -124,6 +124,7 @@ _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcg
 CHECKS = (
     Check(
         name="gpu-processes",
+        lane=NVML,
         reads="NVML: processes and memory in use; /proc/PID/comm and cgroup of those; SLURM_JOB_GPUS",
         fails="A process of no job is on a GPU (in a job's prolog and epilog: of another job, on its GPUs), or memory"
         " is in use without a process.",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.health.xid import Event, Remedy, meaning, parsed, remedy
 from nvrx_slurm.system.hardware import Absent
 
@@ -130,6 +130,7 @@ _NEEDS = {Remedy.RESET: "a GPU reset", Remedy.REBOOT: "a reboot", Remedy.ISOLATE
 CHECKS = (
     Check(
         name="kernel-log",
+        lane=QUICK,
         reads=f"{KMSG}: XIDs and SXIDs since boot, or since `nvrx health ack`",
         fails="A code asks for a GPU reset, a reboot or a person.",
         gather=gather,

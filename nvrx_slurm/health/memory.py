@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 _EDAC = "/sys/devices/system/edac/mc"
@@ -88,6 +88,7 @@ def judge_errors(errors: Errors, expected: Expected) -> tuple[Verdict, str]:
 CHECKS = (
     Check(
         name="memory-size",
+        lane=QUICK,
         reads="/proc/meminfo",
         fails="The node has less memory than it should, or less available than needed.",
         gather=gather_size,
@@ -101,6 +102,7 @@ CHECKS = (
     ),
     Check(
         name="memory-errors",
+        lane=QUICK,
         reads=f"{_EDAC}/mc*/ue_count and the row MCE of /proc/interrupts",
         fails="An uncorrected memory error or a machine check exception happened since boot.",
         gather=gather_errors,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvrx_slurm.health import counters
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent, HardwareError
 from nvrx_slurm.system.nics import ACTIVE, Port
@@ -209,6 +209,7 @@ _PATHS = (
 CHECKS = (
     Check(
         name=_PORTS,
+        lane=QUICK,
         reads="/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
         fails="A port of nic_ports (without it: that was ACTIVE since boot) is not ACTIVE, or is slower than it was.",
         gather=gather_ports,
@@ -222,6 +223,7 @@ CHECKS = (
     ),
     Check(
         name=_ERRORS,
+        lane=QUICK,
         reads="/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier looks",
         fails="A link went down, or a port counted too many errors, within nic_window_s.",
         gather=gather_errors,
@@ -237,6 +239,7 @@ CHECKS = (
     ),
     Check(
         name="gpu-nics",
+        lane=QUICK,
         reads="/sys/bus/pci/devices (or pci_topo_file): the way to each GPU and NIC; states of the NICs' ports",
         fails="No NIC that is nearest to a GPU has an active port, or it is not the NIC of gpu_nics.",
         gather=gather_near,

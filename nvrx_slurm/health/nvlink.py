@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.health import counters
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.health.gpu import BUDGET_S, Facts, each, reading
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.gpu_facts import Fabric
@@ -70,6 +70,7 @@ def judge_fabric(facts: Facts[Fabric], expected: Expected) -> tuple[Verdict, str
 CHECKS = (
     Check(
         name="nvlink",
+        lane=NVML,
         reads="NVML: state of each NVLink",
         fails="A GPU has fewer NVLinks up than nvlinks; without it: some of its NVLinks are up and some down.",
         gather=reading(gpus.nvlinks),
@@ -80,6 +81,7 @@ CHECKS = (
     ),
     Check(
         name=_ERRORS,
+        lane=NVML,
         reads="NVML: receive errors, replays and recoveries of each NVLink, compared with earlier looks",
         fails="An NVLink counted too many errors within nvlink_window_s.",
         gather=gather_errors,
@@ -94,6 +96,7 @@ CHECKS = (
     ),
     Check(
         name="nvlink-fabric",
+        lane=NVML,
         reads="NVML: registration of each GPU with the NVSwitch fabric, and its health",
         fails="A GPU is not registered, or the fabric is degraded for it.",
         gather=reading(gpu_facts.fabric),

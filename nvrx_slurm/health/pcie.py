@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 _DEVICES = "/sys/bus/pci/devices"
@@ -97,6 +97,7 @@ def judge(links: list[Link], expected: Expected) -> tuple[Verdict, str]:
 CHECKS = (
     Check(
         name="pcie-links",
+        lane=QUICK,
         reads=f"{_DEVICES}/*/current_link_* and max_link_* of GPUs and RDMA NICs and of the ports above them",
         fails="A link has fewer lanes, or a NIC's less speed, than both its ends can have.",
         gather=gather,

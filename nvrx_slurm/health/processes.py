@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 
 _MOST_LOOKED_AT = 65536
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h
@@ -89,6 +89,7 @@ def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
 CHECKS = (
     Check(
         name="stuck-processes",
+        lane=QUICK,
         reads="/proc/*/stat, and where something is in state D /proc/*/status",
         fails="A process stays blocked in the kernel (state D) without being scheduled, or there are too many zombies.",
         gather=gather,

@@ -6,7 +6,7 @@ import os
 import time
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 # A unit's control group has processes while it runs: no systemctl is needed to see that.
@@ -142,6 +142,7 @@ CHECKS = (
     ),
     Check(
         name="time-sync",
+        lane=QUICK,
         reads="adjtimex(2) and /proc/*/comm",
         fails="The kernel's clock is not synchronized and no time daemon runs.",
         gather=gather_time,

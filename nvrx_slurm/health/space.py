@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 _SHM = "/dev/shm"
@@ -130,6 +130,7 @@ CHECKS = (
     ),
     Check(
         name="shm-space",
+        lane=QUICK,
         reads="statvfs(3) of /dev/shm",
         fails="/dev/shm is smaller than it should be or has too little room, as after a job that left its segments.",
         gather=gather_shm,

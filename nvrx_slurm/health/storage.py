@@ -11,7 +11,7 @@ import stat
 from itertools import islice
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 REMOTE_TYPES = ("lustre", "nfs", "nfs4")
@@ -188,6 +188,7 @@ _PATHS = Setting("storage_paths", "paths", (), "files and directories that must 
 CHECKS = (
     Check(
         name="lustre",
+        lane=QUICK,
         reads="/sys/fs/lustre/health_check",
         fails="Lustre says anything but healthy.",
         gather=gather_lustre,
