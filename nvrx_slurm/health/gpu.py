@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
@@ -70,7 +69,7 @@ def gather_count(node: NodeView, expected: Expected) -> Counts:
     """Raises Absent where there is no driver, unless some GPUs are expected, or a loaded library finds no driver."""
     on_bus = None
     if os.geteuid() == 0 or not node.live:  # others may be kept from some of them by a cgroup
-        on_bus = sum(not _hidden(node, address) for address in pci.gpus(Path(node.path("/sys"))))
+        on_bus = sum(not _hidden(node, address) for address in pci.gpus(node.path("/sys")))
     word = node.env.get("SLURM_GPUS_ON_NODE", "") if not in_script(node.env) else ""
     given = int(word) if word.isdecimal() and len(word) < 6 else None
     node.doing("asking NVML for the number of GPUs")

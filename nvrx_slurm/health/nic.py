@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvrx_slurm.health import counters
@@ -23,7 +22,7 @@ def ports(node: NodeView, expected: Expected) -> dict[str, Port]:
     Raises Absent without any, ValueError for one that cannot be read.
     """
     try:
-        found = nics.ports(Path(node.path("/sys")), say=node.doing)
+        found = nics.ports(node.path("/sys"), say=node.doing)
     except HardwareError as failure:
         raise ValueError(str(failure)) from None
     for name, port in found.items():
@@ -155,20 +154,21 @@ class NearFacts(NamedTuple):
 
 def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     """By the PCI tree of sysfs, or of `pci_topo_file`."""
-    root = Path(node.path("/sys"))
+    root = node.path("/sys")
     active = frozenset(port.nic for port in ports(node, expected).values() if port.state == ACTIVE)
     addresses = pci.gpus(root)
     if not addresses or not active:
         raise Absent("there is no GPU" if not addresses else "no NIC port is active")
     file = expected["pci_topo_file"]
     node.doing(f"reading {file}" if file else "reading the PCI tree")
-    tree = pci.topology(Path(node.path(file))) if file else None
-    return NearFacts({address: _near(root, address, tree) for address in addresses}, active)
+    tree = pci.topology(node.path(file)) if file else None
+    ways = nics.ways(root, tree)
+    return NearFacts({address: _near(root, address, tree, ways) for address in addresses}, active)
 
 
-def _near(root: Path, address: str, tree: Mapping[str, pci.Way] | None) -> tuple[str, ...]:
+def _near(root: str, address: str, tree: Mapping[str, pci.Way] | None, ways: Mapping[str, pci.Way]) -> tuple[str, ...]:
     try:
-        return tuple(sorted(nics.nearest(root, address, tree)))
+        return tuple(sorted(nics.nearest(root, address, tree, ways)))
     except Absent:
         return ()
 

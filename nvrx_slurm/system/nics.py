@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from nvrx_slurm.system import pci
 from nvrx_slurm.system.hardware import Absent, HardwareError
+from nvrx_slurm.system.pci import Place
 
 SYSROOT_ENV = "NVRX_SYSROOT"
 ACTIVE = "ACTIVE"
@@ -35,53 +36,65 @@ class Port(NamedTuple):
     errors: Mapping[str, int] = {}
 
 
-def sysfs_root(env: Mapping[str, str]) -> Path:
+def sysfs_root(env: Mapping[str, str]) -> Place:
     """Where sysfs is: below NVRX_SYSROOT (for containers that have the host's elsewhere, and recorded nodes)."""
-    return Path(env.get(SYSROOT_ENV) or "/") / "sys"
+    return f"{(env.get(SYSROOT_ENV) or '/').rstrip('/')}/sys"
 
 
-def ports(root: Path, say: Callable[[str], object] = len) -> dict[str, Port]:
+def ports(root: Place, say: Callable[[str], object] = len) -> dict[str, Port]:
     """All ports by "<nic>/<port>", as in "mlx5_0/1". `say` is told which one is read next.
 
     Raises Absent without any, HardwareError if one cannot be read.
     """
     found = {}
     for nic in names(root):
-        for number in pci.listed(root / _CLASS / nic / "ports"):
+        for number in pci.listed(f"{root}/{_CLASS}/{nic}/ports"):
             if number.isdigit():
                 say(f"reading port {number} of NIC {nic}")
-                found[f"{nic}/{number}"] = _port(nic, root / _CLASS / nic / "ports" / number)
+                found[f"{nic}/{number}"] = _port(nic, number, f"{root}/{_CLASS}/{nic}/ports/{number}")
     if not found:
         raise Absent(f"no InfiniBand or RoCE port below {root}/{_CLASS}")
     return found
 
 
-def names(root: Path) -> list[str]:
+def names(root: Place) -> list[str]:
     """All InfiniBand and RoCE NICs."""
-    return pci.listed(root / _CLASS)
+    return pci.listed(f"{root}/{_CLASS}")
 
 
-def nearest(root: Path, pci_address: str, topology: Mapping[str, pci.Way] | None = None) -> set[str]:
+def ways(root: Place, topology: Mapping[str, pci.Way] | None = None) -> dict[str, pci.Way]:
+    """The way to each NIC on the PCI tree, () where there is none; `topology`: see `nearest`."""
+    if topology is None:
+        return {nic: pci.way(root, f"{root}/{_CLASS}/{nic}/device") for nic in names(root)}
+    return {nic: topology.get(_address(root, nic), ()) for nic in names(root)}
+
+
+def nearest(
+    root: Place,
+    pci_address: str,
+    topology: Mapping[str, pci.Way] | None = None,
+    found_ways: Mapping[str, pci.Way] | None = None,
+) -> set[str]:
     """NICs that share the longest way on the PCI tree with the device at `pci_address` (several if equally near).
 
-    `topology`: the ways by address (see `pci.topology`) instead of sysfs'. Where the device is on a tree without any
-    NIC (as on GB200): those of its NUMA node. Raises Absent without any.
+    `topology`: the ways by address (see `pci.topology`) instead of sysfs'. `found_ways`: what `ways` tells, from who
+    asks for several devices. Where the device is on a tree without any NIC (as on GB200): those of its NUMA node.
+    Raises Absent without any.
     """
-    device = root / "bus/pci/devices" / pci_address
+    device = f"{root}/bus/pci/devices/{pci_address}"
     if topology is None:
-        if not device.exists():
+        if not os.path.exists(device):
             raise Absent(f"no PCI device {pci_address} below {root}")
         start = pci.way(root, device)
-        ways = {nic: pci.way(root, root / _CLASS / nic / "device") for nic in names(root)}
     else:
         if pci_address not in topology:
             raise Absent(f"the PCI topology has no device {pci_address}")
         start = topology[pci_address]
-        ways = {nic: topology.get(_address(root, nic), ()) for nic in names(root)}
-    found = pci.nearest(start, ways)
+    others = ways(root, topology) if found_ways is None else found_ways
+    found = pci.nearest(start, others)
     node = pci.numa_node(root, pci_address)
     if not found and node is not None:
-        found = {nic for nic in ways if pci.numa_node(root, _address(root, nic)) == node}
+        found = {nic for nic in others if pci.numa_node(root, _address(root, nic)) == node}
     if not found:
         raise Absent(f"no NIC is near the PCI device {pci_address}")
     return found
@@ -90,24 +103,24 @@ def nearest(root: Path, pci_address: str, topology: Mapping[str, pci.Way] | None
 _CLASS = "class/infiniband"
 
 
-def _address(root: Path, nic: str) -> str:
-    return (root / _CLASS / nic / "device").resolve().name
+def _address(root: Place, nic: str) -> str:
+    return os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device"))
 
 
-def _port(nic: str, directory: Path) -> Port:
-    state = pci.text(directory / "state")
+def _port(nic: str, port: str, directory: str) -> Port:
+    state = pci.text(f"{directory}/state")
     if state is None:
-        raise HardwareError(f"NIC {nic} port {directory.name}: its state cannot be read")
-    counters = {name: number(pci.text(directory / "counters" / name)) for name in ("link_downed", *ERRORS)}
-    rate = (pci.text(directory / "rate") or "").split()  # "400 Gb/sec (4X NDR)"
+        raise HardwareError(f"NIC {nic} port {port}: its state cannot be read")
+    counters = {name: number(pci.text(f"{directory}/counters/{name}")) for name in ("link_downed", *ERRORS)}
+    rate = (pci.text(f"{directory}/rate") or "").split()  # "400 Gb/sec (4X NDR)"
     return Port(
         nic=nic,
-        number=int(directory.name),
+        number=int(port),
         state=word(state),
         link_downed=counters.pop("link_downed"),
-        phys_state=word(pci.text(directory / "phys_state") or ""),
+        phys_state=word(pci.text(f"{directory}/phys_state") or ""),
         rate_gbps=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdecimal() else None,
-        link_layer=pci.text(directory / "link_layer") or "",
+        link_layer=pci.text(f"{directory}/link_layer") or "",
         errors={name: count for name, count in counters.items() if count is not None},
     )
 

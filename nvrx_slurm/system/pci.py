@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from xml.etree.ElementTree import Element
 
 _DEVICES = "bus/pci/devices"
@@ -21,28 +21,28 @@ _MAX_DEPTH = 64
 _ADDRESS_CHARS = len("0000:1b:00.0")
 
 Way = tuple[str, ...]
+Place: TypeAlias = "str | Path"  # a directory or file; pathlib takes long to load, and prologs do without it
 
 
-def gpus(root: Path) -> list[str]:
+def gpus(root: Place) -> list[str]:
     """Addresses of NVIDIA's GPUs below `root` (/sys), in the order of the bus, which is NVML's."""
     return [
         address
-        for address in listed(root / _DEVICES)
-        if text(root / _DEVICES / address / "vendor") == _NVIDIA
-        and (text(root / _DEVICES / address / "class") or "").startswith(_GPU_CLASSES)
+        for address in listed(f"{root}/{_DEVICES}")
+        if text(f"{root}/{_DEVICES}/{address}/vendor") == _NVIDIA
+        and (text(f"{root}/{_DEVICES}/{address}/class") or "").startswith(_GPU_CLASSES)
     ]
 
 
-def way(root: Path, device: Path) -> Way:
+def way(root: Place, device: Place) -> Way:
     """The way to a device's directory or to a link to it; () if it is not there."""
-    top = (root / "devices").resolve().parts
-    parts = device.resolve().parts
-    return parts[len(top) :] if parts[: len(top)] == top and device.exists() else ()
+    top, place = f"{os.path.realpath(f'{root}/devices')}/", os.path.realpath(device)
+    return tuple(place[len(top) :].split("/")) if place.startswith(top) and os.path.exists(place) else ()
 
 
-def numa_node(root: Path, address: str) -> int | None:
+def numa_node(root: Place, address: str) -> int | None:
     """The NUMA node of the device at `address`; None where the firmware does not tell (the kernel says -1)."""
-    word = text(root / _DEVICES / address / "numa_node")
+    word = text(f"{root}/{_DEVICES}/{address}/numa_node")
     return int(word) if word is not None and word.isdecimal() else None
 
 
@@ -57,13 +57,13 @@ def _shared(one: Way, other: Way) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def topology(file: Path) -> dict[str, Way]:
+def topology(file: Place) -> dict[str, Way]:
     """The way to each device by its address, from an XML file as NCCL_TOPO_FILE takes it: `pci` elements with a `busid`
     inside `cpu` and `pci` elements. Raises OSError, and ValueError that says what is wrong with it.
     """
     from xml.etree import ElementTree  # only where there is such a file
 
-    with file.open("rb") as opened:
+    with open(file, "rb") as opened:
         data = opened.read(MAX_TOPOLOGY_BYTES + 1)
     if len(data) > MAX_TOPOLOGY_BYTES:
         raise ValueError(f"the PCI topology {file} is longer than {MAX_TOPOLOGY_BYTES} bytes")
@@ -87,7 +87,7 @@ def topology(file: Path) -> dict[str, Way]:
     return found
 
 
-def listed(directory: Path) -> list[str]:
+def listed(directory: Place) -> list[str]:
     """Sorted names in a directory; [] if it cannot be listed."""
     try:
         return sorted(os.listdir(directory))
@@ -95,10 +95,10 @@ def listed(directory: Path) -> list[str]:
         return []
 
 
-def text(file: Path) -> str | None:
+def text(file: Place) -> str | None:
     """What is in a file of sysfs, without the end of the line; None if it cannot be read."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb") as opened:
             return opened.read(4096).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None

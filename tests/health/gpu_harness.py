@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Node
+from recorded import Node
 from standin import StandIn, built
 
 from nvrx_slurm.health.check import Verdict

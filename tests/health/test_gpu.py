@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import standin
-from conftest import Node
 from gpu_harness import Examiner, GpuNode, examiners
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import Node
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import Verdict

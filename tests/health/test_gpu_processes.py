@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import Node
 from gpu_harness import Examiner, GpuNode, examiners
+from recorded import Node
 
 from nvrx_slurm.health.check import Verdict
 from nvrx_slurm.health.gpu_processes import Facts, gather, may_be_there

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import Node
+from recorded import Node
 
 from nvrx_slurm.health import cache, counters, registry
 from nvrx_slurm.health.check import NodeView, Verdict

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from conftest import Node
 from gpu_harness import Examiner, GpuNode, examiners
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import Node
 
 from nvrx_slurm.health import cache, counters
 from nvrx_slurm.health.check import Verdict
