@@ -342,16 +342,12 @@ def _site_file(site: Site) -> Iterator[Line]:
 
 
 def _spool(site: Site) -> Iterator[Line]:
-    from nvrx_slurm.config.site import Hooks
-    from nvrx_slurm.config.site import load as load_site
     from nvrx_slurm.health import policy
-    from nvrx_slurm.health.check import ACTIONS, CONTEXTS
 
-    path = site.conf.get("CONFIG") or policy.DEFAULT_CONFIG
     try:
-        directory = load_site(path, CONTEXTS, ACTIONS).hooks.suspicions
+        directory = policy.read_rules(site.conf.get("CONFIG") or policy.DEFAULT_CONFIG).hooks.suspicions
     except NvrxError:
-        directory = Hooks().suspicions
+        directory = policy.HookSettings().suspicions
     if not os.path.lexists(directory):
         yield Line("suspicions", OK, f"{directory} will be made by the first prolog")
     elif problems := untrusted(directory):

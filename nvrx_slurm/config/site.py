@@ -82,18 +82,9 @@ class Group(NamedTuple):
     checks: Mapping[str, Rule]
 
 
-class Hooks(NamedTuple):
-    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job's comment may skip, or "all".
-    `suspicions`: the directory in which jobs may tell what they suspect."""
-
-    allow_skip: tuple[str, ...] = ()
-    suspicions: str = "/var/spool/nvrx"
-    kill_gpu_processes: bool = True
-    undrain: bool = True
-
-
 class Site(NamedTuple):
-    """A site file, read; `expect` is checked by `expected` as soon as all settings are known."""
+    """A site file, read; `expect` is checked by `expected` as soon as all settings are known. `hooks`: what it says of
+    `health.policy.HookSettings`."""
 
     path: str = ""
     expect: Mapping[str, object] = {}
@@ -101,7 +92,7 @@ class Site(NamedTuple):
     groups: tuple[Group, ...] = ()
     own: tuple[OwnCheck, ...] = ()
     deadlines: Mapping[str, float] = {}
-    hooks: Hooks = Hooks()
+    hooks: Mapping[str, Any] = {}
 
 
 def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
@@ -187,9 +178,9 @@ _HOOK_KINDS = {
 }
 
 
-def _hooks(raw: object, where: str) -> Hooks:
+def _hooks(raw: object, where: str) -> dict[str, Any]:
     given = _mapping(raw, where, _HOOK_KINDS)
-    return Hooks(**{key: _value(_HOOK_KINDS[key], value, f"{where}.{key}") for key, value in given.items()})
+    return {key: _value(_HOOK_KINDS[key], value, f"{where}.{key}") for key, value in given.items()}
 
 
 def _own(raw: object, where: str, rules: _Rules) -> OwnCheck:

@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nvrx_slurm.config.site import Hooks
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import cache, drain, leftovers, own, policy, report, runner, suspicion
-from nvrx_slurm.health.check import ACTIONS, CONTEXTS, Check, Finding, NodeView, Verdict
+from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
 
 if TYPE_CHECKING:
     from nvrx_slurm.slurm.drain import Scontrol
@@ -82,7 +81,7 @@ def main(when: str, env: Mapping[str, str] | None = None) -> int:
     runner.stop_on_sigterm()
     try:
         rules = policy.read_rules(hook.config, hook.node.root, hook.name)
-        return _HOOKS[when](hook, rules, _settings(hook))
+        return _HOOKS[when](hook, rules)
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"this hook does not work: {error}")
         return int(error.exit_code)
@@ -116,25 +115,16 @@ def _number(text: str | None, otherwise: float) -> float:
         return otherwise
 
 
-def _settings(hook: Hook) -> Hooks:
-    path = hook.config or hook.node.path(policy.DEFAULT_CONFIG)
-    if not os.path.lexists(path):  # of one that was given, the rules have complained already
-        return Hooks()
-    from nvrx_slurm.config import site
-
-    return site.load(path, CONTEXTS, ACTIONS).hooks
-
-
 # --- the three --------------------------------------------------------------------------------------------------------
 
 
-def _prolog(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
+def _prolog(hook: Hook, rules: policy.Rules) -> int:
     if hook.job:
         try:
-            suspicion.allow(settings.suspicions, hook.name, hook.job, hook.uid)
+            suspicion.allow(rules.hooks.suspicions, hook.name, hook.job, hook.uid)
         except (OSError, cache.Unusable) as error:
             hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
-    skipped = _skipped(hook, rules, settings)
+    skipped = _skipped(hook, rules)
     found = _examine(hook, rules, [check for check in _of(rules, hook.when) if check.name not in skipped])
     if not found.grave:
         return OK
@@ -142,13 +132,13 @@ def _prolog(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
     return REFUSE
 
 
-def _skipped(hook: Hook, rules: policy.Rules, settings: Hooks) -> set[str]:
+def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
     """The checks that the job's comment wants to be left out, where the site allows it."""
     asked = _SKIP.search(hook.comment)
     if asked is None:
         return set()
     names = set(asked[1].split(",")) if asked[1] else {"all"}
-    allowed = set(rules.checks if "all" in settings.allow_skip else settings.allow_skip)
+    allowed = set(rules.checks if "all" in rules.hooks.allow_skip else rules.hooks.allow_skip)
     skipped = (allowed if "all" in names else names & allowed) & set(rules.checks)
     if skipped:
         hook.say(syslog.LOG_WARNING, f"skipped as the job's comment asks: {', '.join(sorted(skipped))}")
@@ -157,12 +147,12 @@ def _skipped(hook: Hook, rules: policy.Rules, settings: Hooks) -> set[str]:
     return skipped
 
 
-def _epilog(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
+def _epilog(hook: Hook, rules: policy.Rules) -> int:
     grave: list[Finding] = []
-    if settings.kill_gpu_processes and hook.job:
+    if rules.hooks.kill_gpu_processes and hook.job:
         ids = (hook.job, os.environ.get("SLURM_JOB_SLUID", hook.job))
         grave += _to_drain(_examine(hook, rules, [leftovers.check(leftovers.Job(ids, hook.uid))]))
-    suspicions = _suspicions(hook, settings)
+    suspicions = _suspicions(hook, rules.hooks.suspicions)
     if hook.failed or suspicions:
         named = {one.check for one in suspicions}
         grave += _to_drain(_examine(hook, rules, _of(rules, hook.when, named)))
@@ -170,11 +160,11 @@ def _epilog(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
     return OK if not grave or _drain(hook, grave) else REFUSE
 
 
-def _suspicions(hook: Hook, settings: Hooks) -> list[suspicion.Suspicion]:
+def _suspicions(hook: Hook, directory: str) -> list[suspicion.Suspicion]:
     if not hook.job:
         return []
     try:
-        found = suspicion.take(settings.suspicions, hook.name, hook.job, hook.uid)
+        found = suspicion.take(directory, hook.name, hook.job, hook.uid)
     except (OSError, cache.Unusable) as error:
         hook.say(syslog.LOG_WARNING, f"what the job suspects cannot be read: {error}")
         return []
@@ -183,7 +173,7 @@ def _suspicions(hook: Hook, settings: Hooks) -> list[suspicion.Suspicion]:
     return found
 
 
-def _periodic(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
+def _periodic(hook: Hook, rules: policy.Rules) -> int:
     why = None
     if drain.may_be_drained(hook.node, hook.name):
         try:
@@ -195,12 +185,12 @@ def _periodic(hook: Hook, rules: policy.Rules, settings: Hooks) -> int:
     if grave := _to_drain(found):
         if why is None:
             _drain(hook, grave)
-    elif why and settings.undrain and drain.recovered(why, found.findings):
+    elif why and rules.hooks.undrain and drain.recovered(why, found.findings):
         _undrain(hook, why)
     return OK
 
 
-_HOOKS: dict[str, Callable[[Hook, policy.Rules, Hooks], int]] = {
+_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {
     "prolog": _prolog,
     "epilog": _epilog,
     "periodic": _periodic,

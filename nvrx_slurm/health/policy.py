@@ -32,6 +32,16 @@ class Plan(NamedTuple):
     watched: Sequence[Check] = ()
 
 
+class HookSettings(NamedTuple):
+    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job's comment may skip, or "all".
+    `suspicions`: the directory in which jobs may tell what they suspect."""
+
+    allow_skip: tuple[str, ...] = ()
+    suspicions: str = "/var/spool/nvrx"
+    kill_gpu_processes: bool = True
+    undrain: bool = True
+
+
 class Rules(NamedTuple):
     """All checks as they are on this node, whatever the context."""
 
@@ -39,6 +49,7 @@ class Rules(NamedTuple):
     checks: dict[str, Check]
     expected: dict[str, Any]
     deadlines_s: dict[str, float]
+    hooks: HookSettings = HookSettings()
     notes: tuple[str, ...] = ()
 
 
@@ -84,13 +95,12 @@ def read_rules(
     name = node or node_name()
     checks = registry.built_in()
     path = config or _default_config(sysroot)
-    expected, deadlines = registry.defaults(checks.values()), dict(DEADLINES_S)
-    notes: list[str] = []
+    rules = Rules(name, checks, registry.defaults(checks.values()), dict(DEADLINES_S))
     if path:
-        checks, expected, notes, deadlines = _with_site(path, sysroot, name, checks)
+        rules = _with_site(path, name, checks)
     if expect:
-        expected |= _parsed(expect, checks, "--expect")
-    return Rules(name, checks, expected, deadlines, tuple(notes))
+        rules.expected.update(_parsed(expect, rules.checks, "--expect"))
+    return rules
 
 
 def node_name() -> str:
@@ -103,9 +113,7 @@ def _default_config(sysroot: str) -> str:
     return path if os.path.lexists(path) else ""
 
 
-def _with_site(
-    path: str, sysroot: str, node: str, checks: dict[str, Check]
-) -> tuple[dict[str, Check], dict[str, Any], list[str], dict[str, float]]:
+def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     # Only here, since reading YAML and its values costs more than all checks of a healthy node.
     from nvrx_slurm.config import site as site_file
     from nvrx_slurm.config.site import Group
@@ -128,8 +136,9 @@ def _with_site(
         if group is everyone or group in ours:
             expected |= values
             everything |= {name: _ruled(everything[name], rule) for name, rule in group.checks.items()}
-    notes = [] if ours or not site.groups else [f"{node} is in none of the groups of {path}"]
-    return everything, expected, notes, {**DEADLINES_S, **site.deadlines}
+    notes = () if ours or not site.groups else (f"{node} is in none of the groups of {path}",)
+    deadlines = {**DEADLINES_S, **site.deadlines}
+    return Rules(node, everything, expected, deadlines, HookSettings(**site.hooks), notes)
 
 
 def _groups_of(site: Site, node: str) -> list[Group]:

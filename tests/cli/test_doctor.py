@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from nvrx_slurm.cli import doctor
 from nvrx_slurm.cli.doctor import Line
 from nvrx_slurm.cli.toolbox import main
-from nvrx_slurm.config.site import Hooks
+from nvrx_slurm.health.policy import HookSettings
 from nvrx_slurm.slurm.munge import Munge
 
 REPO = Path(__file__).resolve().parents[2]
@@ -189,7 +189,7 @@ def test_the_document_knows_all_settings() -> None:
     table = text.partition("## hooks.conf")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE)) == doctor.SETTINGS
     site = text.partition("```yaml\nhooks:\n")[2].partition("```")[0]
-    assert re.findall(r"^  (\w+):", site, re.MULTILINE) == list(Hooks._fields)
+    assert re.findall(r"^  (\w+):", site, re.MULTILINE) == list(HookSettings._fields)
     shell = (REPO / "prolog" / "hook.sh").read_text()
     template = (REPO / "prolog" / "hooks.conf").read_text()
     for name in doctor.SETTINGS:
