@@ -5,6 +5,7 @@
 | `records`, `record/<n>` | whoever sees a fault | how many there were, and the first ones |
 | `completed` | active ranks | how many have returned from the function |
 | `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all who wait |
+| `assign/...` | all ranks | what rank assignment needs (`leader`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
 | `out/<initial rank>` | the rank, or who knows it is gone | its word at the barrier (`core/rollcall.py`) |
 | `go`, then `went` | a coordinator | the verdict, decided once; `went` wakes all who wait |
@@ -14,6 +15,18 @@ Each rank does a constant number of operations. Arriving at the barrier is setti
 rank that died in the middle of it, changes nothing, so nobody has to know how far it got. One coordinator, the monitor
 process of rank 0, waits for all these keys at once. If it is gone, a rank that waits too long does its work: the
 verdict is the same whoever gives it, and only the first one counts.
+
+Any process may die between any two writes, so their order matters, and whoever comes later writes all of them again:
+
+- `record/<n>` before the word of a rank that is gone: with the last word the verdict is given, and says the cause.
+- `end` before `ended`, `go` before `went`, `went` before `latest`: whoever was woken reads the other one at once, and a
+  `get` of what is not there would block. No more than one value of `end` and `go` can ever be seen (compare_set).
+- `start` and what ranks wait for in `assign/...` before `ended`, if the iteration has not begun yet: a rank that finds
+  `ended` writes nothing more, and the new rank 0 may be the one that is lost; nobody else would ever wake those who
+  wait for it. A `start` that rank 0 publishes after that is harmless: who follows it finds `ended`.
+- `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
+- The verdict of a round before the keys of the round before it are deleted: with their word in a round all its members
+  have read the verdict of the one before.
 """
 
 from __future__ import annotations
@@ -23,6 +36,7 @@ from collections.abc import Callable, Collection
 
 from nvrx_slurm.core.ranks import to_runs
 from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word, call_roll
+from nvrx_slurm.inprocess import leader
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.store import StoreView
 
@@ -31,6 +45,7 @@ COMPLETED, INTERRUPTED = b"completed", b"interrupted"
 NO_START = b"-"  # instead of where to meet: the iteration is over before it began
 FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; then it is waited for again
 _LATEST = "latest"
+_ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
 _CHUNK_S = 10.0
 
@@ -61,8 +76,9 @@ class Round:
         if self.keys.check(["ended"]):
             return
         self.keys.compare_set("end", "", how)
-        if how == INTERRUPTED and not self.keys.check(["start"]):  # before "ended": who sees that does no more
-            self.keys.set("start", NO_START)
+        if how == INTERRUPTED and not self.keys.check(["start"]):
+            waited_for = [_ASSIGN + key for key in leader.waited_for(self.number)]
+            self.keys.multi_set(["start", *waited_for], [NO_START, *[leader.OVER] * len(waited_for)])
         self.keys.set("ended", "1")
 
     def await_end(self) -> bool:
@@ -123,7 +139,8 @@ class Round:
         """Delete the keys of a round that everybody has left."""
         fixed = ["records", "completed", "end", "ended", "start", "go", "went"]
         records = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
-        for key in [*fixed, *records, *(f"out/{rank}" for rank in members)]:
+        assigned = [_ASSIGN + key for key in leader.keys_of(self.number)]
+        for key in [*fixed, *records, *assigned, *(f"out/{rank}" for rank in members)]:
             self.keys.delete_key(key)
 
 
@@ -149,16 +166,16 @@ def coordinate(
             if this.number == ENTRY:
                 before_the_last()
                 why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
-                return _publish(this, Verdict(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
+                return publish(this, Verdict(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
             _declare_overdue(this, missing, overdue_s)
     if this.has_verdict():
-        return _published(this)
+        return _announced(this)
     words = dict(zip(members, (Word.parse(value.decode()) for value in this.keys.multi_get(keys)), strict=True))
     cause = this.cause()
     verdict = call_roll(words, gone, cause.sentence() if cause else "")
     if verdict.outcome is not Outcome.NEXT:
         before_the_last()
-    return _publish(this, verdict)
+    return publish(this, verdict)
 
 
 def _declare_overdue(this: Round, missing: list[int], overdue_s: float) -> None:
@@ -168,12 +185,18 @@ def _declare_overdue(this: Round, missing: list[int], overdue_s: float) -> None:
         this.bury(rank)
 
 
-def _publish(this: Round, verdict: Verdict) -> Verdict:
+def publish(this: Round, verdict: Verdict) -> Verdict:
+    """Make this the verdict of the round, unless there is one; returns the one that counts."""
     this.keys.compare_set("go", "", verdict.to_text())
     this.keys.set("went", "1")
-    published = _published(this)
-    this.call.set(_LATEST, f"{this.number}\n{published.to_text()}")
-    return published
+    return _announced(this)
+
+
+def _announced(this: Round) -> Verdict:
+    """The round's verdict; `latest` says it too, even if whoever gave it died before it could."""
+    verdict = Verdict.from_text(this.keys.get("go").decode())
+    this.call.set(_LATEST, f"{this.number}\n{verdict.to_text()}")
+    return verdict
 
 
 def latest(call: StoreView) -> tuple[int, Verdict] | None:
@@ -182,7 +205,3 @@ def latest(call: StoreView) -> tuple[int, Verdict] | None:
         return None
     number, _, text = call.get(_LATEST).decode().partition("\n")
     return int(number), Verdict.from_text(text)
-
-
-def _published(this: Round) -> Verdict:
-    return Verdict.from_text(this.keys.get("go").decode())

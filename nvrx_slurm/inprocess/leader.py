@@ -3,7 +3,7 @@
 The lowest healthy rank computes and publishes; every rank reads only what is its own. Each rank knows who that is
 without asking, and whoever it is finds what it needs in the store, so after a leader that died comes the next lowest.
 If it dies in the middle, the second lowest rank (the deputy) does the same work a little later; whoever is done first
-is believed.
+is believed. A wait for others is a wait for a key that whoever learns of a lost rank sets too (see `waited_for`).
 
 What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
 `multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError when the time is over. `ctx.store` is
@@ -22,8 +22,10 @@ from typing import Any, NoReturn
 from nvrx_slurm.core.ranks import lowest_healthy
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
 
+MOST = 8  # computations in one iteration
+OVER = b"~a rank was lost meanwhile"  # what waiters find instead
 _DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of what a rank gives and of the verdict
-_RAISED = {_FAILED: InternalError, _DISCARDED: RankDiscarded}
+_RAISED = {_FAILED: InternalError, _DISCARDED: RankDiscarded, OVER[:1]: InternalError}
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 
 
@@ -31,13 +33,14 @@ _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 M
 class Leadership:
     """One computation in one iteration, as seen by one healthy rank.
 
-    `name` tells computations in the same iteration apart. `rank`, `world_size` and `terminated` (ranks below
-    `world_size` that are gone) are the same numbering on all ranks. A wait for other ranks lasts at most twice
-    `timeout`.
+    `name` and `place` (0 <= place < MOST) tell computations in the same iteration apart. `rank`, `world_size` and
+    `terminated` (ranks below `world_size` that are gone) are the same numbering on all ranks. A wait for other ranks
+    lasts at most twice `timeout`.
     """
 
     store: Any
     name: str
+    place: int
     iteration: int
     rank: int
     world_size: int
@@ -50,7 +53,7 @@ class Leadership:
         return getattr(self.store, "stable", self.store)
 
     def _key(self, what: str) -> str:
-        return f"{self.name}/{self.iteration}/{what}"
+        return _key(self.place, self.iteration, what)
 
     # --- from every rank to the leader -------------------------------------------------------------------------------
 
@@ -76,15 +79,21 @@ class Leadership:
         Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
         """
         ranks = [rank for rank in range(self.world_size) if rank not in self.terminated]
-        if wait and not _came(self.store, self._key("all"), self.timeout):
-            came = self.store.add(self._key("count"), 0)
-            raise TimeoutError(f"only {came} of {len(ranks)} ranks took part within {self.timeout.total_seconds():g} s")
+        if wait:
+            self._await_all(len(ranks))
         prefix = f"{self.name}/given/"
         values = read_many(self.stable, [prefix + str(rank) for rank in ranks])
         texts = {value: value[1:].decode() for value in set(values)}  # many ranks give the same
         if any(value[:1] != _DONE for value in texts):
             raise InternalError("one rank could give nothing")  # it has said why
         return dict(zip(ranks, map(texts.__getitem__, values), strict=True))
+
+    def _await_all(self, expected: int) -> None:
+        if not _came(self.store, self._key("all"), self.timeout):
+            came = self.store.add(self._key("count"), 0)
+            raise TimeoutError(f"only {came} of {expected} ranks took part within {self.timeout.total_seconds():g} s")
+        if self.store.get(self._key("all")) == OVER:
+            raise InternalError(OVER[1:].decode())
 
     # --- from the leader to every rank -------------------------------------------------------------------------------
 
@@ -94,18 +103,18 @@ class Leadership:
         If it raises, every rank raises RankDiscarded (if it raised that) or InternalError, with the same sentence.
         Raises TimeoutError if there is no verdict in time.
         """
-        verdict = self._key("verdict")
+        decided = self._key("decided")
         leaders = lowest_healthy(2, self.world_size, self.terminated)
         if self.rank in leaders:
             deputy = self.rank != leaders[0]
-            if not (deputy and _came(self.store, verdict, self.timeout / 4)):
+            if not (deputy and _came(self.store, decided, self.timeout / 4)):
                 self._compute(compute)
-        elif not _came(self.store, verdict, self.timeout * 2):
+        elif not _came(self.store, decided, self.timeout * 2):
             raise TimeoutError(
                 f"{self.name}: rank {leaders[0]}, which computes the rank assignment for all, gave none within "
                 f"{(self.timeout * 2).total_seconds():g} s"
             )
-        return self._read(self.store.get(verdict))
+        return self._read(self.store.get(decided))
 
     def _compute(self, compute: Callable[[], str]) -> None:
         try:
@@ -114,11 +123,17 @@ class Leadership:
             value = (_DISCARDED if isinstance(error, RankDiscarded) else _FAILED) + str(error).encode()
         except BaseException as error:
             self._fail(f"rank {self.rank}, computing for all", error)
-        self.store.compare_set(self._key("verdict"), "", value)
+        self._publish(value)
+
+    def _publish(self, value: bytes) -> bytes:
+        """The first verdict holds. Before torch 2.9 `compare_set` wakes nobody up."""
+        verdict = bytes(self.store.compare_set(self._key("verdict"), "", value))
+        self.store.set(self._key("decided"), verdict)
+        return verdict
 
     def _fail(self, who: str, error: BaseException) -> NoReturn:
         text = f"{who}: {type(error).__name__}: {error}"[:2000]
-        verdict = self.store.compare_set(self._key("verdict"), "", _FAILED + text.encode(errors="replace"))
+        verdict = self._publish(_FAILED + text.encode(errors="replace"))
         if not isinstance(error, Exception):
             raise error  # RestartAbort, an interrupt: more than an error of ours
         try:
@@ -132,6 +147,20 @@ class Leadership:
         if kind != _DONE:
             raise _RAISED[kind](f"{self.name}: {text}")
         return text
+
+
+def _key(place: int, iteration: int, what: str) -> str:
+    return f"{place}/{iteration}/{what}"
+
+
+def waited_for(iteration: int) -> list[str]:
+    """Keys of an iteration's store that ranks may be waiting for: to be set to OVER when a rank is lost."""
+    return [_key(place, iteration, what) for place in range(MOST) for what in ("all", "decided")]
+
+
+def keys_of(iteration: int) -> list[str]:
+    """All keys that computations leave in an iteration's store."""
+    return [_key(place, iteration, what) for place in range(MOST) for what in ("count", "all", "verdict", "decided")]
 
 
 def read_many(store: Any, keys: Sequence[str]) -> list[bytes]:

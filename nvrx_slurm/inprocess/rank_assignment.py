@@ -16,7 +16,7 @@ from typing import Any
 from nvrx_slurm.core import ranks
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort
-from nvrx_slurm.inprocess.leader import Leadership
+from nvrx_slurm.inprocess.leader import MOST, Leadership
 from nvrx_slurm.inprocess.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
@@ -208,9 +208,12 @@ class FilterCountGroupedByKey(RankAssignment):
         self._place = 0  # the same on all ranks, and another for each filter of a composition
 
     def check_composition(self, members: list[Any]) -> None:
-        """Once in a composition."""
+        """Once in a composition, and not with too many others of its kind."""
         super().check_composition(members)
-        self._place = members.index(self)
+        filters = [member for member in members if isinstance(member, FilterCountGroupedByKey)]
+        if len(filters) > MOST:
+            raise ValueError(f"a composition may have {MOST} filters by groups, not {len(filters)}")
+        self._place = filters.index(self)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """The context with more terminated ranks."""
@@ -226,6 +229,7 @@ class FilterCountGroupedByKey(RankAssignment):
         return Leadership(
             store=ctx.store,
             name=f"FilterCountGroupedByKey {self._place}",
+            place=self._place,
             iteration=ctx.state.iteration,
             rank=ctx.state.rank,
             world_size=ctx.state.world_size,

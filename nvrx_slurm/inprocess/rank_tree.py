@@ -125,6 +125,7 @@ class Tree(RankAssignment):
         leadership = Leadership(
             store=ctx.store,
             name=_NAME,
+            place=0,
             iteration=state.iteration,
             rank=state.rank,
             world_size=state.world_size,

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from scenarios import Assignment, Rank, block, pause, scenario
@@ -205,7 +206,12 @@ def many_restarts(rank: Rank) -> None:
     """Tells after some and after all restarts what this process holds."""
     import gc
 
+    import torch.distributed as dist
+
     rounds, alive = rank.arguments["rounds"], []
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    stores: list[dist.TCPStore] = []
+    keys = [0]
 
     class Big:
         pass
@@ -222,15 +228,28 @@ def many_restarts(rank: Rank) -> None:
             children=len(monitor),
             objects=sum(1 for one in alive if one() is not None),
             uss=sum(_uss_kb(pid) for pid in monitor),
+            keys=keys_left() if rank.initial == 0 else 0,
         )
+
+    def keys_left() -> int:
+        """In the store; those of the last rounds are being deleted while we look."""
+        deadline_s = time.monotonic() + 10.0
+        while (count := stores[0].num_keys()) > keys[0] and time.monotonic() < deadline_s:
+            pause(0.01)
+        return count
 
     def fn(call: CallWrapper) -> str:
         import weakref
 
         big = Big()
         alive.append(weakref.ref(big))
+        if call.iteration == rank.arguments["settled"] and rank.initial == 0:
+            stores.append(dist.TCPStore(host, port, is_master=False, wait_for_workers=False))
+            keys[0] = stores[0].num_keys()
+            rank.say("settled", keys=keys[0])
         if call.iteration in (rounds // 2, rounds):
             held(call)
+            rank.together(f"held{call.iteration}")  # nobody has returned, or raised, while the store is looked at
         if call.iteration < rounds:
             rank.together(f"round{call.iteration}")
             if rank.initial == call.iteration % 2:
@@ -238,7 +257,13 @@ def many_restarts(rank: Rank) -> None:
             block()
         return "done"
 
-    rank.call(fn)
+    ranks = inprocess.rank_assignment
+    assignments = {
+        "default": inprocess.Compose(ranks.ActivateAllRanks(), ranks.ShiftRanks()),
+        "filter": inprocess.Compose(ranks.ShiftRanks(), ranks.FilterCountGroupedByKey("all", bool)),
+        "tree": ranks.Tree([ranks.Layer()]),
+    }
+    rank.call(fn, rank_assignment=assignments[rank.arguments["assignment"]])
 
 
 def _uss_kb(pid: int) -> int:

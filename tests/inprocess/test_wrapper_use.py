@@ -153,12 +153,16 @@ def test_a_function_that_returns_on_some_ranks_only_is_called_again(job: Job) ->
     job.await_nothing_left()
 
 
-def test_a_hundred_restarts_leave_nothing_behind(job: Job) -> None:
-    job.start("many_restarts", 2, rounds=100)
+@pytest.mark.parametrize(("assignment", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
+def test_a_hundred_restarts_leave_nothing_behind(job: Job, assignment: str, settled: int) -> None:
+    """A Tree keeps its last eight assignments in the store."""
+    job.start("many_restarts", 2, rounds=100, assignment=assignment, settled=settled)
+    keys = job.await_event(0, "settled", timeout_s=60.0)["keys"]
     for rank in range(2):
         half, full = (job.await_event(rank, "held", iteration=n, timeout_s=60.0) for n in (50, 100))
         for what in ("fds", "threads", "monitor_fds", "children", "objects"):
             assert half[what] == full[what], what
+        assert full["keys"] <= keys and half["keys"] <= keys
         assert full["objects"] == 1
         assert full["threads"] <= 1 + 3
     all_return(job, range(2))

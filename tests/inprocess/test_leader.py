@@ -1,0 +1,141 @@
+"""One rank computes for all: what wakes those who wait for it, and what it leaves in the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.inprocess import rank_assignment as ra
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.barriers import Round
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.leader import Leadership
+from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store import StoreView
+from nvrx_slurm.testing.memory_store import MemoryStore
+
+dist = pytest.importorskip("torch.distributed")
+
+BOUND_S = 30.0
+FOREVER = timedelta(seconds=600)
+LOST = InterruptionRecord(2, Interruption.TERMINATED, "its process has ended")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Any]]:
+    """A TCPStore and connections to it, one for each who waits."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield [
+        server,
+        *(dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(3)),
+    ]
+
+
+@pytest.fixture
+def rounds(servers: list[Any], request: pytest.FixtureRequest) -> list[Round]:
+    """The same round through one connection each."""
+    return [Round(StoreView(one).under(request.node.name), 5) for one in servers]
+
+
+def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
+    return Leadership(view, "test", 1, 5, rank, size, frozenset(), FOREVER)
+
+
+class Waiting:
+    """What a rank does, in a thread: give and decide; and what it raised."""
+
+    def __init__(self, one: Leadership) -> None:
+        self.raised: list[BaseException] = []
+        self.given = threading.Event()
+        self._one = one
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._one.give(lambda: "key")
+            self.given.set()
+            self._one.decide(lambda: ",".join(self._one.given().values()))
+        except BaseException as error:
+            self.raised.append(error)
+
+    def end(self) -> None:
+        self.thread.join(BOUND_S)
+        assert not self.thread.is_alive(), "the rank still waits"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_lost_rank_wakes_those_who_wait_for_it(rounds: list[Round], before: bool) -> None:
+    """Leader, deputy and a third one, whose waits would last minutes; told before they wait, or while they do."""
+    if before:
+        rounds[0].interrupt(LOST)
+    views = [this.keys.under("assign", this.call.under("stable")) for this in rounds[1:]]
+    ranks = [Waiting(leadership(view, rank, size=4)) for rank, view in enumerate(views)]
+    for one in ranks:
+        assert one.given.wait(BOUND_S)
+    if not before:
+        rounds[0].interrupt(LOST)
+    for one in ranks:
+        one.end()
+        assert [type(error) for error in one.raised] == [InternalError]
+        assert "a rank was lost meanwhile" in str(one.raised[0])
+
+
+def test_what_has_begun_is_not_disturbed(rounds: list[Round]) -> None:
+    """Ranks have their places, the iteration has begun: a fault then is no reason to write to `assign`."""
+    this = rounds[0]
+    this.publish_start("host", 1)
+    this.interrupt(LOST)
+    assert this.await_start(BOUND_S) == ("host", 1)
+    assert not any(this.keys.check([f"assign/1/5/{what}"]) for what in ("all", "decided"))
+
+
+class SilentStore(MemoryStore):
+    """As torch before 2.9: nobody who waits is told of a `compare_set`."""
+
+    def compare_set(self, key: str, expected: str, desired: bytes | str) -> bytes:
+        with self._shared.changed:
+            return self._shared.values.setdefault(self._name(key), bytes(desired))  # type: ignore[arg-type]
+
+
+def test_a_verdict_wakes_where_compare_set_does_not() -> None:
+    store = SilentStore()
+    ranks = [Waiting(leadership(store, rank)) for rank in (2, 1, 0)]
+    for one in ranks:
+        one.end()
+        assert one.raised == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ra.with_defaults(ra.FilterCountGroupedByKey("all", bool)),
+        lambda: Compose(ra.ShiftRanks(), *(ra.FilterCountGroupedByKey("all", bool) for _ in range(3))),
+        lambda: ra.Tree([ra.Layer()]),
+    ],
+)
+def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) -> None:
+    """As many keys after each of a hundred restarts (a Tree keeps the last eight assignments)."""
+    store = dist.HashStore()
+    call, assignment, state = StoreView(store), ra.with_defaults(make()), State(rank=0, world_size=1)
+    counted = []
+    for number in range(100):
+        this = Round(call, number)
+        view = this.keys.under("assign", call.under("stable"))
+        state = ra.assign(assignment, ra.RankAssignmentCtx(state, view, set()))
+        this.interrupt(LOST)
+        this.forget([0])
+        counted.append(store.num_keys())
+        state.advance()
+    assert len(set(counted[8:])) == 1
+    assert isinstance(assignment, ra.Tree) or len(set(counted)) == 1
+
+
+def test_more_filters_than_can_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="may have 8 filters by groups, not 9"):
+        Compose(ra.ShiftRanks(), *(ra.FilterCountGroupedByKey("all", bool) for _ in range(9)))
