@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
-import re
 import time
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,9 @@ from nvrx_slurm.inprocess.progress import MANUAL, SUSPENDED, Page
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.stopping import Stopper
 
-_NAMED = re.compile(r"\bCallWrapper\b")
-
 
 class CallWrapper:
-    """One call of a wrapped function, passed to a parameter that is annotated with this class (or Optional of it).
+    """One call of a wrapped function, passed to a parameter that is annotated with this class (see `takers`).
 
     All methods belong to the function's own thread, while it runs.
     """
@@ -66,7 +65,11 @@ class CallWrapper:
 
 
 def takers(fn: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that are annotated with CallWrapper, Optional[CallWrapper], or a string of either."""
+    """Names of the parameters that are annotated with CallWrapper, a union it is in (Optional too), or a text of these.
+
+    Nothing else counts: no container of it, and no `*args` or `**kwargs`. Raises TypeError for a parameter that is
+    positional-only, since the wrapper passes itself by name.
+    """
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # a builtin without a signature
@@ -76,15 +79,38 @@ def takers(fn: Callable[..., Any]) -> list[str]:
         hints = typing.get_type_hints(target)
     except Exception:  # names that exist for type checkers only
         hints = {}
-    return [name for name, one in parameters.items() if _takes(hints.get(name, one.annotation))]
+    found = [one for name, one in parameters.items() if _takes(hints.get(name, one.annotation))]
+    for one in found:
+        if one.kind is one.POSITIONAL_ONLY:
+            raise TypeError(
+                f"{getattr(fn, '__qualname__', fn)}: the CallWrapper is passed by name, but {one.name!r} is "
+                "positional-only; list it behind the '/'"
+            )
+    return [one.name for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 def _takes(annotation: Any) -> bool:
-    if annotation is CallWrapper:
-        return True
     if isinstance(annotation, str):
-        return bool(_NAMED.search(annotation))
-    return any(_takes(one) for one in typing.get_args(annotation) if one is not type(None))
+        with contextlib.suppress(SyntaxError):
+            return _names(ast.parse(annotation, mode="eval").body)
+        return False
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return CallWrapper in typing.get_args(annotation)
+    return annotation is CallWrapper
+
+
+def _names(annotation: ast.expr) -> bool:
+    """The same of one that cannot be evaluated."""
+    match annotation:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name == CallWrapper.__name__
+        case ast.BinOp(left, ast.BitOr(), right):
+            return _names(left) or _names(right)
+        case ast.Subscript(ast.Name("Optional" | "Union") | ast.Attribute(attr="Optional" | "Union"), inner):
+            return any(map(_names, inner.elts if isinstance(inner, ast.Tuple) else [inner]))
+        case ast.Constant(str(text)):
+            return _takes(text)
+    return False
 
 
 def with_wrapper(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
-from typing import Any, Optional, Union
+from typing import Annotated, Any, Optional, Union
 
 import pytest
 
@@ -180,6 +181,27 @@ def textual(call: inprocess.CallWrapper) -> Any: ...
 def unresolvable(call: Optional[inprocess.CallWrapper], other: NoSuchName) -> Any: ...  # type: ignore # noqa
 
 
+def unresolvable_union(call: inprocess.CallWrapper | None, other: NoSuchName) -> Any: ...  # type: ignore # noqa
+
+
+def unresolvable_text(call: "Union['CallWrapper', NoSuchName]") -> Any: ...  # type: ignore # noqa
+
+
+def annotated(call: Annotated[Optional[CallWrapper], "ours"]) -> Any: ...  # noqa: UP007, UP045
+
+
+def contained(calls: list[CallWrapper], by_name: dict[str, CallWrapper], make: Callable[[], CallWrapper]) -> Any: ...
+
+
+def contained_unresolvable(calls: list[CallWrapper], of: NoSuchName[CallWrapper], like: "Call Wrapper") -> Any: ...  # type: ignore # noqa
+
+
+def kind(call: type[CallWrapper], other: type[CallWrapper] | None = None) -> Any: ...
+
+
+def rest(*calls: CallWrapper, **more: CallWrapper) -> Any: ...
+
+
 def without(x: int, call=None) -> Any: ...  # type: ignore[no-untyped-def]
 
 
@@ -187,13 +209,44 @@ class Callable_:
     def __call__(self, call: CallWrapper) -> Any: ...
 
 
-@pytest.mark.parametrize("fn", [plain, optional, union, piped, textual, unresolvable, Callable_()])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        plain,
+        optional,
+        union,
+        piped,
+        textual,
+        unresolvable,
+        unresolvable_union,
+        unresolvable_text,
+        annotated,
+        Callable_(),
+        Callable_().__call__,
+        functools.partial(plain, 3),
+    ],
+)
 def test_the_annotation_is_found(fn: Any) -> None:
     assert takers(fn) == ["call"]
 
 
 def test_no_annotation_no_wrapper() -> None:
     assert takers(without) == [] and takers(print) == [] and takers(asyncio.sleep) == []
+
+
+@pytest.mark.parametrize("fn", [contained, contained_unresolvable, kind, rest])
+def test_what_only_has_to_do_with_it_is_not_filled(fn: Any) -> None:
+    assert takers(fn) == []
+
+
+def test_a_positional_only_parameter_is_refused() -> None:
+    def fn(x: int, call: CallWrapper, /) -> None: ...
+
+    def other(x: int, /, call: CallWrapper) -> None: ...
+
+    with pytest.raises(TypeError, match="'call' is positional-only; list it behind"):
+        Wrapper()(fn)
+    assert takers(other) == ["call"]
 
 
 def test_what_the_caller_gives_stays() -> None:
