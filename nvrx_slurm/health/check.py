@@ -94,7 +94,6 @@ class NodeView:
         self.env: Mapping[str, str] = os.environ if env is None else env
         self.deadline_s = float("inf")  # of this check, time.monotonic()
         self.note: Any = None  # writable buffer of NOTE_BYTES, shared with the runner
-        self.short_lived = False  # whether this process is the runner's child, of which nothing needs tidying up
 
     @property
     def live(self) -> bool:

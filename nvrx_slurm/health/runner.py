@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import NOTE_BYTES, Check, Expected, Finding, NodeView, Verdict, one_line
+from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
+from nvrx_slurm.system import gpus
 from nvrx_slurm.system.hardware import Absent
 
 MAX_RESULT_BYTES = 16384
@@ -301,7 +302,8 @@ def _child(
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        node.short_lived = True
+        if checks[0].lane == NVML:
+            gpus.keep_open()
         for check in checks:
             node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
             signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))

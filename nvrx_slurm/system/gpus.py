@@ -1,6 +1,7 @@
 """GPUs of this node through NVML (nvidia-ml-py), without CUDA: a launcher must not take a context on a GPU.
 
-Every reading opens NVML, reads and closes it again, in a thread with a bound, since a driver in trouble may not answer.
+Every reading opens NVML, reads and closes it again, in a thread with a bound, since a driver in trouble may not answer;
+a process that lives only for its readings opens it once (`keep_open`).
 Raised where there is nothing to read: `hardware.Absent`; where a GPU that is there fails: `hardware.HardwareError`.
 More readings, for the health checks: `gpu_facts`.
 """
@@ -29,6 +30,21 @@ _NO_NVML = ("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_V
 _NOT_KNOWN = ("NOT_SUPPORTED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND", "NOT_FOUND", "NO_DATA", "NO_PERMISSION")
 _ACTION = "NVML_GPU_RECOVERY_ACTION_"
 _MIB = 1 << 20
+
+
+class _Kept:
+    """What a process keeps from reading to reading: that there is no library; and one that is short-lived: NVML open,
+    the GPUs that it may use, their handles and names by number."""
+
+    def __init__(self) -> None:
+        self.no_library = False
+        self.wanted = False
+        self.open = False
+        self.present: list[int] | None = None
+        self.gpus: dict[int, tuple[Any, str]] = {}
+
+
+_kept = _Kept()
 
 
 class NoNvml(Absent):
@@ -63,14 +79,22 @@ def seen(timeout_s: float = TIMEOUT_S) -> int:
 
 
 def preload() -> None:
-    """Import nvidia-ml-py now, where NVML's library is: processes forked later need not, each for itself."""
+    """Import nvidia-ml-py now, where NVML's library is: processes forked later need not, each for itself. Where it is
+    not, this process looks for it no more."""
     import ctypes
 
     try:
         ctypes.CDLL(LIBRARY)
         import pynvml  # noqa: F401
-    except (OSError, ImportError):
-        return
+    except OSError:
+        _kept.no_library = True
+    except ImportError:
+        return  # `read` says so
+
+
+def keep_open() -> None:
+    """From now on this process keeps NVML open, and what does not change: until its end, so that must be near."""
+    _kept.wanted = True
 
 
 def recovery_actions(
@@ -198,8 +222,7 @@ def each(
         for index in _chosen(nvml, env, device_index):
             say(f"asking NVML for the {what} of GPU {index}")
             with _sentence(nvml, f"GPU {index}"):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                name = f"GPU {index} ({nvml.nvmlDeviceGetUUID(handle)})"
+                handle, name = _gpu(nvml, index)
                 value = known(nvml, lambda handle=handle: read_one(nvml, handle))  # type: ignore[misc]
             if value is not None:
                 found[name] = value
@@ -212,8 +235,21 @@ def each(
     return found
 
 
+def _gpu(nvml: ModuleType, index: int) -> tuple[Any, str]:
+    """Handle and name for people."""
+    found = _kept.gpus.get(index)
+    if found is None:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        found = handle, f"GPU {index} ({nvml.nvmlDeviceGetUUID(handle)})"
+    if _kept.open:
+        _kept.gpus[index] = found
+    return found
+
+
 def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
     """What `fn(pynvml)` returns, with NVML open. Raises Absent without a driver, HardwareError if it fails."""
+    if _kept.no_library:
+        raise NoNvml("LIBRARY_NOT_FOUND", f"no NVML here (there is no {LIBRARY})")
     try:
         import pynvml  # slow to load, and only where GPUs are looked at
     except ImportError as error:
@@ -232,7 +268,9 @@ def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
 @contextmanager
 def _opened(nvml: ModuleType) -> Iterator[None]:
     try:
-        nvml.nvmlInit()
+        if not _kept.open:
+            nvml.nvmlInit()
+        _kept.open = _kept.wanted
     except nvml.NVMLError as error:
         code = _code(nvml, error)
         if code in _NO_NVML:
@@ -242,8 +280,9 @@ def _opened(nvml: ModuleType) -> Iterator[None]:
         with _sentence(nvml, "NVML"):
             yield
     finally:
-        with suppress(nvml.NVMLError):  # what was read is good all the same
-            nvml.nvmlShutdown()
+        if not _kept.open:
+            with suppress(nvml.NVMLError):  # what was read is good all the same
+                nvml.nvmlShutdown()
 
 
 @contextmanager
@@ -288,6 +327,8 @@ def _chosen(nvml: ModuleType, env: Mapping[str, str], device_index: int | None) 
 
 def _present(nvml: ModuleType) -> list[int]:
     """NVML's numbers of the GPUs that this process may use; it counts those that a cgroup hides, too."""
+    if _kept.present is not None:
+        return _kept.present
     found = []
     for index in range(int(nvml.nvmlDeviceGetCount())):
         try:
@@ -296,6 +337,8 @@ def _present(nvml: ModuleType) -> list[int]:
             if _code(nvml, error) == "NO_PERMISSION":
                 continue
         found.append(index)  # also one that is lost: whoever reads it says so
+    if _kept.open:
+        _kept.present = found
     return found
 
 

@@ -200,7 +200,6 @@ NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
         ("nvmlDeviceGetTemperature.5 hang", "gpu-temperature", "asking NVML for the temperature of GPU 5"),
         ("nvmlDeviceGetNvLinkState.2.7 hang", "nvlink", "asking NVML for the NVLink of GPU 2"),
         ("nvmlDeviceGetComputeRunningProcesses hang", "gpu-processes", "asking NVML for the processes of GPU 0"),
-        ("nvmlShutdown hang", "gpu-driver", "asking NVML for the driver's version"),
     ],
 )
 def test_a_function_that_hangs_is_unknown_and_named(node: GpuNode, fact: str, check: str, text: str) -> None:
@@ -211,6 +210,21 @@ def test_a_function_that_hangs_is_unknown_and_named(node: GpuNode, fact: str, ch
     assert finding.text.startswith("timed out after") and finding.text.endswith(text), finding.text
     assert fact.split()[0].partition(".")[0] in node.stand_in.met()
     assert report.notes == []  # no child was left
+
+
+def test_nvml_is_opened_once_for_all_checks_and_needs_no_closing(node: GpuNode) -> None:
+    node.say("nvmlInit 0", "nvmlShutdown hang")  # a told outcome is written down, also that it went well
+    code, report = node.program(*(word for name in OF_NVML for word in ("--only", name)))
+    assert (code, {finding.verdict for finding in report.findings}) == (0, {P})
+    assert node.stand_in.met() == ["nvmlInit"]
+
+
+def test_a_check_of_nvml_that_hangs_hides_no_other(node: GpuNode) -> None:
+    node.say("nvmlDeviceGetTemperature.5 hang")
+    code, report = node.program(*(word for name in OF_NVML for word in ("--only", name)), "--deadline", "3")
+    assert [f.check for f in report.findings if f.verdict is not P] == ["gpu-temperature"], report.findings
+    assert (code, report.notes) == (3, [])
+    assert "nvmlDeviceGetTemperature" in node.stand_in.met()
 
 
 def test_without_nvml_nothing_applies(dgx: Node) -> None:
