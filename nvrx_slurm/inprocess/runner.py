@@ -154,7 +154,8 @@ class Runner:
         try:
             new = assign(self._arguments.rank_assignment, RankAssignmentCtx(state, view, set(verdict.terminated)))
         except (RestartError, TimeoutError, _Disturbed) as error:
-            if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["ended"]):
+            # "end" comes before what wakes those who wait for others, and that before "ended"
+            if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
                 raise
             logger.info("iteration %d: ranks are assigned again: %s", this.number, error)
             return phases.Disturbed()
