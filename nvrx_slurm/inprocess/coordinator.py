@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 
-from nvrx_slurm.core.rollcall import Outcome
+from nvrx_slurm.core.rollcall import Outcome, Verdict
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate
+from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate, latest, publish
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,10 @@ _GOODBYE_S = 5.0
 
 
 class Coordinator(threading.Thread):
-    """Round after round until all have finished or nobody is left; then `over` is set."""
+    """Round after round until all have finished or nobody is left; then `over` is set.
+
+    It goes on where an earlier one stopped. If it fails, no rank may wait for it: all end, and are told why.
+    """
 
     def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
         super().__init__(name="nvrx-coordinator", daemon=True)
@@ -39,21 +43,28 @@ class Coordinator(threading.Thread):
         self.over.set()
 
     def _rounds(self, call: StoreView) -> None:
-        gone: frozenset[int] = frozenset()
-        number = ENTRY
-        while True:
-            this = Round(call, number)
-            overdue_s = self._barrier_s + (self._slack_s if number != ENTRY else 0.0)
-            verdict = coordinate(this, self._world_size, gone, overdue_s, lambda: _close(call))
+        number, verdict = latest(call) or (ENTRY - 1, Verdict(Outcome.NEXT))
+        while verdict.outcome is Outcome.NEXT:
+            gone, number = verdict.gone, number + 1
+            verdict = self._verdict(Round(call, number), gone)
             logger.info("iteration %d: %s %s", number, verdict.outcome.name, verdict.why)
-            if verdict.outcome is not Outcome.NEXT:
-                break
-            if number - 1 > ENTRY:
+            if verdict.outcome is Outcome.NEXT and number - 1 > ENTRY:
                 members = [rank for rank in range(self._world_size) if rank not in gone]
                 Round(call, number - 1).forget(members)
-            gone, number = verdict.gone, number + 1
         if verdict.outcome is not Outcome.EMPTY:  # somebody has to read it
             call.came([ALL_LEFT], _GOODBYE_S)
+
+    def _verdict(self, this: Round, gone: frozenset[int]) -> Verdict:
+        overdue_s = self._barrier_s + (self._slack_s if this.number != ENTRY else 0.0)
+        try:
+            return coordinate(this, self._world_size, gone, overdue_s, lambda: _close(this.call))
+        except StoreLost:
+            raise
+        except Exception:
+            logger.exception("iteration %d: the coordinator failed", this.number)
+            why = f"the coordinator of the barriers failed:\n{traceback.format_exc()}"
+            _close(this.call)
+            return publish(this, Verdict(Outcome.REFUSED, gone=gone, why=why))
 
 
 def _close(call: StoreView) -> None:

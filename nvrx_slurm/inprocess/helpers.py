@@ -19,6 +19,8 @@ from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.barriers import Round
 from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED
 from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.monitor_keeper import MonitorKeeper
 from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
 from nvrx_slurm.inprocess.progress import LEFT, LOST, STOPPING, Page, ProgressWatchdog
@@ -40,12 +42,12 @@ class Helpers:
         self.environment = Environment()
         self.state = State.from_env()
         self.page = Page()
-        self.me = Identity(self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}/", self.environment)
+        self.me = Identity(self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}", self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
-        self._watchdog = ProgressWatchdog(
-            self.page, arguments.seconds("progress_watchdog_interval"), (self._look_at_store, self._look_at_monitor)
-        )
+        interval_s = arguments.seconds("progress_watchdog_interval")
+        keeper = MonitorKeeper(self.monitor, self.page, arguments.seconds("heartbeat_timeout"), interval_s)
+        self._watchdog = ProgressWatchdog(self.page, interval_s, (keeper.look, self._look_at_store))
         self.call_or_none: StoreView | None = None
         self._waiting: StoreView | None = None
         self._watching: tuple[FrozenState, Stopper] | None = None
@@ -62,7 +64,10 @@ class Helpers:
 
     def open(self) -> None:
         """Start everything. Raises what keeps a part from starting."""
-        self.monitor.start()
+        try:
+            self.monitor.start()
+        except OSError as error:
+            raise InternalError(f"no monitor process can be started: {error}") from error
         timeout_s = self._arguments.seconds("barrier_timeout")
         if self.me.rank == 0:
             self.monitor.await_ready(timeout_s)
@@ -124,27 +129,18 @@ class Helpers:
     # --- the watchdog's looks -----------------------------------------------------------------------------------------
 
     def _look_at_store(self) -> None:
-        """The monitor process cannot reach the store, and the monitor thread may wait for ever for its answer."""
-        if not self.page.words[LOST] or self._told_lost or self._watching is None:
+        """If the store does not answer any more, whoever waits for it may do so for ever: end the connections."""
+        if not self.page.words[LOST] or self._told_lost or self.call_or_none is None:
             return
         self._told_lost = True
-        state, stopper = self._watching
+        logger.error("the store at %s is lost", self.call_or_none.place)
+        if not self.call_or_none.hang_up() and self._watching is not None:
+            threading.Thread(target=self._answer_instead, args=self._watching, name="nvrx-lost", daemon=True).start()
 
-        def stop() -> None:
-            self._stop(state, stopper)
-            self.thread.answer_instead(StoreLost("the store does not answer any more"))
-
-        threading.Thread(target=stop, name="nvrx-store-lost", daemon=True).start()
-
-    def _look_at_monitor(self) -> None:
-        if self.monitor.alive or self.page.words[LEFT] or self.page.words[LOST]:
-            return
-        if self.me.rank == 0:
-            logger.error("the monitor process of rank 0 has ended, and the store's server with it")
-            self.page.words[LOST] = 1
-            return
-        logger.warning("the monitor process of rank %d has ended; another one takes its place", self.me.rank)
-        self.monitor.restart()
+    def _answer_instead(self, state: FrozenState, stopper: Stopper) -> None:
+        """A store without connections that we know of: the monitor thread stays where it is."""
+        self._stop(state, stopper)
+        self.thread.answer_instead(StoreLost("the store does not answer any more"))
 
     # --- end ----------------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,7 @@ class Link(threading.Thread):
         self._gone: frozenset[int] = frozenset()
         self._finished = False
         self.lost = False
+        self.passes = 0  # how often the store has answered all that was asked of it
         self.over = threading.Event()
         self.stays = False  # also after this rank is gone: somebody has to coordinate
 
@@ -123,6 +124,15 @@ class Link(threading.Thread):
         """These ranks are gone; their word is said for them from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
         self._ask(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
+
+    def give_up(self, why: str) -> None:
+        """The store is lost; also from another thread, while this one waits for it."""
+        if self.lost:
+            return
+        self.lost = True
+        logger.warning("the store cannot be used: %s", why)
+        self._on_lost()
+        self.over.set()
 
     def _ask(self, what: Callable[[], None]) -> None:
         try:
@@ -140,10 +150,9 @@ class Link(threading.Thread):
             self._heartbeats = Heartbeats(self._call, self._me, self._world_size, self._times)
             self._loop()
         except Exception as error:
-            level = logging.WARNING if isinstance(error, StoreLost) else logging.ERROR
-            logger.log(level, "the store cannot be used: %s", error, exc_info=not isinstance(error, StoreLost))
-            self.lost = True
-            self._on_lost()
+            if not isinstance(error, StoreLost):
+                logger.exception("the link to the store failed")
+            self.give_up(str(error))
         self.over.set()
 
     def _round_of(self, number: int) -> Round:
@@ -157,6 +166,7 @@ class Link(threading.Thread):
                 next_s = now_s + self._times.interval_s
                 self._tick()
             self._follow()
+            self.passes += 1
             if self._mark():
                 self._follow()
                 continue

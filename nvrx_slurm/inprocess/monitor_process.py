@@ -6,8 +6,8 @@ all file descriptors and device mappings it was born with, and never returns int
 SIGINT and SIGHUP, since it has to outlive its rank long enough to tell the others; what ends it is the end of its rank,
 or of everybody.
 
-That of rank 0 also runs the store's server, and the coordinator of all barriers, until everybody has left. So the loss
-of rank 0 is like the loss of any rank.
+That of rank 0 also runs the store's server (unless that is elsewhere), and the coordinator of all barriers, until
+everybody has left. So the loss of rank 0 is like the loss of any rank.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import select
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -33,14 +35,15 @@ from nvrx_slurm.inprocess.coordinator import Coordinator
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.monitor_link import Link, Times
-from nvrx_slurm.inprocess.progress import LEFT, LOST, ROUND, STOPPING, SUSPENDED, WATCHED, Page
-from nvrx_slurm.inprocess.store import StoreView
+from nvrx_slurm.inprocess.progress import LEFT, LOST, ROUND, SEEN, STOPPING, SUSPENDED, WATCHED, Page, StandsStill
+from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
 _LEAVE = b"L"
-_READY = b"+"
+_READY, _SERVING = b"+", b"+s"  # it works; it works, and the store's server is in it
 _MAX_MESSAGE = 4096
+_OUTLAST_S = 1.0  # between two looks at the store when the rank has left
 _KILL_WAIT_S = 10.0  # after SIGKILL: a process that cannot be interrupted by anything is told as dead
 
 
@@ -50,7 +53,7 @@ class Identity:
 
     rank: int  # initial
     world_size: int  # initial
-    prefix: str  # of the call's keys
+    prefix: str  # of the call's keys, without the slash
     environment: Environment  # as it was when the function was called: what makes the store reads it
 
 
@@ -60,24 +63,40 @@ class MonitorProcess:
     def __init__(self, arguments: Arguments, identity: Identity, page: Page) -> None:
         self._arguments, self._identity, self._page = arguments, identity, page
         self.pid = 0
+        self.serves = False  # whether the store's server is in it
         self._pidfd = -1
         self._channel: socket.socket | None = None
 
-    def start(self) -> None:
-        """Fork. Raises OSError if no process can be made."""
-        ours, theirs = socket.socketpair()
+    def start(self, again: bool = False) -> None:
+        """Fork; `again` in place of an earlier one. Raises OSError if no process can be made."""
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                self.pid = self._fork(theirs, again)
+            self._pidfd = self._pidfd_of_child()
+            undo.pop_all()
+        self._channel = ours
+
+    def _fork(self, channel: socket.socket, again: bool) -> int:
         rank_pidfd = os.pidfd_open(os.getpid())
         try:
             with warnings.catch_warnings():  # 3.12 warns of any fork with threads; see above why this one is safe
                 warnings.simplefilter("ignore", DeprecationWarning)
-                self.pid = os.fork()
-            if self.pid == 0:
-                _child(Monitor(self._arguments, self._identity, self._page, rank_pidfd, theirs))
+                pid = os.fork()
+            if pid == 0:
+                _child(Monitor(self._arguments, self._identity, self._page, rank_pidfd, channel, again))
+            return pid
         finally:
-            theirs.close()
             os.close(rank_pidfd)
-        self._channel = ours
-        self._pidfd = os.pidfd_open(self.pid)
+
+    def _pidfd_of_child(self) -> int:
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError:  # too many open files: nobody could look after it
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise
 
     def await_ready(self, timeout_s: float) -> None:
         """Until it runs (for rank 0: the store's server too). Raises InternalError with its reason."""
@@ -87,45 +106,56 @@ class MonitorProcess:
             answer = self._channel.recv(_MAX_MESSAGE)
         except TimeoutError:
             answer = f"nothing happened for {timeout_s:g} s".encode()
-        if answer != _READY:
+        if answer not in (_READY, _SERVING):
             raise InternalError(f"the monitor process cannot do its work: {answer.decode() or 'it has ended'}")
+        self.serves = answer == _SERVING
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
-        return not select.select([self._pidfd], [], [], 0)[0]
+        """Whether there is one, and it has not ended."""
+        return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """At once, even if it is stopped."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def leave(self, timeout_s: float) -> None:
         """Tell it that the rank has left, and reap it; after `timeout_s` seconds it is killed."""
-        with contextlib.suppress(OSError):
-            self._tell(_LEAVE)
+        if self._pidfd < 0:
+            return
+        self._say_that_we_leave()
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             logger.warning("the monitor process did not end within %g s and is killed", timeout_s)
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self.kill()
         self._close()
 
     def let_go(self) -> None:
-        """The rank leaves, but the process has to stay for the others; it will end by itself."""
-        with contextlib.suppress(OSError):
-            self._tell(_LEAVE)
-        if self._channel is not None:
-            self._channel.close()
-        os.close(self._pidfd)
+        """The rank leaves, but the process has to stay for the others. It will end by itself, and then is reaped."""
+        if self._pidfd < 0:
+            return
+        self._say_that_we_leave()
+        threading.Thread(target=self._close, name="nvrx-reaper", daemon=True).start()
 
-    def _tell(self, what: bytes) -> None:
+    def _say_that_we_leave(self) -> None:
         assert self._channel is not None
-        self._channel.settimeout(1.0)
-        self._channel.send(what, socket.MSG_NOSIGNAL)
+        with contextlib.suppress(OSError):
+            self._channel.settimeout(1.0)
+            self._channel.send(_LEAVE, socket.MSG_NOSIGNAL)
 
     def restart(self) -> None:
-        """A new one in place of one that has died."""
+        """A new one in place of one that has died. Raises OSError as `start` does; it may be called again then."""
         self._close()
-        self.start()
+        self.start(again=True)
 
     def _close(self) -> None:
+        """Reap it: wait until it has ended."""
+        if self._pidfd < 0:
+            return
         with contextlib.suppress(ChildProcessError):  # the user's code may have reaped it
-            os.waitpid(self.pid, 0)
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)
+        self._pidfd = -1
         if self._channel is not None:
             self._channel.close()
 
@@ -146,10 +176,17 @@ class Monitor:
     """What runs in the monitor process."""
 
     def __init__(
-        self, arguments: Arguments, identity: Identity, page: Page, rank_pidfd: int, channel: socket.socket
+        self,
+        arguments: Arguments,
+        identity: Identity,
+        page: Page,
+        rank_pidfd: int,
+        channel: socket.socket,
+        again: bool = False,
     ) -> None:
         self._arguments, self._me, self._page = arguments, identity, page
         self._pidfd, self._channel = rank_pidfd, channel
+        self._again = again  # in place of one that has died
         self._told_round = -2  # the last round that a soft timeout was told for
         self._left = False
 
@@ -173,16 +210,19 @@ class Monitor:
             if pidfile:
                 with open(pidfile, "w") as file:
                     file.write(f"{os.getpid()}\n")
+            self._serves = False
             self._make = self._connect()
         except BaseException as error:
             self._channel.send(f"{type(error).__name__}: {error}".encode()[:_MAX_MESSAGE])
             raise
-        self._channel.send(_READY)
+        self._page.words[SEEN] = time.monotonic_ns()
+        self._channel.send(_SERVING if self._serves else _READY)
 
     def _serve(self) -> None:
         arguments = self._arguments
         times = Times(arguments.seconds("heartbeat_interval"), arguments.seconds("heartbeat_timeout"))
         self._link = Link(self._make, self._me.rank, self._me.world_size, times, self._lost)
+        self._link_stands_still = StandsStill(self._longest_s)
         coordinator = None
         if self._me.rank == 0:
             coordinator = Coordinator(self._make_view, self._me.world_size, arguments)
@@ -192,27 +232,41 @@ class Monitor:
         gc.freeze()
         self._watch()
         if coordinator is not None:
-            self._outlast(coordinator)
+            self._outlast(coordinator.over, math.inf)  # until everybody has left
         elif not self._left:
-            self._link.over.wait(arguments.seconds("barrier_timeout"))
+            self._outlast(self._link.over, arguments.seconds("barrier_timeout"))
         logger.info("the monitor process of rank %d ends", self._me.rank)
 
-    def _outlast(self, coordinator: Coordinator) -> None:
-        """Stay for the others, until everybody has left or nobody can be reached."""
-        while not coordinator.over.wait(1.0):
-            if self._link.lost:
+    def _outlast(self, over: threading.Event, timeout_s: float) -> None:
+        """Stay for the others, or until nobody can be reached."""
+        deadline_s = time.monotonic() + timeout_s
+        while not over.wait(min(_OUTLAST_S, self._longest_s)):
+            if self._is_lost() or time.monotonic() >= deadline_s:
                 return
 
     def _make_view(self) -> StoreView:
-        return StoreView(self._arguments.make_store()).under(self._me.prefix)
+        view = StoreView(self._arguments.make_store()).under(self._me.prefix)
+        if self._again and not view.check(["serves"]):
+            raise StoreLost("the store has lost what was in it: it is another one than before")
+        return view
 
     def _connect(self) -> Callable[[], StoreView]:
         """Rank 0: make the store at once, since it may be the server; the others have time."""
-        if self._me.rank != 0:
+        if self._me.rank != 0 or self._again:
             return self._make_view
         view = self._make_view()
-        view.set("serves", "1" if getattr(view.store, "serves", False) else "0")
+        self._serves = bool(getattr(view.store, "serves", False))
+        view.set("serves", "1" if self._serves else "0")
         return lambda: view
+
+    def _is_lost(self) -> bool:
+        """Whether the store is; also one that just does not answer, on which the link waits without a bound."""
+        link = self._link
+        if not link.lost and (link.passes or self._again):
+            silent_s = self._link_stands_still.seconds(link.passes)
+            if silent_s >= self._arguments.seconds("heartbeat_timeout"):
+                link.give_up(f"it has not answered for {silent_s:.1f} s")
+        return link.lost
 
     def _lost(self) -> None:
         self._page.words[LOST] = 1
@@ -236,6 +290,8 @@ class Monitor:
                 return
             if board is not None:
                 self._look_at(board, ready)
+            self._page.words[SEEN] = time.monotonic_ns()
+            self._is_lost()
             if self._judge():
                 return
 
@@ -259,11 +315,18 @@ class Monitor:
             logger.info("told from outside: %s", "; ".join(record.sentence() for record in records))
             self._link.declare(records)
 
+    @property
+    def _longest_s(self) -> float:
+        """Between two looks, though nothing happens; at least a few within the heartbeat's timeout."""
+        arguments = self._arguments
+        often_s = arguments.seconds("heartbeat_timeout") / 5
+        return min(max(arguments.seconds("monitor_process_interval"), 1.0), often_s)
+
     def _patience_s(self, board: Board | None) -> float:
         """Exactly until the next limit can be reached, at most an interval."""
         arguments, words = self._arguments, self._page.words
         interval_s = arguments.seconds("monitor_process_interval")
-        longest_s = interval_s if board is not None and board.fd is None else max(interval_s, 1.0)
+        longest_s = interval_s if board is not None and board.fd is None else self._longest_s
         idle_s = self._page.idle_s()
         limit_s = arguments.seconds("hard_timeout")
         if words[WATCHED] and self._told_round != words[ROUND]:
@@ -310,7 +373,12 @@ class Monitor:
                 signal.pidfd_send_signal(self._pidfd, signum)
 
     def _dead_within(self, timeout_s: float) -> bool:
-        return bool(select.select([self._pidfd], [], [], timeout_s)[0])
+        deadline_s = time.monotonic() + timeout_s
+        while not select.select([self._pidfd], [], [], max(0.0, min(1.0, deadline_s - time.monotonic())))[0]:
+            if time.monotonic() >= deadline_s:
+                return False
+            self._page.words[SEEN] = time.monotonic_ns()  # this may take long
+        return True
 
     def _rank_died(self, why: str = "its process has ended") -> None:
         if self._page.words[LEFT]:

@@ -24,7 +24,8 @@ WAITING = 3  # main: 1 while it waits inside the wrapper, with a bound of its ow
 SUSPENDED = 4  # main: 1 while hang protection is switched off
 STOPPING = 5  # monitor thread: since when the rank has been ending its iteration (0 = it has not)
 LEFT = 6  # main: 1 when it has left the wrapper, and need not be watched any more
-LOST = 7  # monitor process: 1 when it cannot reach the store
+LOST = 7  # monitor process, or the watchdog on its behalf: 1 when it cannot reach the store
+SEEN = 8  # monitor process (own cache line): when it last looked after its rank, 0 until it does
 MANUAL = 16  # main (own cache line): last ping, 0 until the first one of an iteration
 _SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
 
@@ -49,6 +50,23 @@ class Page:
         auto, manual = words[AUTO], words[MANUAL]
         oldest = min(auto, manual) if manual and words[WATCHED] and not words[WAITING] else auto
         return (time.monotonic_ns() - oldest) / 1e9
+
+
+class StandsStill:
+    """For how long something that counts has not moved, by the clock of who looks at it about every `interval_s`.
+    Who has not looked (this process was stopped, or its machine was) blames nobody."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._missed_s = 2 * interval_s + 1.0
+        self._value, self._since_s, self._looked_s = -1, 0.0, 0.0
+
+    def seconds(self, value: int) -> float:
+        """To be called every interval."""
+        now_s = time.monotonic()
+        if value != self._value or now_s - self._looked_s > self._missed_s:
+            self._value, self._since_s = value, now_s
+        self._looked_s = now_s
+        return now_s - self._since_s
 
 
 class _Beats:
@@ -82,7 +100,7 @@ class _Beats:
 class ProgressWatchdog(threading.Thread):
     """Writes the automatic sign of life, and looks after what must not go unnoticed.
 
-    `looks` are called once per interval.
+    `looks` are called once per interval; one that raises is told, and the thread goes on.
     """
 
     def __init__(self, page: Page, interval_s: float, looks: tuple[Callable[[], None], ...] = ()) -> None:
@@ -102,7 +120,10 @@ class ProgressWatchdog(threading.Thread):
             elif words[WAITING]:  # blocked where the wrapper put it; that we run shows that the process does
                 self._page.beat()
             for look in self._looks:
-                look()
+                try:
+                    look()
+                except Exception:  # without signs of life the rank would be killed
+                    logger.exception("the watchdog could not look after everything")
 
     def stop(self) -> None:
         """End the thread and wait for it."""

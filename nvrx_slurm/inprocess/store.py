@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
+from nvrx_slurm.system import connections
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
@@ -173,24 +174,41 @@ class StoreView:
     def _key(self, key: str) -> str:
         return self.prefix + key
 
+    @property
+    def place(self) -> str:
+        """Where it is, for a sentence."""
+        store = _innermost(self.store)
+        host, port, path = (getattr(store, name, None) for name in ("host", "port", "path"))
+        return f"{host}:{port}" if port else str(path or type(store).__name__)
+
+    def hang_up(self) -> bool:
+        """End all connections of this process to the store's server, so that whoever waits for an answer gets an
+        error; whether there were any."""
+        port = getattr(_innermost(self.store), "port", None)
+        return bool(port and connections.cut(connections.to_port(port)))
+
+    def _sentence(self, what: str, error: BaseException) -> str:
+        first = (str(error).splitlines() or [""])[0]
+        return f"the store cannot be reached any more ({self.place}, {what}: {first[:200]})"
+
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key; its waiters wake up."""
-        with _lost("set"):
+        with _lost(self, "set"):
             self.store.set(self._key(key), value)
 
     def get(self, key: str) -> bytes:
         """Value of a key that exists (or will within the store's own timeout)."""
-        with _lost("get"):
+        with _lost(self, "get"):
             return bytes(self.store.get(self._key(key)))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter (0 at first) and return it."""
-        with _lost("add"):
+        with _lost(self, "add"):
             return int(self.store.add(self._key(key), amount))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist."""
-        with _lost("check"):
+        with _lost(self, "check"):
             return bool(self.store.check([self._key(key) for key in keys]))
 
     def compare_set(self, key: str, expected: str, value: str | bytes) -> bytes:
@@ -198,13 +216,13 @@ class StoreView:
 
         Before torch 2.9 waiters of the key do not wake up: set another key after it.
         """
-        with _lost("compare_set"):
+        with _lost(self, "compare_set"):
             return bytes(self.store.compare_set(self._key(key), expected, value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Values of keys that exist."""
         values: list[bytes] = []
-        with _lost("multi_get"):
+        with _lost(self, "multi_get"):
             for start in range(0, len(keys), _CHUNK):
                 some = [self._key(key) for key in keys[start : start + _CHUNK]]
                 values += map(bytes, self.store.multi_get(some))
@@ -212,14 +230,14 @@ class StoreView:
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set all keys."""
-        with _lost("multi_set"):
+        with _lost(self, "multi_set"):
             for start in range(0, len(keys), _CHUNK):
                 some = [self._key(key) for key in keys[start : start + _CHUNK]]
                 self.store.multi_set(some, values[start : start + _CHUNK])
 
     def delete_key(self, key: str) -> bool:
         """Forget a key; whether there was one."""
-        with _lost("delete_key"):
+        with _lost(self, "delete_key"):
             return bool(self.store.delete_key(self._key(key)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
@@ -235,7 +253,7 @@ class StoreView:
             self.store.wait(names, timedelta(seconds=timeout_s))
         except RuntimeError as error:
             if time.monotonic() - began < 0.9 * timeout_s:  # not the time that ran out
-                raise StoreLost(_sentence("wait", error)) from error
+                raise StoreLost(self._sentence("wait", error)) from error
             return self.check(keys)
         return True
 
@@ -265,17 +283,19 @@ class StoreView:
             )
 
 
-def _sentence(what: str, error: BaseException) -> str:
-    first = (str(error).splitlines() or [""])[0]
-    return f"the store cannot be reached any more ({what}: {first[:200]})"
+def _innermost(store: Any) -> Any:
+    """Without the prefixes around it."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    return store
 
 
 class _lost(contextlib.AbstractContextManager[None]):
     """Turns what torch raises for a broken connection into StoreLost."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, view: StoreView, what: str) -> None:
+        self.view, self.what = view, what
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, RuntimeError):
-            raise StoreLost(_sentence(self.what, error)) from error
+            raise StoreLost(self.view._sentence(self.what, error)) from error

@@ -136,7 +136,8 @@ class Job:
             "MASTER_PORT": str(self.port),
             **(env or {}),
         }
-        request = {"module": "scenarios_use", "scenario": scenario, "arguments": arguments}
+        module = arguments.pop("module", "scenarios_use")
+        request = {"module": module, "scenario": scenario, "arguments": arguments}
         arguments.update(tmp=str(self._tmp), world_size=world_size)
         request["env"] = {name: value for name, value in place.items() if value is not None}
         read, write = os.pipe()
