@@ -160,3 +160,13 @@ def ack(sysroot: str) -> None:
             raise UsageError(f"the kernel log cannot be acknowledged: {error}") from None
 
     click.echo(f"{_told(acknowledge)} XIDs and SXIDs are acknowledged")
+
+
+@health.command()
+@click.option("--config", metavar="FILE", required=True, help="Its settings, in YAML (docs/nvhcd.md).")
+@_SYSROOT
+def serve(config: str, sysroot: str) -> None:
+    """Answer nvhcd health check calls on a Unix socket, with a script of the site or our own checks, until SIGTERM."""
+    from nvrx_slurm.health import nvhcd_daemon
+
+    sys.exit(_told(nvhcd_daemon.main, config, sysroot))

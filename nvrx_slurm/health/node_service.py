@@ -80,7 +80,8 @@ def call(path: str, timeout_s: float) -> Reply:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise ValueError(f"timed out: no answer from {path} within {timeout_s:.0f} s") from None
             kind = error.code().name.lower().replace("_", " ")
-            raise ValueError(f"no answer from {path}: {kind}: {error.details()}") from None
+            why = str(error.details()).rpartition(" error: ")[2]  # gRPC's own sentences name the address several times
+            raise ValueError(f"no answer from {path}: {kind}: {why}") from None
     return Reply(reply.success, reply.output, reply.error)
 
 

@@ -1,0 +1,202 @@
+"""`nvrx health serve`: the daemon behind a node health check endpoint, nvhcd-compatible (docs/nvhcd.md).
+
+One thread, one asyncio loop. Who may ask is decided by the socket's mode and group: the kernel checks a peer's
+credentials as it connects; gRPC for Python tells us no more about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import grp
+import logging
+import os
+import re
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import grpc.aio
+
+from nvrx_slurm.config import nvhcd as config
+from nvrx_slurm.config.values import MAX_SOCKET_PATH_BYTES
+from nvrx_slurm.errors import ExitCode, UsageError
+from nvrx_slurm.health import nvhcd_pb2 as pb
+from nvrx_slurm.health import own
+from nvrx_slurm.health.node_service import METHOD
+from nvrx_slurm.health.nvhcd_runs import NoAnswer, OwnChecks, Runs, Script
+
+MAX_ARGS = 64
+MAX_CALLS = 256  # that wait for an answer
+# What options and names are made of. The script runs as root for whoever may connect, and is often written in shell.
+_ARG = re.compile(r"[A-Za-z0-9_.,:=/@%+-]{1,256}")
+_MAX_REQUEST_BYTES = 65536
+_IDLE_MS = 600_000  # a connection without a call is closed
+_PROBE_S = 2.0  # for a daemon that is there already to take a connection
+
+log = logging.getLogger(__name__)
+
+
+def main(path: str, sysroot: str = "/") -> int:
+    """Serve as the file at `path` says, until SIGTERM or SIGINT; returns the exit code. Raises UsageError.
+
+    `sysroot`: where our own checks look.
+    """
+    own.require_trusted(path)
+    settings = config.load(path)
+    shape = "nvrx health serve: %(levelname)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=shape)
+    logging.getLogger("nvrx_slurm").setLevel(settings.log_level.upper())
+    what = Script(settings.healthcheck_path) if settings.healthcheck_path else OwnChecks(sysroot)
+    asyncio.run(_serve(settings, what))
+    return ExitCode.OK
+
+
+async def _serve(settings: config.Settings, what: Script | OwnChecks) -> None:
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopped.set)
+    runs = Runs(what, settings.timeout, os.environ)
+    loop.add_signal_handler(signal.SIGCHLD, runs.reap_orphans)
+    server = _server(runs)
+    with _published(settings, server.add_insecure_port):
+        await server.start()
+        working = asyncio.ensure_future(runs.work())
+        log.info("listening on %s; runs %s", settings.socket_path, settings.healthcheck_path or "our own checks")
+        waiting = asyncio.ensure_future(stopped.wait())
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    log.info("stopping")
+    await runs.stop(working)
+    await server.stop(0.5)
+    if not stopped.is_set():
+        working.result()  # raises what ended it, a defect
+
+
+def _server(runs: Runs) -> Any:
+    async def run_health_check(request: Any, context: Any) -> Any:
+        args = tuple(request.args)
+        if len(args) > MAX_ARGS or not all(map(_ARG.fullmatch, args)):
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"args must be at most {MAX_ARGS}, each of 1 to 256 letters, digits and _.,:=/@%+-",
+            )
+        log.debug("asked with %s", args)
+        answer = await runs.ask(args)
+        if isinstance(answer, NoAnswer):
+            await context.abort(grpc.StatusCode[answer.status], answer.text[:1000])
+        return pb.HealthCheckResponse(**answer._asdict())
+
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=MAX_CALLS,
+        options=[
+            ("grpc.max_receive_message_length", _MAX_REQUEST_BYTES),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.max_concurrent_streams", MAX_CALLS),
+        ],
+    )
+    _, service, name = METHOD.split("/")
+    handler = grpc.unary_unary_rpc_method_handler(
+        run_health_check, pb.HealthCheckRequest.FromString, pb.HealthCheckResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+    return server
+
+
+# --- the socket -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _published(settings: config.Settings, listen: Callable[[str], int]) -> Iterator[None]:
+    """The socket, listening, at its path as long as this lasts. Raises UsageError.
+
+    It is made under another name and renamed: nobody can connect before owner and mode are right, and one that a killed
+    daemon left is replaced in one step.
+    """
+    path = settings.socket_path
+    made = f"{path}.{os.getpid()}"
+    if len(os.fsencode(made)) > MAX_SOCKET_PATH_BYTES:
+        raise UsageError(f"socket_path {path} is too long for a Unix socket; choose a shorter one")
+    gid, mode = (-1, 0o666) if settings.group is None else (_gid(settings.group), 0o660)
+    with _locked(os.path.dirname(path)):
+        _require_free(path)
+        before = os.umask(0o177)
+        try:
+            listen(f"unix:{quote(made)}")
+        except RuntimeError as error:
+            raise UsageError(f"socket_path {path}: {error}; choose another directory") from None
+        finally:
+            os.umask(before)
+        number = os.lstat(made).st_ino
+        try:
+            os.chown(made, -1, gid)
+            os.chmod(made, mode)
+            os.rename(made, path)
+        except OSError as error:
+            os.unlink(made)
+            raise UsageError(f"socket_path {path}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        _remove(path, number)
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Of two daemons that start at the same time one sees the other. Raises UsageError if it is no place for us."""
+    try:
+        own.require_trusted(directory)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"socket_path: {directory}: {error.strerror}; make the directory") from None
+    try:
+        mode = os.fstat(fd).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise UsageError(
+                f"socket_path: everybody can write to {directory} and replace the socket; correct its mode"
+            )
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"socket_path: another daemon is just starting in {directory}; try again") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _require_free(path: str) -> None:
+    """Raises UsageError unless there is nothing, or a socket on which nobody listens."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"socket_path {path} is there already and no socket; remove it or choose another path")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_PROBE_S)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.ETIMEDOUT) and not isinstance(error, TimeoutError):
+            raise UsageError(f"socket_path {path}: {error.strerror}; remove it or choose another path") from None
+    raise UsageError(f"socket_path {path}: somebody listens there already; stop that daemon or choose another path")
+
+
+def _gid(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise UsageError(f"group: there is no group {group!r} on this node") from None
+
+
+def _remove(path: str, number: int) -> None:
+    """Unless somebody put something else there."""
+    try:
+        if os.lstat(path).st_ino == number:
+            os.unlink(path)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,69 @@
+"""`python nvhcd_service.py BEHAVIOUR SOCKET`: a service of another make for our client, behaving well or not.
+
+Prints "ready" when it listens. Of what `late` waits for there is a FIFO beside the socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+
+from nvrx_slurm.health import nvhcd_pb2 as pb
+
+WELL = pb.HealthCheckResponse(success=True, output='{"fail_count": 0}')
+
+
+def answer(behaviour: str, path: str, args: list[str]) -> Any:
+    """A response, or bytes to send instead."""
+    if behaviour == "dies":
+        os._exit(7)
+    if behaviour == "late":
+        with open(f"{path}.go"):  # until the test opens it, too
+            return WELL
+    return {
+        "well": WELL,
+        "sick": pb.HealthCheckResponse(
+            success=False,
+            exit_code=1,
+            output='{"fail_count": 2, "failed_checks": ["hw_drv_gpu_count", "ib_ber"]}',
+            error="2 of 102 checks failed",
+        ),
+        "only success is false": pb.HealthCheckResponse(success=False, output='{"fail_count": 0}'),
+        "junk": pb.HealthCheckResponse(success=True, output="all is well"),
+        "no fail_count": pb.HealthCheckResponse(success=True, output='{"failed_checks": []}'),
+        "empty": pb.HealthCheckResponse(),
+        "echo": pb.HealthCheckResponse(output=json.dumps({"fail_count": 1, "failed_checks": args})),
+        "huge": pb.HealthCheckResponse(success=True, output='{"fail_count": 0}' + " " * (16 << 20)),
+        "not UTF-8": b"\x08\x01\x1a\x02\xff\xff",
+        "no message": b"\xff\xff\xff",
+    }[behaviour]
+
+
+def main(behaviour: str, path: str) -> None:
+    def run(request: Any, context: Any) -> Any:
+        if behaviour == "raises":
+            raise RuntimeError("of its own")
+        return answer(behaviour, path, list(request.args))
+
+    def to_bytes(response: Any) -> bytes:
+        return response if isinstance(response, bytes) else response.SerializeToString()
+
+    name = "Other" if behaviour == "another service" else "RunHealthCheck"
+    handler = grpc.unary_unary_rpc_method_handler(run, pb.HealthCheckRequest.FromString, to_bytes)
+    server = grpc.server(ThreadPoolExecutor(4))
+    handlers = grpc.method_handlers_generic_handler("nvhcd.HealthCheckService", {name: handler})
+    server.add_generic_rpc_handlers((handlers,))
+    server.add_insecure_port(f"unix:{quote(path)}")
+    server.start()
+    print("ready", flush=True)
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
