@@ -101,6 +101,9 @@ class Resident:
         try:
             while True:
                 self._begin_what_is_due()
+                if self._take_what_is_done():
+                    continue  # it may be due again, or somebody may have asked twice
+                self._runs = [run for run in self._runs if not run.gone]
                 fds = [_STDIN, *(fd for run in self._runs for fd in run.fds())]
                 tasks = (*self._ahead, *self._watches)
                 wake_s = [run.look_s() for run in self._runs] + [task.wake_s() for task in tasks]
@@ -109,8 +112,6 @@ class Resident:
                     return
                 for run in self._runs:
                     run.go_on(ready)
-                self._take_what_is_done()
-                self._runs = [run for run in self._runs if not run.gone]
         except BrokenPipeError:
             return
         finally:
@@ -143,16 +144,20 @@ class Resident:
         run.begin()
         return run
 
-    def _take_what_is_done(self) -> None:
-        for task in self._ahead:
-            if task.news() and task.findings[0].verdict is Verdict.NOT_APPLICABLE:
+    def _take_what_is_done(self) -> bool:
+        """Whether there was something."""
+        ran_ahead = [task for task in self._ahead if task.news()]
+        for task in ran_ahead:
+            if task.findings[0].verdict is Verdict.NOT_APPLICABLE:
                 task.due_s = _NEVER  # nobody has to wake up for what is not there: see `_answer`
         news = [result for task in self._watches if (result := task.news())]
         if news:
             self._tell_news([note for result in news for note in result.notes])
-        if self._asked and self._asked.done and all(task.findings for task in self._ahead):
+        answerable = self._asked is not None and self._asked.done and all(task.findings for task in self._ahead)
+        if self._asked and answerable:
             self._answer(self._asked.result())
             self._asked = None
+        return bool(ran_ahead or news or answerable)
 
     def _answer(self, result: runner.Result) -> None:
         self._questions -= 1

@@ -113,6 +113,8 @@ def recovery_actions(
         value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
         if value.nvmlReturn != nvml.NVML_SUCCESS:
             raise nvml.NVMLError(value.nvmlReturn)
+        if value.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE:
+            return NO_ACTION
         names = {getattr(nvml, name): name.removeprefix(_ACTION) for name in dir(nvml) if name.startswith(_ACTION)}
         return names.get(value.value.uiVal, f"UNKNOWN({value.value.uiVal})")
 
@@ -305,9 +307,13 @@ def known(nvml: ModuleType, fn: Callable[[], T]) -> T | None:
 
 def _code(nvml: ModuleType, error: Any) -> str:
     """Name of an NVMLError's number, without NVML_ERROR_; "" for a number this nvidia-ml-py does not know."""
-    prefix = "NVML_ERROR_"
-    names = (name for name in dir(nvml) if name.startswith(prefix) and getattr(nvml, name) == error.value)
-    return next(names, "").removeprefix(prefix)
+    if not _codes:
+        prefix = "NVML_ERROR_"
+        _codes.update({getattr(nvml, name): name.removeprefix(prefix) for name in dir(nvml) if name.startswith(prefix)})
+    return _codes.get(error.value, "")
+
+
+_codes: dict[int, str] = {}  # there are a thousand names to search
 
 
 def _chosen(nvml: ModuleType, env: Mapping[str, str], device_index: int | None) -> list[int]:

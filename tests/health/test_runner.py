@@ -118,6 +118,96 @@ def test_what_a_check_started_ends_with_it(tmp_path: Path) -> None:
         assert ended(pid), "a grandchild survived"
 
 
+def lane(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
+    """Checks that share a child: "0", "1", ..."""
+    return [check(gather, str(at), lane="one", **more) for at, gather in enumerate(gathers)]
+
+
+def pid(node: NodeView, expected: Expected) -> int:
+    return os.getpid()
+
+
+def test_checks_of_a_lane_share_a_process() -> None:
+    found = run(*lane(pid, pid, pid), check(pid, "alone")).findings
+    assert len({finding.text for finding in found[:3]}) == 1
+    assert len({finding.text for finding in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (forever, "timed out after 1.0 s, reading /lustre/a b"),
+        (lambda node, expected: os._exit(0), "its process ended without an answer"),
+        (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), "its process ended without an answer"),
+    ],
+)
+def test_what_is_stuck_in_a_lane_hides_no_other(bad: Any, text: str) -> None:
+    """Also where all others could not be done any more when its own time is up."""
+    found = run(*lane(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=BOUND_S).findings
+    assert [f.verdict for f in found] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
+    assert [found[at].text for at in (1, 3)] == [text, text]
+    hung = run(*lane(pid, forever, pid, budget_s=BOUND_S), deadline_s=1.0).findings
+    assert [f.verdict for f in hung] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
+
+
+def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait() -> None:
+    def slow(node: NodeView, expected: Expected) -> str:
+        threading.Event().wait(3 * runner._PATIENCE_S)
+        return "slow"
+
+    found = run(*lane(slow, pid, pid)).findings
+    assert [f.verdict for f in found] == [Verdict.PASS] * 3
+    assert found[0].text == "slow" and found[1].text == found[2].text
+    assert found[0].seconds >= 3 * runner._PATIENCE_S > found[1].seconds
+
+
+def test_what_a_check_did_is_not_told_of_the_next_one() -> None:
+    silent = lambda node, expected: threading.Event().wait()  # noqa: E731
+    found = run(*lane(lambda node, expected: node.doing("reading /x"), silent, budget_s=0.5)).findings
+    assert found[1].text == "timed out after 0.5 s"
+
+
+def test_a_lane_that_cannot_go_on_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    forks = iter([os.fork])
+
+    def once() -> int:
+        for fork in forks:
+            return fork()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", once)
+    found = run(*lane(pid, lambda node, expected: os._exit(0), pid, pid)).findings
+    assert [f.verdict for f in found] == [Verdict.PASS] + [Verdict.UNKNOWN] * 3
+    assert found[3].text == "no process could be started for it: Resource temporarily unavailable"
+
+
+def test_what_could_not_begin_before_the_deadline_is_said() -> None:
+    many = [forever] * 30
+    found = run(*lane(*many, budget_s=BOUND_S), deadline_s=1.0).findings
+    assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
+    assert found[0].text.startswith("timed out after 1.0 s") and found[-1].text == "timed out before it could begin"
+
+
+def test_two_runs_go_on_side_by_side() -> None:
+    """As in the resident: one that hangs holds up no other."""
+    runs = [
+        runner.Run(checks, NodeView("/", {}), {}, BOUND_S) for checks in ([check(forever, budget_s=BOUND_S)], lane(pid))
+    ]
+    try:
+        for one in runs:
+            one.begin()
+        while not runs[1].done:
+            ready = runner.wait([fd for one in runs for fd in one.fds()], min(one.look_s() for one in runs))
+            for one in runs:
+                one.go_on(ready)
+        assert runs[1].result().findings[0].verdict is Verdict.PASS and not runs[0].done
+        (hung,) = children()
+    finally:
+        for one in runs:
+            one.close()
+    assert ended(hung) and runs[0].gone
+
+
 def test_no_process_left_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
