@@ -155,8 +155,8 @@ def coordinate(
     """
     members = [rank for rank in range(world_size) if rank not in gone]
     keys = [f"out/{rank}" for rank in members]
-    since_s = time.monotonic() if this.number == ENTRY else None
-    while not this.keys.came(keys, _CHUNK_S if since_s is None else min(overdue_s, _CHUNK_S)):
+    since_s = time.monotonic() if this.number == ENTRY or this.keys.check(["ended"]) else None
+    while not this.keys.came(keys, min(overdue_s / 4, _CHUNK_S)):
         if since_s is None and this.keys.check(["ended"]):
             since_s = time.monotonic()
         if this.has_verdict():

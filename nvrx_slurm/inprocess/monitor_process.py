@@ -346,7 +346,7 @@ class Monitor:
             self._kill(number, f"no progress for {idle_s:.1f} s")
             return True
         if stopping_s >= overdue_s:
-            self._kill(number, f"the iteration ended {stopping_s:.1f} s ago and this rank is not ready for another")
+            self._kill(number, f"not ready for the next iteration after {stopping_s:.1f} s")
             return True
         if words[WATCHED] and not quiet and idle_s >= arguments.seconds("soft_timeout") and self._told_round != number:
             self._told_round = number

@@ -22,7 +22,7 @@ ROUND = 1  # main: its iteration (-1: at the initial barrier)
 WATCHED = 2  # main: 1 while the soft timeout applies (the function and what is called before it)
 WAITING = 3  # main: 1 while it waits inside the wrapper, with a bound of its own
 SUSPENDED = 4  # main: 1 while hang protection is switched off
-STOPPING = 5  # monitor thread: since when the rank has been ending its iteration (0 = it has not)
+STOPPING = 5  # main, monitor thread: since when the rank ends its iteration, or assigns ranks (0 = it does not)
 LEFT = 6  # main: 1 when it has left the wrapper, and need not be watched any more
 LOST = 7  # monitor process, or the watchdog on its behalf: 1 when it cannot reach the store
 SEEN = 8  # monitor process (own cache line): when it last looked after its rank, 0 until it does

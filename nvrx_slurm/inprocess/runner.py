@@ -147,6 +147,7 @@ class Runner:
         self._before = replace(self._state)
         this = self._this = Round(self._helpers.call, ENTRY + 1 if last is None else last.number + 1)
         self._page.words[ROUND] = this.number
+        self._page.words[STOPPING] = time.monotonic_ns()  # who assigns ranks for ever is not ready either
         self._watched = False
         self._stopper = Stopper()
         state = replace(self._state, iteration=this.number, fn_exception=None)
@@ -159,12 +160,14 @@ class Runner:
                 raise
             logger.info("iteration %d: ranks are assigned again: %s", this.number, error)
             return phases.Disturbed()
+        self._page.words[STOPPING] = 0
         self._state.copy_from(new)
         self.call_wrapper.begin(self._state, self._stopper)
         return self._meet(this)
 
     def _meet(self, this: Round) -> object:
-        environment, barrier_s = self._helpers.environment, self._arguments.seconds("barrier_timeout")
+        environment = self._helpers.environment
+        barrier_s = self._barrier_s  # a new rank 0 that assigns ranks for ever is killed before that
         environment.release()
         if self._state.active_rank == 0:
             address, port = environment.reserve(self._helpers.me.rank)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from nvrx_slurm.inprocess import monitor_link
+from nvrx_slurm.inprocess import monitor_link, progress
 from nvrx_slurm.inprocess.board import Board
 from nvrx_slurm.inprocess.monitor_link import Heartbeats, Times
 from nvrx_slurm.inprocess.progress import AUTO, MANUAL, WAITING, WATCHED, Page
@@ -81,6 +83,39 @@ def test_the_dead_are_passed_over(world: World) -> None:
         world.pass_s(1, {1, 2})
         found = world.ranks[0].silent({1})
     assert found.keys() == {2}
+
+
+def test_who_did_not_look_takes_nothing_for_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    still = progress.StandsStill(1.0)
+    assert [still.seconds(7) for now[0] in (1000.0, 1001.0, 1003.5)] == [0.0, 1.0, 3.5]
+    assert [still.seconds(8) for now[0] in (1004.0, 1005.0)] == [0.0, 1.0]
+    assert [still.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was stopped"
+
+
+def test_the_watchdog_survives_what_it_cannot_look_after(caplog: pytest.LogCaptureFixture) -> None:
+    """Without its signs of life the rank would be killed."""
+    page, looked, twice = Page(), [], threading.Event()
+
+    def look() -> None:
+        looked.append(1)
+        if len(looked) == 2:
+            twice.set()
+        raise OSError("no process can be made")
+
+    watchdog = progress.ProgressWatchdog(page, 0.01, (look,))
+    page.words[WAITING] = 1
+    watchdog.start()
+    try:
+        assert twice.wait(30.0)
+        before = page.words[AUTO]
+        deadline_s = time.monotonic() + 30.0
+        while page.words[AUTO] == before:
+            assert time.monotonic() < deadline_s
+    finally:
+        watchdog.stop()
+    assert not watchdog.is_alive()
 
 
 def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
