@@ -12,6 +12,7 @@ from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.gate import GateSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
 
@@ -38,4 +39,5 @@ class Job:
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
+    gate: GateSpec | None = None  # None: nodes are not checked
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.gate import Gate
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.progress_file import ProgressFile
 from nvrx_slurm.agent.shell import EventLog, Shell
@@ -26,6 +27,7 @@ from nvrx_slurm.core.machine import Say
 from nvrx_slurm.core.restarts import headline, report
 from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.system import limits
+from nvrx_slurm.system.files import HEALTH_NAME
 from nvrx_slurm.system.ports import PortReservation
 from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
 
@@ -58,11 +60,25 @@ class AgentShell(Shell):
     core: Agent
     link: Link
 
-    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console) -> None:
+    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console, gate: Gate | None) -> None:
         super().__init__(core, log)
         self._workers = workers
         self._console = console
+        self._gate = gate
+        self._preparing: asyncio.Task[None] | None = None  # the loop keeps only weak references
         self._port = PortReservation()
+
+    def prepare(self, used: bool) -> None:
+        """Make the node ready for the next cycle and look at it; the core hears of the end."""
+        self._preparing = asyncio.ensure_future(self._prepare(used))
+
+    async def _prepare(self, used: bool) -> None:
+        assert self._gate is not None  # the core asks only where there is one
+        plan = self.core.plan
+        try:
+            self.post(ag.Prepared(await self._gate.prepare(0 if plan is None else plan.cycle + 1, used)))
+        except UsageError as error:
+            self.finish_with(error)
 
     def do(self, command: Any) -> None:
         """Carry out one command of the core."""
@@ -78,6 +94,8 @@ class AgentShell(Shell):
             self._workers.warn()
         elif isinstance(command, ag.PostGone):
             self._workers.post_gone(command.cycle, command.ranks, command.reason)
+        elif isinstance(command, ag.Prepare):
+            self.prepare(command.used)
         elif isinstance(command, Say):
             self._console.say(command.text)
         elif isinstance(command, ag.Exit):
@@ -179,6 +197,7 @@ class Program:
         self._signals = SignalReader(wanted)
         self._coordinator: CoordinatorShell | None = None
         self._client: Any = None  # ControlClient, where the coordinator is on another node
+        self._gate: Gate | None = None
         self._agent: AgentShell
 
     async def run(self) -> int:
@@ -190,13 +209,22 @@ class Program:
             self._console.say(note)
         try:
             workers = Workers(
-                job.node, job.spec, job.run_dir, self._console, self._on_exit, self._on_hang, self._on_asked
+                job.node,
+                job.spec,
+                job.run_dir,
+                self._console,
+                self._on_exit,
+                self._on_hang,
+                self._on_asked,
+                self._others,
             )
             try:
                 self._agent = self._make_agent(workers)
                 workers.start_monitors()
                 return await self._run(workers)
             finally:
+                if self._gate is not None:
+                    await self._gate.close()
                 await workers.close()
         except NvrxError as error:
             self._console.say(str(error))
@@ -218,6 +246,8 @@ class Program:
         self._agent.link.start()
         end: ag.Exit = await self._agent.result
         await self._agent.link.close(_LAST_WORDS_S)
+        if self._gate is not None:
+            await self._gate.close()
         await workers.close()
         if self._coordinator is None:
             self._console.say(f"node {job.node.host} ends with code {end.code}: {self._why(end)}")
@@ -242,7 +272,18 @@ class Program:
         job = self._job
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         log = EventLog(job.run_dir.agent_events(job.node), core, self._console.say)
-        return AgentShell(core, log, workers, self._console)
+        if job.gate is not None:
+            state_dir = workers.private_dir / HEALTH_NAME
+            self._gate = Gate(job.gate, job.node.infra_rank, state_dir, self._console.say, self._on_sick)
+            self._gate.start()
+        shell = AgentShell(core, log, workers, self._console, self._gate)
+        if self._gate is not None:
+            shell.prepare(used=False)
+        return shell
+
+    def _others(self) -> set[int]:
+        pid = self._gate.pid if self._gate is not None else None
+        return set() if pid is None else {pid}
 
     async def _make_link(self) -> Link:
         if self._coordinator is not None:
@@ -336,6 +377,9 @@ class Program:
 
     def _on_hang(self, fault: t.RankFault) -> None:
         self._agent.post(ag.HangSeen(fault))
+
+    def _on_sick(self, why: str) -> None:
+        self._agent.post(ag.Sick(why))
 
     def _on_asked(self, local_rank: int, action: t.WorkloadAction, description: str) -> None:
         self._agent.post(ag.RankAsked(local_rank, action, description))

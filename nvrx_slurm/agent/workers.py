@@ -76,7 +76,8 @@ class Workers:
     """All workers of one node. `on_exit(local_rank, fault, early)` and `on_hang(fault)` are called on the running loop.
 
     `early`: it ended well, after `should_stop()` had told it to save its work and end. What it asked for
-    (`on_asked(local_rank, action, description)`, see RankMonitor) is told before its exit.
+    (`on_asked(local_rank, action, description)`, see RankMonitor) is told before its exit. `others`: the pids of the
+    agent's other children, which are no orphans.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class Workers:
         on_exit: Callable[[int, RankFault | None, bool], None],
         on_hang: Callable[[RankFault], None],
         on_asked: OnAsked,
+        others: Callable[[], set[int]] = set,
     ) -> None:
+        self._others = others
         self._node = node
         self._spec = spec
         self._run_dir = run_dir
@@ -110,6 +113,11 @@ class Workers:
         self._child_ended = asyncio.Event()
         self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
+
+    @property
+    def private_dir(self) -> Path:
+        """A directory of this agent's own, for as long as it lives."""
+        return self._private.path
 
     def start_monitors(self) -> None:
         """Start one rank monitor per worker; they live as long as the agent. Raises UsageError where limits forbid."""
@@ -187,7 +195,7 @@ class Workers:
     def _known(self) -> set[int]:
         """Children that are no orphans."""
         monitors = {monitor.pid for monitor in self._monitors if monitor.pid is not None}
-        return monitors | {worker.child.pid for worker in self._alive.values()}
+        return self._others() | monitors | {worker.child.pid for worker in self._alive.values()}
 
     def _on_child(self) -> None:
         self._orphans.reap(self._known())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from nvrx_slurm.agent.gate import GateSpec, gate_spec
 from nvrx_slurm.agent.job import Job, Meeting
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
@@ -210,6 +211,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         warning_signal=config.ft.warning_signal or 0,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
+    gate = gate_spec(config)
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
         term_timeout_s=_term_timeout_s(config, slurm, env),
@@ -217,12 +219,14 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
+        gated=gate is not None,
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
-    coordinator = _coordinator(config, slurm, nodes, agent) if hosts else None
+    coordinator = _coordinator(config, slurm, nodes, agent, gate) if hosts else None
     unsure = slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None
-    return Job(node, directory, spec, agent, coordinator, meeting, slurm, _progress_file(config), may_yield=unsure)
+    progress_file = _progress_file(config)
+    return Job(node, directory, spec, agent, coordinator, meeting, slurm, progress_file, gate, may_yield=unsure)
 
 
 def _progress_file(config: Config) -> str | None:
@@ -231,9 +235,10 @@ def _progress_file(config: Config) -> str | None:
 
 
 def _coordinator(
-    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings
+    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings, gate: GateSpec | None
 ) -> CoordinatorSettings:
     conf = config.launch.rdzv_conf
+    prepare_s = gate.longest_s if gate is not None else 0.0
     expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
     if slurm is not None:
         expected = slurm.nodes if config.launch.endpoint is None else ()  # a job array's nodes are not all in our list
@@ -245,9 +250,10 @@ def _coordinator(
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
         tracks_progress=config.ft.is_progress_tracking_enabled,
+        gated=agent.gated,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
-        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s,
+        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + prepare_s,
         drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
         time_limited=slurm is not None,
         warn_before_end_s=config.ft.warn_before_end,

@@ -216,54 +216,61 @@ class FaultToleranceConfig(Section):
         v.SECONDS,
         50.0,
         DEVICES,
-        built=False,
         help="Longest wait for GPU memory to be free before a restart; 0: no wait.",
     )
     gpu_memory_tolerance_mb: float = setting(
         v.real(0.0, high=1e9, unit="megabytes", metavar="MB"),
         512.0,
         DEVICES,
-        built=False,
         help="Used GPU memory that counts as free.",
     )
-    gpu_memory_poll_interval: float = setting(
-        v.POSITIVE_SECONDS, 2.0, DEVICES, built=False, help="Time between two looks at it."
-    )
+    gpu_memory_poll_interval: float = setting(v.POSITIVE_SECONDS, 2.0, DEVICES, help="Time between two looks at it.")
     numa_bind_strict: bool = setting(
         v.BOOL, True, DEVICES, help="With NUMA binding: numactl --membind; false: --localalloc."
     )
 
     # Health checks.
+    node_health_checks: bool = setting(
+        v.BOOL,
+        True,
+        HEALTH,
+        help="Check this node before every cycle; one that fails is left out of the job. false: nothing is checked.",
+    )
     node_health_check_interval: float = setting(
-        v.POSITIVE_SECONDS, 5.0, HEALTH, built=False, help="Time between two GPU and NIC checks."
+        v.POSITIVE_SECONDS,
+        5.0,
+        HEALTH,
+        help="Time between two GPU (and NIC) checks while the node works or waits; what fails takes it out of the job.",
     )
     node_health_check_endpoint: str | None = setting(
-        v.optional(v.TEXT), None, HEALTH, built=False, help="Unix socket of an nvhcd service: a path or unix:///path."
+        v.optional(v.UNIX_SOCKET),
+        None,
+        HEALTH,
+        help="Unix socket of an nvhcd-compatible service that is asked before every cycle: a path or unix:///path.",
     )
-    enable_nic_healthcheck: bool = setting(v.BOOL, True, HEALTH, built=False, help="Check the links of the NICs.")
+    enable_nic_healthcheck: bool = setting(v.BOOL, True, HEALTH, help="Check the links of the NICs before every cycle.")
     enable_nic_monitor: bool = setting(
-        v.BOOL, False, HEALTH, built=False, help="Watch the link_downed counters of the NICs."
+        v.BOOL, False, HEALTH, help="Watch the error counters of the NICs (link_downed and others) all the time."
     )
     pci_topo_file: str | None = setting(
-        v.optional(v.PATH), None, HEALTH, built=False, help="XML with the GPU and NIC topology."
+        v.optional(v.PATH), None, HEALTH, help="XML with the topology of GPUs and NICs; default: as the PCI bus tells."
     )
     link_down_path_template: str | None = setting(
-        v.optional(v.PATH), None, HEALTH, built=False, help="sysfs path with {nic}."
+        v.optional(v.PATH), None, HEALTH, help="Path of a NIC's link_downed counter, with {nic}."
     )
     link_state_path_template: str | None = setting(
-        v.optional(v.PATH), None, HEALTH, built=False, help="sysfs path with {nic}."
+        v.optional(v.PATH), None, HEALTH, help="Path of a NIC's port state, with {nic}."
     )
     enable_dist_storage_healthcheck: bool = setting(
-        v.BOOL, False, HEALTH, built=False, help="Check Lustre and NFS mounts."
+        v.BOOL, False, HEALTH, help="Check Lustre's health and all Lustre and NFS mounts before every cycle."
     )
     storage_healthcheck_path: str | None = setting(
         v.optional(v.ABSOLUTE_PATHS),
         None,
         HEALTH,
-        built=False,
         flag="--ft-storage-health-check-path",
         aliases=("--ft-storage-healthcheck-path",),
-        help="Absolute paths that must be readable.",
+        help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )
 
     # Logs of one cycle, and the service that collects them.

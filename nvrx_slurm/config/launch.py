@@ -300,13 +300,12 @@ class LaunchConfig(Section):
     node_local_tmpdir: str | None = setting(
         v.optional(v.PATH), None, LOGS, flag="", built=False, help="Node-local log files."
     )
-    inject_gpu_failure: str | None = setting(
-        v.optional(v.TEXT),
-        None,
+    inject_gpu_failure: frozenset[tuple[int, int]] = setting(
+        v.GATE_FAILURES,
+        frozenset(),
         HEALTH,
         flag="",
-        built=False,
-        help="CYCLE:INFRA_RANK,...: fail the health gate there (for tests).",
+        help="CYCLE:INFRA_RANK,...: let the node's check before that cycle fail (for tests).",
     )
 
     disable_rank_monitors: bool = setting(

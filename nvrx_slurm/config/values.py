@@ -411,6 +411,20 @@ RESTARTS_BY_FAULT = Kind(
 )
 
 
+def _gate_failures(raw: object) -> frozenset[tuple[int, int]]:
+    if isinstance(raw, frozenset):
+        return raw
+    parts = [part.strip().split(":") for part in str(raw).split(",") if part.strip()]
+    if not all(len(part) == 2 and all(word.isdecimal() and len(word) < 8 for word in part) for part in parts):
+        raise ValueError("must be CYCLE:INFRA_RANK, or several separated by commas, for example 1:0,2:3")
+    return frozenset((int(cycle), int(rank)) for cycle, rank in parts)
+
+
+GATE_FAILURES = Kind(
+    "CYCLE:RANK,...", _gate_failures, lambda pairs: ",".join(f"{cycle}:{rank}" for cycle, rank in sorted(pairs))
+)
+
+
 @dataclass(frozen=True)
 class RendezvousConfig:
     """`--rdzv-conf`, times in seconds. The last four are taken for compatibility and change nothing here."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from nvrx_slurm.errors import UsageError
 
 BOARD_NAME = "board"  # see agent.board
+HEALTH_NAME = "health"  # directory of the health checks, see agent.gate
 _PREFIX = "nvrx-agent-"  # so long that nobody's own directory, nor our cluster's, has it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LOOKED_AT = 10_000  # entries of a crowded /tmp
@@ -102,12 +103,12 @@ def _remove_if_free(directory: Path, lock: int) -> None:
 
 
 def _remove_sockets(directory: Path) -> None:
-    """Sockets and the board are all that an agent keeps there; with anything else, it is somebody's and stays."""
+    """Sockets, the board and what health checks keep are all that an agent has there; with anything else, it is
+    somebody's and stays."""
     try:
         entries = list(directory.iterdir())
-        if all(stat.S_ISSOCK(entry.lstat().st_mode) or entry.name == BOARD_NAME for entry in entries):
-            for entry in entries:
-                entry.unlink()
-            directory.rmdir()
+        ours = (BOARD_NAME, HEALTH_NAME)
+        if all(stat.S_ISSOCK(entry.lstat().st_mode) or entry.name in ours for entry in entries):
+            shutil.rmtree(directory)
     except OSError:
         return  # somebody else was faster

@@ -50,6 +50,7 @@ def start(
     stdout: IO[bytes] | int,
     stderr: IO[bytes] | int,
     ignored: int = 0,
+    stdin: IO[bytes] | int = subprocess.DEVNULL,
 ) -> Child:
     """Start `argv` (from the main thread: the parent-death signal follows the thread that forked).
 
@@ -60,7 +61,7 @@ def start(
     popen = subprocess.Popen(
         [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), *argv],
         env=dict(env),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,

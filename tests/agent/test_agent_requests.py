@@ -50,7 +50,7 @@ def last_line(one: Launcher) -> str:
 def test_an_excluded_node_leaves_and_the_spare_takes_over(rig: Rig) -> None:
     nodes = rig.nodes(3, "2:3", rig.script(EXCLUDES_NODE_1), "--max-restarts=1")
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert last_line(nodes[1]).endswith("ends with code 95: its rank 1 asked to exclude it: its GPU lies")
+    assert last_line(nodes[1]).endswith("was excluded on request of its rank 1: its GPU lies")
     nodes[2].line(r"up 1 group 1$")
     assert cycles(nodes[1]) in ([], [0])
     assert result(rig)["code"] == 0

@@ -52,7 +52,7 @@ def test_a_lost_node_is_told_by_the_agents_long_before_a_heartbeat_is_late(rig: 
     first, second = rig.nodes(2, "1:2", rig.script(WRAPPED), *POLICY)
     pids = [entered((first, second)[rank // 2], 0, rank, 4) for rank in range(4)]
     family = init.descendants(second.pid)
-    assert len(family) == 6  # two workers, each with the launcher's monitor and the wrapper's
+    assert len(family) == 7  # two workers, each with the launcher's monitor and the wrapper's; the health checks
     fds = [os.pidfd_open(one.pid) for one in family]
     second.signal(signal.SIGSTOP)
     for one in family:

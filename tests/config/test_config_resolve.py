@@ -57,6 +57,7 @@ FT_DEFAULTS: dict[str, Any] = {
     "keepalive_interval": 5.0, "keepalive_timeout": 5.0, "rank_init_timeout": None,
     "max_restarts_by_fault": {}, "crash_loop_window": 5.0, "crash_loop_backoff": 1.0,
     "warning_signal": signal.SIGUSR1, "warn_before_end": 0.0, "stop_before_end": 0.0,
+    "node_health_checks": True,
 }  # fmt: skip
 
 

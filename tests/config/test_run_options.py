@@ -105,12 +105,10 @@ def key_value(item: Setting) -> str:
 
 def test_seed_spellings() -> None:
     for flag in ("--ft-storage-health-check-path", "--ft_storage_health_check_path"):
-        assert (
-            refused(flag, "/data", "t") == "--ft-storage-health-check-path is not built yet in this version; remove it"
-        )
+        assert called(flag, "/data", "t")[0].config.ft.storage_healthcheck_path == "/data"
     for flag in ("--ft-node-health-check-endpoint", "--ft-node_health_check_endpoint"):
-        assert "not built yet" in refused(flag, "unix:///x", "t")
-    assert "not built yet" in refused("--ft_enable_dist_storage_healthcheck", "true", "t")
+        assert called(flag, "unix:///x", "t")[0].config.ft.node_health_check_endpoint == "/x"
+    assert called("--ft_enable_dist_storage_healthcheck", "true", "t")[0].config.ft.enable_dist_storage_healthcheck
     assert "does not exist" in refused("--fault-tol-cfg-path", "/none.yaml", "t")
     called("--fault-tol-cfg-path=/none.yaml", "--ignore-missing-fault-tol-cfg", "t")
     assert called("--restart-policy=min-healthy", "t")[0].config.ft.restart_policy == "min-healthy"

@@ -1,0 +1,324 @@
+"""The gate: this node is made ready and checked before every cycle, and watched all the time (decision 012).
+
+The checks run in a process of their own (`health.resident`), which is started once and answers within milliseconds.
+Nothing that it does, and no end of it, can hurt the job: only a check that fails outright makes the node unfit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from nvrx_slurm.config import Config
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import report, suspicion
+from nvrx_slurm.health.check import Finding, Verdict, one_line
+from nvrx_slurm.system import gpus, processes
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 1.0
+_GATE_S = 5.0  # for all checks of the gate together
+_NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
+_ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
+_RESPAWN_S = 5.0
+_MAX_LINE_BYTES = 1 << 20
+# Slurm signals every process of a step; this one ignores that once it is up.
+_BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
+_ROOT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from nvrx_slurm.health.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """How to wait for the GPU memory of workers that are gone (seed 000)."""
+
+    timeout_s: float
+    tolerance_mb: float
+    poll_s: float
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """What the checks are told, and how long to wait for what."""
+
+    arguments: tuple[str, ...]
+    reclaim: Reclaim
+    answer_s: float = _GATE_S + _ANSWER_MARGIN_S
+    injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the gate fails, for tests
+
+    @property
+    def longest_s(self) -> float:
+        """How long `Gate.prepare` may take."""
+        return self.reclaim.timeout_s + _ANSWER_MARGIN_S + self.answer_s
+
+
+def gate_spec(config: Config) -> GateSpec | None:
+    """What the settings say about health checks; None where they are switched off."""
+    ft = config.ft
+    if not ft.node_health_checks:
+        return None
+    deadline_s = _NODE_SERVICE_S if ft.node_health_check_endpoint else _GATE_S
+    told = ["--when=gate", f"--sysroot={config.launch.sysroot}", f"--deadline={deadline_s:g}"]
+    told += [f"--interval={ft.node_health_check_interval:g}", "--watch=gpu-recovery"]
+    if ft.enable_dist_storage_healthcheck:
+        told += ["--include=lustre", "--include=mounts"]
+    if not ft.enable_nic_healthcheck:
+        told += ["--skip=nic-ports", "--skip=gpu-nics"]
+    if ft.enable_nic_monitor:
+        told += ["--watch=nic-errors"]
+    expected = {
+        "storage_paths": ft.storage_healthcheck_path,
+        "node_service": ft.node_health_check_endpoint,
+        "pci_topo_file": ft.pci_topo_file,
+        "link_state_path": ft.link_state_path_template,
+        "link_downed_path": ft.link_down_path_template,
+    }
+    told += [f"--expect={name}={value}" for name, value in expected.items() if value]
+    reclaim = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
+    return GateSpec(tuple(told), reclaim, deadline_s + _ANSWER_MARGIN_S, config.launch.inject_gpu_failure)
+
+
+class Gate:
+    """One per agent; all methods belong to the thread of the running event loop.
+
+    start(); then `prepare` before every cycle; in the end close(). `on_sick(why)` is called when a watched check fails
+    in between. `say(sentence)` is for people.
+    """
+
+    def __init__(
+        self,
+        spec: GateSpec,
+        infra_rank: int,
+        state_dir: Path,
+        say: Callable[[str], None],
+        on_sick: Callable[[str], None],
+    ) -> None:
+        self._spec = spec
+        self._infra_rank = infra_rank
+        self._state_dir = state_dir
+        self._say = say
+        self._on_sick = on_sick
+        self._loop = asyncio.get_running_loop()
+        self._child: processes.Child | None = None
+        self._questions = self._answers = self._errors = -1  # pipes
+        self._data = self._last_words = b""
+        self._answer: asyncio.Future[report.Report | None] | None = None
+        self._ended = asyncio.Event()
+        self._respawn: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._said: set[str] = set()
+        self._stop_waiting = threading.Event()
+        self._has_gpus = True  # until NVML says otherwise
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that checks, None while there is none."""
+        return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        """Start the process that checks; where none can be made, the node goes unchecked, and that is said."""
+        self._respawn = None
+        command = [sys.executable, "-I", "-c", _PROGRAM, _ROOT, "--serve", *self._spec.arguments]
+        command.append(f"--state-dir={self._state_dir}")
+        try:
+            pipes = [os.pipe() for _ in range(3)]
+            (read, self._questions), (self._answers, answer), (self._errors, error) = pipes
+            try:
+                with open(answer, "wb") as stdout, open(error, "wb") as stderr, open(read, "rb") as stdin:
+                    self._child = processes.start(command, os.environ, stdout, stderr, stdin=stdin)
+            except OSError:
+                self._close_pipes()
+                raise
+        except OSError as error:
+            self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
+            return
+        self._data = self._last_words = b""
+        self._ended.clear()
+        for fd, read_some in ((self._answers, self._on_answer), (self._errors, self._on_error)):
+            os.set_blocking(fd, False)
+            self._loop.add_reader(fd, read_some)
+        self._loop.add_reader(self._child.pidfd, self._on_end)
+
+    async def prepare(self, cycle: int, used: bool) -> str:
+        """Make the node ready for `cycle` and check it: why it is not fit, "" if it is. `used`: workers have run on it.
+
+        Bounded by the reclaim timeout and the answer's. Raises UsageError for settings that the checks refuse.
+        """
+        if used:
+            await self._reclaim()
+        if (cycle, self._infra_rank) in self._spec.injected:
+            return f"a failure was injected for cycle {cycle} (NVRX_INJECT_GPU_FAILURE)"
+        found = await self._ask()
+        return "" if found is None else self._judge(found)
+
+    async def close(self) -> None:
+        """End the process. Bounded, never raises."""
+        self._closing = True
+        self._stop_waiting.set()
+        if self._respawn is not None:
+            self._respawn.cancel()
+        if self._child is None:
+            return
+        if self._questions >= 0:
+            os.close(self._questions)  # it ends at the end of its questions
+            self._questions = -1
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
+        if self._child is not None:
+            self._child.signal_group(9)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
+
+    # --- questions and answers ------------------------------------------------------------------------------
+
+    async def _ask(self) -> report.Report | None:
+        """None: it cannot tell."""
+        if self._child is None:
+            self.start()
+        if self._child is None:
+            return None
+        self._answer = answer = self._loop.create_future()
+        try:
+            os.write(self._questions, b"check\n")
+            return await asyncio.wait_for(answer, self._spec.answer_s)
+        except BrokenPipeError:  # its end is about to be seen
+            await asyncio.wait({answer}, timeout=CLOSE_TIMEOUT_S)
+            return answer.result() if answer.done() else None
+        except asyncio.TimeoutError:
+            self._say_once(f"health checks did not answer within {self._spec.answer_s:g} s; going on without")
+            if self._child is not None:
+                self._child.signal_group(9)
+            return None
+        finally:
+            self._answer = None
+
+    def _on_answer(self) -> None:
+        *lines, self._data = (self._data + self._read(self._answers)).split(b"\n")
+        for line in lines:
+            try:
+                asked = self._take(line.decode(errors="replace"))
+            except ValueError as error:
+                self._say_once(f"health checks said what they should not: {error}")
+                asked = None
+            if asked is not None and self._answer is not None and not self._answer.done():
+                self._answer.set_result(asked)
+        if len(self._data) > _MAX_LINE_BYTES and self._child is not None:
+            self._child.signal_group(9)
+
+    def _take(self, line: str) -> report.Report | None:
+        """The report if it was asked for; otherwise a watched check has failed."""
+        found = report.from_json(line)
+        if json.loads(line).get("asked"):
+            return found
+        if why := self._judge(found):
+            self._on_sick(why)
+        return None
+
+    def _on_error(self) -> None:
+        *lines, self._last_words = (self._last_words + self._read(self._errors))[-_MAX_LINE_BYTES:].split(b"\n")
+        for line in lines:
+            self._say_once(one_line(line.decode(errors="replace")))
+
+    def _read(self, fd: int) -> bytes:
+        try:
+            more = os.read(fd, 65536)
+        except BlockingIOError:
+            return b""
+        if not more:
+            self._loop.remove_reader(fd)
+        return more
+
+    def _on_end(self) -> None:
+        """It is gone: nobody asked for that, unless we are closing."""
+        child = self._child
+        assert child is not None
+        self._loop.remove_reader(child.pidfd)
+        self._on_answer()
+        self._on_error()
+        code = child.reap()
+        self._child = None
+        self._close_pipes()
+        self._ended.set()
+        answer = self._answer
+        if answer is not None and not answer.done():
+            if code == report.EXIT_USAGE:
+                answer.set_exception(UsageError("the health checks cannot be run as they are set up (see above)"))
+            else:
+                answer.set_result(None)
+        if not self._closing and code != report.EXIT_USAGE:
+            if code not in _BY_SIGNAL:
+                self._say_once(f"the process of the health checks ended with {code}; it is started again")
+            self._respawn = self._loop.call_later(_RESPAWN_S, self._start_again)
+
+    def _start_again(self) -> None:
+        if self._child is None and not self._closing:
+            self.start()
+
+    def _close_pipes(self) -> None:
+        for fd in (self._questions, self._answers, self._errors):
+            if fd >= 0:
+                self._loop.remove_reader(fd)
+                os.close(fd)
+        self._questions = self._answers = self._errors = -1
+
+    # --- what is made of them -------------------------------------------------------------------------------
+
+    def _judge(self, found: report.Report) -> str:
+        """Why the node is not fit, or "". What the checks could not tell is said, and changes nothing."""
+        unfit: list[Finding] = []
+        for finding in found.findings:
+            if finding.verdict is Verdict.FAIL and finding.action in report.GRAVE:
+                unfit.append(finding)
+                suspicion.leave("check-failed", finding.text, finding.check)  # for the epilog, as root
+            elif finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN):
+                word = "cannot tell" if finding.verdict is Verdict.UNKNOWN else "warns"
+                self._say_once(f"health check {finding.check} {word}: {finding.text}")
+        for note in found.notes:
+            self._say_once(f"health checks: {note}")
+        return one_line("; ".join(f"{finding.check}: {finding.text}" for finding in unfit))
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said and len(self._said) < 1000:
+            self._said.add(sentence)
+            self._say(sentence)
+
+    async def _reclaim(self) -> None:
+        """Wait for GPU memory, in a thread that may be left behind in a driver that does not answer."""
+        wanted = self._spec.reclaim
+        if not self._has_gpus or wanted.timeout_s <= 0:
+            return
+        done: asyncio.Future[gpus.Reclaim] = self._loop.create_future()
+
+        def work() -> None:
+            found = gpus.wait_until_free(
+                os.environ, wanted.timeout_s, wanted.tolerance_mb, wanted.poll_s, self._stop_waiting
+            )
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(_set, done, found)
+
+        threading.Thread(target=work, name="GPU memory", daemon=True).start()
+        try:
+            found = await asyncio.wait_for(done, wanted.timeout_s + _ANSWER_MARGIN_S)
+        except asyncio.TimeoutError:
+            self._say("GPU memory: NVML does not answer; going on")
+            return
+        self._has_gpus = bool(found.used_mb) or not found.free
+        if self._has_gpus:
+            self._say(found.text if found.free else f"{found.text}; going on all the same")
+
+
+def _set(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
