@@ -105,7 +105,7 @@ def test_a_verdict_that_was_not_announced_is_announced_by_the_next_coordinator(v
     assert latest(view) == (3, given)
 
 
-# --- a name that is loopback where it belongs to (Debian: 127.0.1.1), and nowhere else ----------------------------------
+# --- a name that is loopback where it belongs to (Debian: 127.0.1.1), and nowhere else --------------------------------
 
 OWN_NAME = "0x7f.1"  # the resolver takes it for 127.0.0.1, and it does not look like that
 
