@@ -93,12 +93,13 @@ def _hidden(node: NodeView, address: str) -> bool:
 
 
 def judge_count(counts: Counts, expected: Expected) -> tuple[Verdict, str]:
-    """Fails below what the job was given; outside of jobs unless NVML shows `gpus`, else as many as are on the bus."""
-    inside = counts.given is not None
+    """Fails below what the job was given; outside of jobs unless NVML shows `gpus`, else below what is on the bus (of
+    which a container or a virtual machine may not see all)."""
+    exact = counts.given is None and expected["gpus"] is not None
     wanted = next((n for n in (counts.given, expected["gpus"], counts.on_bus) if n is not None), None)
     if counts.shown is None:
         return Verdict.FAIL, f"{f'{wanted} GPUs' if wanted else 'the GPUs'} cannot be used: {counts.why}"
-    if wanted is not None and (counts.shown < wanted or (not inside and counts.shown > wanted)):
+    if wanted is not None and (counts.shown < wanted or (exact and counts.shown > wanted)):
         return Verdict.FAIL, f"NVML shows {counts.shown} GPUs instead of {wanted}"
     if not counts.shown:
         raise Absent("there is no GPU")
