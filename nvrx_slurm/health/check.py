@@ -74,6 +74,7 @@ class Check(NamedTuple):
     settings: tuple[Setting, ...] = ()  # what it uses of `expected` (may be shared with other checks)
     budget_s: float = 2.0
     needs_root: bool = False  # else NOT_APPLICABLE for others, except below a --sysroot
+    only_if: str = ""  # the setting without which it does not apply
     reuse_s: float = 0.0  # a result of this node, at most that old, does as well (for heavy checks)
     on_fail: str = "drain"
     on_unknown: str = "warn"

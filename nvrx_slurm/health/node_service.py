@@ -12,7 +12,6 @@ import time
 from typing import Any, NamedTuple
 
 from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
-from nvrx_slurm.system.hardware import Absent
 
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
 ARGS = ("--no-slurm",)  # seed 000
@@ -41,8 +40,6 @@ def preload() -> None:
 def gather(node: NodeView, expected: Expected) -> Reply:
     """The service's answer. Raises OSError or ValueError where there is none."""
     path = expected["node_service"]
-    if path is None:
-        raise Absent("no node_service is given")
     place = node.path(path)
     node.doing(f"looking for {path}")
     try:
@@ -118,6 +115,7 @@ CHECKS = (
         judge=judge,
         contexts=("gate", "manual"),
         settings=(Setting("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
+        only_if="node_service",
         budget_s=TIMEOUT_S + 1,
     ),
 )

@@ -141,9 +141,8 @@ class Run:
         gc.freeze()  # the children shall not copy our pages by collecting garbage
         lanes: dict[str, list[Check]] = {}
         for check in self._checks:
-            if check.needs_root and self._node.live and os.geteuid() != 0:
-                text = "only root can read this"
-                self._findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, text)
+            if why := _absent(check, self._node, self._expected):
+                self._findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, why)
             else:
                 lanes.setdefault(check.lane or f" {check.name}", []).append(check)
         for lane in lanes.values():
@@ -330,9 +329,18 @@ def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
     return verdict, text, 0.0, [], learned
 
 
+def _absent(check: Check, node: NodeView, expected: Expected) -> str:
+    """Why a check does not apply, if that can be told without looking."""
+    if check.needs_root and node.live and os.geteuid() != 0:
+        return "only root can read this"
+    return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
+
+
 def examine(check: Check, node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """Gather and judge, here and now: the verdict and its sentence, whatever the check raises."""
     try:
+        if why := _absent(check, node, expected):
+            raise Absent(why)
         verdict, text = check.judge(check.gather(node, expected), expected)
         return Verdict(verdict), one_line(text)
     except Absent as error:

@@ -7,7 +7,6 @@ import time
 from typing import NamedTuple
 
 from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
-from nvrx_slurm.system.hardware import Absent
 
 # A unit's control group has processes while it runs: no systemctl is needed to see that.
 _SLICES = ("/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/systemd/system.slice")
@@ -20,16 +19,13 @@ _MARGIN_S = 0.3
 
 def gather_services(node: NodeView, expected: Expected) -> dict[str, bool]:
     """Whether each of `services` runs: by its control group, by systemctl (of those without processes), or by name."""
-    wanted = expected["services"]
-    if not wanted:
-        raise Absent("no services are expected")
     slices = [directory for directory in _SLICES if node.names(directory)]
     names = set() if slices else running(node)
     return {
         name: any(_populated(node, f"{directory}/{name}.service") for directory in slices)
         or bool({name[:_COMM], f"{name}d"[:_COMM]} & names)
         or (bool(slices) and node.live and _active(node, name))
-        for name in (one.removesuffix(".service") for one in wanted)
+        for name in (one.removesuffix(".service") for one in expected["services"])
     }
 
 
@@ -137,6 +133,7 @@ CHECKS = (
         gather=gather_services,
         judge=judge_services,
         settings=(Setting("services", "names", (), "services that must run, for example slurmd, munge"),),
+        only_if="services",
         budget_s=4.0,
         learn=lambda active: {"services": tuple(name for name, runs in active.items() if runs)},
     ),

@@ -118,6 +118,7 @@ def _percent(part: int, whole: int) -> float:
 CHECKS = (
     Check(
         name="disk-space",
+        lane=QUICK,  # it has a thread for each path
         reads="statvfs(3) of each path of disk_paths",
         fails="A local file system has too little room or too few inodes.",
         gather=gather_disks,

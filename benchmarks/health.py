@@ -1,0 +1,253 @@
+"""Health checks on the recorded node with 8 GPUs: prolog, gate, a mount that hangs, 64 prologs at once.
+
+The hooks are those of prolog/, installed for root in a directory of their own; what stands in for NVML is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.harness import Failure
+
+REPO = Path(__file__).resolve().parents[1]
+BOUND_S = 60.0
+_BUDGET_S = 6.0  # of the prolog, its default
+_DEADLINE_S = 2.0  # of the checks beside a mount that hangs
+_MANY = 64
+_HEAVY_S = 1.0
+# All that a prolog loads before it forks its checks.
+_IMPORTS = """
+import sys
+sys.path += {places}
+from nvrx_slurm.health import hooks, registry
+registry.built_in()
+"""
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise Failure(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Node:
+    """The recorded node below `root`, with NVML's stand-in, and the prolog as root installs it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tree = root / "node"
+        recorded = _loaded(REPO / "tests/data/dgx.py")
+        recorded.build(self.tree)
+        standin = _loaded(REPO / "tests/nvml/standin.py")
+        try:
+            nvml = standin.StandIn(standin.built(root), root / "nvml")
+        except LookupError as error:
+            raise Failure(str(error)) from None
+        buses = [f"bus.{index} 0x{address[5:7]}" for index, address in enumerate(recorded.GPUS)]
+        nvml.say("count 8", "links 18", "field208 0", "field215 0", *buses)
+        self.env = {**os.environ, **nvml.env}
+        self._install(nvml.env)
+
+    def _install(self, env: dict[str, str]) -> None:
+        """hook.sh clears the environment: the Python that it starts is a script that sets NVML's stand-in."""
+        shutil.copytree(REPO / "prolog", self.root / "hooks")
+        words = " ".join(f"{name}='{value}'" for name, value in env.items())
+        python = self.root / "python"
+        python.write_text(f'#!/bin/sh\nexec env {words} {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        self.site({})
+        settings = {"PYTHON": python, "PACKAGE": REPO, "SYSROOT": self.tree, "LOG": self.root / "log"}
+        conf = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (self.root / "hooks/hooks.conf").write_text(conf)
+
+    def site(self, document: dict[str, object]) -> None:
+        """Its site file; {}: none."""
+        file = self.tree / "etc/nvrx/health.yaml"
+        file.unlink(missing_ok=True)
+        if document:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(document))
+
+    def cold(self) -> None:
+        """Nothing is known from an earlier run."""
+        shutil.rmtree(self.tree / "run/nvrx-health", ignore_errors=True)
+        (self.root / "log").unlink(missing_ok=True)
+
+    def prolog(self) -> subprocess.Popen[bytes]:
+        """Start it as slurmd does."""
+        env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
+        return subprocess.Popen([str(self.root / "hooks/prolog")], env=env, stdin=subprocess.DEVNULL)
+
+    def log(self) -> str:
+        """What hooks said."""
+        return (self.root / "log").read_text()
+
+
+@contextlib.contextmanager
+def _node() -> Iterator[Node]:
+    if os.geteuid() != 0:
+        raise Failure("hooks run as root only")
+    root = Path(tempfile.mkdtemp(prefix="nb-health-"))
+    try:
+        yield Node(root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _took(start: Callable[[], subprocess.Popen[bytes]]) -> float:
+    started_s = time.monotonic()
+    process = start()
+    if process.wait(BOUND_S):
+        raise Failure(f"{process.args!r} ended with {process.returncode}")
+    return time.monotonic() - started_s
+
+
+# --- prolog -----------------------------------------------------------------------------------------------------------
+
+
+def _prolog(launchers: Launchers, repeats: int) -> Samples:
+    """Beside it the same Python that only imports."""
+    places = [str(REPO), str(Path(json.__file__).parents[1] / "site-packages"), *_site_packages()]
+    program = _IMPORTS.format(places=places)
+    samples: Samples = {"bare Python": [], "nvrx-run": []}
+    with _node() as node:
+        argv = [str(node.root / "python"), "-I", "-S", "-c", program]
+        for turn in range(-1, repeats):
+            node.cold()
+            took_s = {"nvrx-run": _took(node.prolog), "bare Python": _took(lambda: subprocess.Popen(argv))}
+            if ": pass: " not in node.log():
+                raise Failure(f"the prolog did not pass: {node.log()}")
+            if turn >= 0:
+                for name, seconds in took_s.items():
+                    samples[name].append(seconds)
+    return samples
+
+
+def _site_packages() -> list[str]:
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+
+
+def _ratio(launchers: Launchers, repeats: int) -> Samples:
+    samples = _prolog(launchers, repeats)
+    return {"nvrx-run": [a / b for a, b in zip(samples["nvrx-run"], samples["bare Python"], strict=True)]}
+
+
+# --- a mount that hangs -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _hung(target: Path) -> Iterator[None]:
+    """A FUSE file system without a server."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0"
+    if libc.mount(b"hung", os.fsencode(target), b"fuse", 0, options.encode()) != 0:
+        os.close(fd)
+        raise Failure(f"no FUSE mount can be made here: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        libc.umount2(os.fsencode(target), 2)
+        os.close(fd)
+
+
+def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
+    """How much longer than its time for all checks the program takes."""
+    over_s = []
+    with _node() as node, _hung(node.tree / "home"):
+        argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "prolog", "--sysroot", str(node.tree)]
+        argv += ["--deadline", str(_DEADLINE_S)]
+        for _ in range(repeats):
+            node.cold()
+            started_s = time.monotonic()
+            done = subprocess.run(argv, env=node.env, capture_output=True, timeout=BOUND_S, check=False)
+            over_s.append(time.monotonic() - started_s - _DEADLINE_S)
+            found = {f["check"]: f for f in json.loads(done.stdout)["findings"] if f["verdict"] == "unknown"}
+            if list(found) != ["mounts"] or "/home did not answer" not in found["mounts"]["text"]:
+                raise Failure(f"the mount is not named, or not alone: {found}")
+    return {"nvrx-run": over_s}
+
+
+# --- gate -------------------------------------------------------------------------------------------------------------
+
+
+def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
+    """Milliseconds from a question to the resident to its answer, after the first one."""
+    where = ["--sysroot", str(node.tree)] if recorded else []
+    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "gate", *where]
+    process = subprocess.Popen(argv, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    took_ms = []
+    with process:
+        for _ in range(4 * repeats + 1):
+            started_s = time.monotonic()
+            process.stdin.write(b"check\n")
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], BOUND_S)[0] or not process.stdout.readline():
+                raise Failure("the resident did not answer")
+            took_ms.append((time.monotonic() - started_s) * 1000)
+        process.stdin.close()
+    return took_ms[1:]
+
+
+def _gate(recorded: bool) -> Callable[[Launchers, int], Samples]:
+    def measure(launchers: Launchers, repeats: int) -> Samples:
+        with _node() as node:
+            return {"nvrx-run": _asked(node, recorded, repeats)}
+
+    return measure
+
+
+# --- many prologs -----------------------------------------------------------------------------------------------------
+
+
+def _many(launchers: Launchers, repeats: int) -> Samples:
+    """By how much the slowest of them exceeds its budget, with one heavy check of the site."""
+    over_s = []
+    with _node() as node:
+        runs = node.root / "runs"
+        heavy = node.root / "heavy"
+        heavy.write_text(f"#!/bin/sh\necho run >>{runs}\nsleep {_HEAVY_S}\necho fine\n")
+        heavy.chmod(0o755)
+        own = {"name": "heavy", "run": str(heavy), "when": ["prolog"], "reuse": 300, "budget": _BUDGET_S}
+        node.site({"own": [own]})
+        for _ in range(max(1, repeats // 2)):
+            node.cold()
+            runs.unlink(missing_ok=True)
+            started_s = time.monotonic()
+            processes = [node.prolog() for _ in range(_MANY)]
+            codes = [process.wait(BOUND_S) for process in processes]
+            over_s.append(time.monotonic() - started_s - _BUDGET_S)
+            count = len(runs.read_text().splitlines()) if runs.exists() else 0
+            passed = node.log().count(": pass: ")
+            print(f" [{count} heavy run(s), {passed} of {_MANY} pass]", end="", flush=True)
+            if count != 1 or any(codes):
+                raise Failure(f"{count} heavy runs instead of 1, exit codes {sorted(set(codes))}")
+    return {"nvrx-run": over_s}
+
+
+FIGURES = [
+    Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, False, _prolog),
+    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, False, _ratio),
+    Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, False, _hung_mount),
+    Figure("health-gate-here", "gate: question to answer, this machine", "ms", 50.0, False, _gate(False)),
+    Figure("health-gate", "gate: question to answer, 8-GPU node", "ms", 50.0, False, _gate(True)),
+    Figure("health-64", "64 prologs at once: slowest beyond its budget", "s", 1.0, False, _many),
+]
