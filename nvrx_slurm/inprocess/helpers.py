@@ -166,7 +166,7 @@ class Helpers:
         if self._watchdog.ident is not None:
             self._watchdog.stop()
         if self.monitor.pid:
-            if self.me.rank == 0 and not self._finished:
+            if self.call_or_none is not None and self.me.rank == 0 and not self._finished:
                 self.monitor.let_go()
             else:
                 self.monitor.leave(15.0)

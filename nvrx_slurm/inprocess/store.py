@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
-from nvrx_slurm.system import connections
+from nvrx_slurm.system import bounded, connections
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
+_HANDSHAKE_S = 60.0  # longest wait for the first answer of a server that listens
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 
 
@@ -51,6 +52,7 @@ class TCPStore(StoreMixin, dist.TCPStore):
 
     The server listens on loopback only if MASTER_ADDR is a loopback address. `host_name` and `port` default to
     MASTER_ADDR and MASTER_PORT (UsageError if they are missing). A client waits up to `timeout` for the server.
+    Raises StoreLost if who listens there does not answer.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class TCPStore(StoreMixin, dist.TCPStore):
         self.serves = listening is not None
         if listening is None:
             _await_server(host, number, timeout.total_seconds())
-        super().__init__(
+        arguments: dict[str, Any] = dict(
             host_name=host,
             port=number,
             world_size=world_size,
@@ -80,6 +82,13 @@ class TCPStore(StoreMixin, dist.TCPStore):
             master_listen_fd=None if listening is None else listening.detach(),
             use_libuv=use_libuv,
         )
+        try:  # torch waits for the server's first answer without a bound
+            bounded.call(lambda: dist.TCPStore.__init__(self, **arguments), _HANDSHAKE_S, "nvrx-store")
+        except bounded.Overrun:
+            raise StoreLost(
+                f"the store cannot be reached: who listens on {host}:{number} does not answer like a store;"
+                " if that is another program, choose another MASTER_PORT"
+            ) from None
 
 
 class FileStore(StoreMixin, dist.FileStore):

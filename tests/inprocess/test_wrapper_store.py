@@ -87,6 +87,17 @@ def test_whoever_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) -> No
             client.view().get("a")
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_program_that_is_no_store_at_master_port(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """It takes connections and says nothing, which torch waits for without a bound."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(store, "_HANDSHAKE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(StoreLost, match=f"who listens on 127.0.0.1:{port} does not answer like a store"):
+            TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2))
+
+
 @pytest.mark.parametrize("port", ["", "x", "0", "70000"])
 def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
