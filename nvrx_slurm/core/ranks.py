@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
 def shifted(rank: int, terminated: Iterable[int]) -> int:
@@ -45,12 +48,23 @@ def lowest_healthy(count: int, world_size: int, terminated: Container[int]) -> l
     return found
 
 
-def failing_keys(keys: Mapping[int, str], condition: Callable[[int], bool]) -> dict[str, int]:
+def healthy(world_size: int, terminated: Iterable[int]) -> list[int]:
+    """All ranks that are not terminated, in order."""
+    found: list[int] = []
+    start = 0
+    for gone in sorted(terminated):
+        found.extend(range(start, gone))
+        start = gone + 1
+    found.extend(range(start, world_size))
+    return found
+
+
+def failing_keys(keys: Iterable[K], condition: Callable[[int], bool]) -> dict[K, int]:
     """Key -> number of ranks with it, for each key whose number does not meet `condition`, asked once per key.
 
-    `keys` holds the key of every healthy rank.
+    `keys` are the keys of all healthy ranks.
     """
-    return {key: count for key, count in Counter(keys.values()).items() if not condition(count)}
+    return {key: count for key, count in Counter(keys).items() if not condition(count)}
 
 
 def to_runs(ranks: Iterable[int]) -> str:

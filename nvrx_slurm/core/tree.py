@@ -108,13 +108,15 @@ class Topology:
         step.replace_from_reserve()
         step.backfill()
         step.close_up()
-        lost = [leaf for leaf, place in enumerate(places) if place == SET_ASIDE and after[leaf] <= DEAD]
+        lost: list[int] = []
+        if SET_ASIDE in places:
+            lost = [leaf for leaf, place in enumerate(places) if place == SET_ASIDE and after[leaf] <= DEAD]
         return step.finish(world_size_filter, lost)
 
 
 def active_order(places: Places) -> list[int]:
     """Leaf of each active rank."""
-    order = [-1] * sum(place >= 0 for place in places)
+    order = [-1] * sum(map((0).__le__, places))
     for leaf, place in enumerate(places):
         if place >= 0:
             order[place] = leaf
@@ -222,18 +224,23 @@ class _Step:
             depth += 1
         if not depth:
             return
-        gaps: dict[int, list[int]] = {}
-        filled: dict[int, list[int]] = {}
-        for active_rank, leaf in enumerate(self.order):
+        gaps: dict[int, list[int]] = {}  # by domain, the lowest last
+        for active_rank in reversed(range(len(self.order))):
+            if self.places[self.order[active_rank]] <= DEAD:
+                domain = topology.lineage[topology.home[self.order[active_rank]]][depth - 1]
+                gaps.setdefault(domain, []).append(active_rank)
+        for highest in reversed(range(len(self.order))):
+            if not gaps:
+                break
+            leaf = self.order[highest]
             domain = topology.lineage[topology.home[leaf]][depth - 1]
-            (filled if self.places[leaf] > DEAD else gaps).setdefault(domain, []).append(active_rank)
-        for domain, vacated in gaps.items():
-            highest = filled.get(domain, [])
-            for gap in vacated:
-                if not highest or highest[-1] < gap:
-                    break
-                moved = highest.pop()
-                self.order[gap], self.order[moved] = self.order[moved], self.order[gap]
+            if domain not in gaps or self.places[leaf] <= DEAD:
+                continue
+            gap = gaps[domain].pop()
+            if gap < highest:
+                self.order[gap], self.order[highest] = leaf, self.order[gap]
+            if gap > highest or not gaps[domain]:
+                del gaps[domain]
 
     def close_up(self) -> None:
         """Healthy active ranks move left over the gaps that are left."""

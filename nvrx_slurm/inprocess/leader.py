@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from nvrx_slurm.core.ranks import lowest_healthy
+from nvrx_slurm.core.ranks import healthy, lowest_healthy
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
 
 MOST = 8  # computations in one iteration
@@ -52,6 +52,10 @@ class Leadership:
         """Where things are kept that outlive the iteration."""
         return getattr(self.store, "stable", self.store)
 
+    @property
+    def _given(self) -> str:
+        return f"given/{self.place}/"  # in the stable store; short, since there is one for each rank
+
     def _key(self, what: str) -> str:
         return _key(self.place, self.iteration, what)
 
@@ -69,24 +73,24 @@ class Leadership:
         self._hand_in(value)
 
     def _hand_in(self, value: bytes) -> None:
-        self.stable.set(f"{self.name}/given/{self.rank}", value)
+        self.stable.set(f"{self._given}{self.rank}", value)
         if self.store.add(self._key("count"), 1) == self.world_size - len(self.terminated):
             self.store.set(self._key("all"), b"1")
 
-    def given(self, wait: bool = True) -> dict[int, str]:
-        """What each healthy rank gave, by rank; `wait` until all have, or read what they gave in an earlier iteration.
+    def given(self, wait: bool = True) -> tuple[list[int], list[bytes]]:
+        """The healthy ranks and what each gave (see `text_of`); `wait` until all have, or read what they gave in an
+        earlier iteration.
 
         Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
         """
-        ranks = [rank for rank in range(self.world_size) if rank not in self.terminated]
+        ranks = healthy(self.world_size, self.terminated)
         if wait:
             self._await_all(len(ranks))
-        prefix = f"{self.name}/given/"
-        values = read_many(self.stable, [prefix + str(rank) for rank in ranks])
-        texts = {value: value[1:].decode() for value in set(values)}  # many ranks give the same
-        if any(value[:1] != _DONE for value in texts):
+        prefix = self._given
+        values = read_many(self.stable, [f"{prefix}{rank}" for rank in ranks])
+        if _FAILED in values:
             raise InternalError("one rank could give nothing")  # it has said why
-        return dict(zip(ranks, map(texts.__getitem__, values), strict=True))
+        return ranks, values
 
     def _await_all(self, expected: int) -> None:
         if not _came(self.store, self._key("all"), self.timeout):
@@ -147,6 +151,11 @@ class Leadership:
         if kind != _DONE:
             raise _RAISED[kind](f"{self.name}: {text}")
         return text
+
+
+def text_of(given: bytes) -> str:
+    """What a rank's `make` returned."""
+    return given[1:].decode()
 
 
 def _key(place: int, iteration: int, what: str) -> str:

@@ -11,12 +11,13 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import compress
 from typing import Any
 
 from nvrx_slurm.core import ranks
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort
-from nvrx_slurm.inprocess.leader import MOST, Leadership
+from nvrx_slurm.inprocess.leader import MOST, Leadership, text_of
 from nvrx_slurm.inprocess.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
@@ -221,7 +222,7 @@ class FilterCountGroupedByKey(RankAssignment):
             return ctx
         leadership = self.leadership(ctx)
         leadership.give(lambda: key_of(self.key_or_fn, ctx.state))
-        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(leadership.given())))
+        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(*leadership.given())))
         return replace(ctx, terminated_ranks=ctx.terminated_ranks | ranks.from_runs(discarded))
 
     def leadership(self, ctx: RankAssignmentCtx) -> Leadership:
@@ -237,11 +238,11 @@ class FilterCountGroupedByKey(RankAssignment):
             timeout=self.timeout,
         )
 
-    def _discarded(self, keys: dict[int, str]) -> list[int]:
+    def _discarded(self, healthy: list[int], keys: list[bytes]) -> list[int]:
         failing = ranks.failing_keys(keys, self.condition)
-        discarded = [rank for rank, key in keys.items() if key in failing]
-        if len(discarded) == len(keys):
-            some = ", ".join(f"{key!r} with {count}" for key, count in list(failing.items())[:3])
+        discarded = list(compress(healthy, map(failing.__contains__, keys)))
+        if len(discarded) == len(healthy):
+            some = ", ".join(f"{text_of(key)!r} with {count}" for key, count in list(failing.items())[:3])
             more = f" and {len(failing) - 3} more" if len(failing) > 3 else ""
             raise RankDiscarded(f"no group of ranks meets the condition, so no rank is left: {some}{more}")
         return discarded

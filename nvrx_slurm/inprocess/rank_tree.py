@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Flag, auto
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from nvrx_slurm.core.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.leader import Leadership, read_many, write_many
+from nvrx_slurm.inprocess.leader import Leadership, read_many, text_of, write_many
 from nvrx_slurm.inprocess.rank_base import RankAssignment, RankAssignmentCtx, check_key, key_of, refuse_terminated
 from nvrx_slurm.inprocess.state import Mode, State
 
@@ -226,21 +226,22 @@ class _World:
 
     def _build(self, leadership: Leadership) -> Topology:
         first = replace(leadership, world_size=self.seats, terminated=self.gone)  # as the keys were given
-        texts = first.given(wait=not self.history)
-        parsed = {text: json.loads(text) for text in set(texts.values())}
+        seats, given = first.given(wait=not self.history)
+        parsed: dict[bytes, list[str]] = {one: json.loads(text_of(one)) for one in set(given)}
         depths = {len(keys) for keys in parsed.values()}
         if depths != {len(self.tree.layers)}:
             raise TopologyError(f"ranks have trees of {sorted(depths)} layers; give all ranks the same layers")
-        return Topology([layer.level() for layer in self.tree.layers], {seat: parsed[texts[seat]] for seat in texts})
+        keys = dict(zip(seats, map(parsed.__getitem__, given), strict=True))
+        return Topology([layer.level() for layer in self.tree.layers], keys)
 
     def _records(self, topology: Topology, places: Places, where: str) -> dict[str, bytes]:
-        numbers = [DEAD, 0] * self.seats
-        below = accumulate((place > DEAD for place in places), initial=0)
-        for seat, place, rank in zip(topology.seats, places, below, strict=False):
-            numbers[2 * seat : 2 * seat + 2] = place, rank
-        step = 2 * _NEIGHBOURS
-        blocks = [numbers[start : start + step] for start in range(0, len(numbers), step)]
-        return {f"{where}/{block}": struct.pack(f"<{len(some)}i", *some) for block, some in enumerate(blocks)}
+        ranks = accumulate(map(DEAD.__lt__, places), initial=0)
+        by_seat = [(DEAD, 0)] * self.seats
+        for seat, record in zip(topology.seats, zip(places, ranks, strict=False), strict=True):
+            by_seat[seat] = record
+        data = struct.pack(f"<{2 * self.seats}i", *chain.from_iterable(by_seat))
+        size = _NEIGHBOURS * _RECORD.size
+        return {f"{where}/{block}": data[start : start + size] for block, start in enumerate(range(0, len(data), size))}
 
     def _last_places(self, topology: Topology, leadership: Leadership, base: str) -> Places:
         blocks = range(-(-self.seats // _NEIGHBOURS))

@@ -14,7 +14,7 @@ from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.barriers import Round
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.leader import Leadership
+from nvrx_slurm.inprocess.leader import Leadership, text_of
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store import StoreView
 from nvrx_slurm.testing.memory_store import MemoryStore
@@ -60,7 +60,7 @@ class Waiting:
         try:
             self._one.give(lambda: "key")
             self.given.set()
-            self._one.decide(lambda: ",".join(self._one.given().values()))
+            self._one.decide(lambda: ",".join(map(text_of, self._one.given()[1])))
         except BaseException as error:
             self.raised.append(error)
 

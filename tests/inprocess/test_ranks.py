@@ -60,6 +60,7 @@ def test_the_pictures_of_the_seed() -> None:
 def test_lowest_healthy(world: tuple[int, set[int]], count: int) -> None:
     size, terminated = world
     assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
+    assert ranks.healthy(size, terminated) == sorted(set(range(size)) - terminated)
 
 
 @given(st.integers(0, 1000), st.integers(1, 1000))
@@ -76,7 +77,7 @@ def test_failing_keys(keys: dict[int, str], wanted: set[int]) -> None:
         return count in wanted
 
     by_hand = {key: list(keys.values()).count(key) for key in set(keys.values())}
-    assert ranks.failing_keys(keys, condition) == {key: n for key, n in by_hand.items() if n not in wanted}
+    assert ranks.failing_keys(keys.values(), condition) == {key: n for key, n in by_hand.items() if n not in wanted}
     assert len(asked) == len(by_hand)
 
 
