@@ -1,122 +1,24 @@
-"""`nvrx health serve`: a real daemon on a real socket, asked by a real client."""
+"""`nvrx health serve`: a real daemon on a real socket, asked by a real client: what it answers, and what it leaves."""
 
 from __future__ import annotations
 
-import grp
 import json
 import os
 import re
-import shutil
-import socket
-import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
+from nvhcd_harness import BOUND_S, NVRX_ARGS, WELL, Daemon
 from recorded import Node, ended
 
 from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.health import nvhcd_pb2 as pb
 from nvrx_slurm.health.node_service import METHOD
 
-BOUND_S = 60.0
-NVRX_ARGS = ["--no-slurm", "--group", "prolog", "epilog", "logs", "gpu"]
-WELL = '{"fail_count": 0, "failed_checks": []}'
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "nvhcd.md"
-
-
-class Daemon:
-    """A daemon, its files in a directory with a short name."""
-
-    def __init__(self) -> None:
-        self.dir = Path(tempfile.mkdtemp(prefix="nvhcd-"))
-        self.dir.chmod(0o755)
-        self.socket = self.dir / "s"
-        self.settings: dict[str, Any] = {"socket_path": str(self.socket), "log_level": "debug", "timeout": 60}
-        self.args: list[str] = []
-        self.process: subprocess.Popen[str] | None = None
-        self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
-        self.ask = self.channel.unary_unary(
-            METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
-        )
-
-    def script(self, body: str) -> Path:
-        """The health check script: `body` of a shell script that runs in the directory."""
-        file = self.dir / "check.sh"
-        file.write_text(f"#!/bin/bash\ncd {self.dir}\n{body}\n")
-        file.chmod(0o755)
-        self.settings["healthcheck_path"] = str(file)
-        return file
-
-    def launch(self) -> subprocess.Popen[str]:
-        file = self.dir / "nvhcd.yaml"
-        file.write_text(json.dumps(self.settings))
-        argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file), *self.args]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        return self.process
-
-    def start(self, body: str | None = None) -> Daemon:
-        """Returns when it listens."""
-        if body is not None:
-            self.script(body)
-        self.launch()
-        self.wait_for("listening on")
-        return self
-
-    def wait_for(self, words: str, times: int = 1) -> None:
-        """Read its log until so many lines have these words."""
-        assert self.process is not None and self.process.stderr is not None
-        lines = []
-        while times:
-            line = self.process.stderr.readline()  # pytest-timeout bounds it
-            assert line, f"it ended: {lines}"
-            lines.append(line)
-            times -= words in line
-
-    def refused(self) -> str:
-        """The one sentence of a daemon that does not start."""
-        out, err = self.launch().communicate(timeout=BOUND_S)
-        assert self.process is not None
-        assert (self.process.returncode, out) == (2, "") and err.count("\n") == 1, err
-        return err
-
-    def answer(self, *args: str) -> Any:
-        return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
-
-    def error(self, *args: str) -> tuple[str, str]:
-        """(status, sentence) of a call that fails."""
-        with pytest.raises(grpc.RpcError) as error:
-            self.answer(*args)
-        return error.value.code().name, error.value.details()
-
-    def lines(self, name: str) -> list[str]:
-        file = self.dir / name
-        return file.read_text().splitlines() if file.exists() else []
-
-    def stop(self) -> str:
-        """The rest of its log."""
-        assert self.process is not None
-        self.process.terminate()
-        out, err = self.process.communicate(timeout=BOUND_S)
-        assert (self.process.returncode, out) == (0, "")
-        assert sorted(path.name for path in self.dir.glob("s*")) == [], "its socket is gone"
-        return err
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
-    yield daemon
-    daemon.channel.close()
-    if daemon.process is not None and daemon.process.poll() is None:
-        daemon.process.kill()
-        daemon.process.communicate(timeout=BOUND_S)
-    shutil.rmtree(daemon.dir)
 
 
 # --- what the script says ---------------------------------------------------------------------------------------------
@@ -295,121 +197,37 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_taken_over(dae
     daemon.stop()
 
 
-# --- the socket -------------------------------------------------------------------------------------------------------
+STUCK = """
+import asyncio, os, signal, sys
+from nvrx_slurm.health import nvhcd_runs
+from nvrx_slurm.system.processes import Child
+
+Child.signal_group = lambda self, signum: None  # as if it were blocked in the kernel
+nvhcd_runs._REAP_S = 0.2
+
+async def main():
+    runs = nvhcd_runs.Runs(nvhcd_runs.Script(sys.argv[1]), 1.0, {})
+    working = asyncio.ensure_future(runs.work())
+    print((await runs.ask(())).text)
+    print((await runs.ask(())).text)
+    os.kill(runs._child.pid, signal.SIGKILL)
+    print((await runs.ask(("well",))).success)
+    await runs.stop(working)
+
+asyncio.run(main())
+"""
 
 
-def test_everybody_may_ask_unless_there_is_a_group(daemon: Daemon) -> None:
-    daemon.start("")
-    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o666
-    daemon.stop()
-    daemon.settings["group"] = grp.getgrgid(os.getegid()).gr_name
-    daemon.start()
-    found = daemon.socket.stat()
-    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, os.getegid())
-    if os.geteuid() == 0:
-        connect = f"import socket; socket.socket(socket.AF_UNIX).connect({str(daemon.socket)!r})"
-        stranger = {"user": 65534, "group": 65534, "extra_groups": []}
-        done = subprocess.run(
-            ["/usr/bin/python3", "-I", "-c", connect], stderr=subprocess.PIPE, text=True, check=False, **stranger
-        )
-        assert "PermissionError" in done.stderr, "the kernel looked at its credentials"
-    daemon.stop()
-
-
-def test_a_socket_somebody_listens_on_is_theirs(daemon: Daemon) -> None:
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(daemon.socket))
-        other.listen(0)
-        number = daemon.socket.stat().st_ino
-        assert "somebody listens there already" in daemon.refused()
-        assert daemon.socket.stat().st_ino == number, "another program's socket is left alone"
-        with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
-            for waiting in (one, two):  # a peer that takes no connection listens, too
-                waiting.setblocking(False)
-                waiting.connect_ex(str(daemon.socket))
-            assert "somebody listens there already" in daemon.refused()
-
-
-@pytest.mark.parametrize("what", ["a file", "a directory", "a link"])
-def test_nothing_but_a_socket_is_replaced(daemon: Daemon, what: str) -> None:
-    target = daemon.dir / "target"
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(target))
-    {"a file": daemon.socket.touch, "a directory": daemon.socket.mkdir}.get(
-        what, lambda: daemon.socket.symlink_to(target)
-    )()
-    before = daemon.socket.lstat()
-    assert "is there already and no socket" in daemon.refused()
-    assert daemon.socket.lstat() == before and target.is_socket()
-
-
-def test_what_came_in_its_place_is_not_removed(daemon: Daemon) -> None:
-    daemon.start("")
-    daemon.socket.unlink()
-    daemon.socket.write_text("mine")
-    assert daemon.process is not None
-    daemon.process.terminate()
-    daemon.process.communicate(timeout=BOUND_S)
-    assert daemon.socket.read_text() == "mine"
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"socket_pth": "/run/s"}, "'socket_pth' is not a key; did you mean socket_path?"),
-        ({"zzz": 1}, "'zzz' is not a key; known: socket_path, healthcheck_path, log_level, timeout, group"),
-        ({"socket_path": "s"}, "socket_path must be an absolute path"),
-        ({"socket_path": "/nowhere/s"}, "/nowhere"),
-        ({"socket_path": "/tmp/" + "s" * 100}, "is too long for a Unix socket"),
-        ({"healthcheck_path": "check.sh"}, "healthcheck_path must be an absolute path"),
-        ({"healthcheck_path": "/no/check.sh"}, "/no/check.sh cannot be used: No such file or directory"),
-        ({"healthcheck_path": "/etc/passwd"}, "/etc/passwd cannot be executed"),
-        ({"healthcheck_path": "/tmp"}, "/tmp cannot be executed"),
-        ({"log_level": "loud"}, "log_level must be debug or info"),
-        ({"timeout": 0}, "timeout must be a number of seconds > 0"),
-        ({"timeout": True}, "timeout must be a number of seconds > 0"),
-        ({"timeout": "1h"}, "timeout must be a number of seconds > 0"),
-        ({"group": "no-such-group"}, "there is no group 'no-such-group'"),
-    ],
-)
-def test_settings_that_are_wrong_are_told(daemon: Daemon, settings: dict[str, Any], said: str) -> None:
-    daemon.settings |= settings
-    assert said in daemon.refused()
-    assert list(daemon.dir.glob("s*")) == []
-
-
-@pytest.mark.parametrize("text", ["- a", "a: [", "text", "\tb: 1", "timeout: 1\ntimeout: 2"])
-def test_a_file_that_is_none_is_told(daemon: Daemon, text: str) -> None:
-    file = daemon.dir / "f.yaml"
-    file.write_text(text)
-    argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and str(file) in done.stderr
-
-
-def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "f.yaml").write_text("# nothing\nhealthcheck_path:\n")
-    assert config.load(str(tmp_path / "f.yaml")) == ("/var/run/nvhcd.sock", None, "info", 120.0, None)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
-def test_root_runs_nothing_that_others_can_change(daemon: Daemon) -> None:
-    script = daemon.script("echo ran >> log")
-    script.chmod(0o777)
-    assert "not trusted by root" in daemon.refused()
-    script.chmod(0o755)
-    daemon.start()
-    script.chmod(0o775)
-    code, details = daemon.error()
-    assert (code, daemon.lines("log")) == ("FAILED_PRECONDITION", []) and "not trusted by root" in details
-    script.chmod(0o755)
-    assert daemon.answer().success and daemon.lines("log") == ["ran"]
-    daemon.stop()
-    daemon.dir.chmod(0o777)
-    assert "not trusted by root" in daemon.refused()
+def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon: Daemon) -> None:
+    script = daemon.script('echo $$ >> own; [ -n "$1" ] || exec sleep 600')
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", STUCK, str(script)], stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True
+    )
+    stuck, well = daemon.lines("own")
+    first, second, third = done.stdout.splitlines()
+    assert first.endswith("did not end in time and was killed")
+    assert second == f"process {stuck} of an earlier run is blocked in the kernel and cannot be ended"
+    assert third == "True" and ended(int(stuck)) and ended(int(well))
 
 
 # --- our own checks ---------------------------------------------------------------------------------------------------
