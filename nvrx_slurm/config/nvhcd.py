@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from nvrx_slurm.config.files import read_document
-from nvrx_slurm.config.values import ABSOLUTE_PATH, TEXT, UNIX_SOCKET, Kind, choice, did_you_mean, optional, real
+from nvrx_slurm.config.kinds import ABSOLUTE_PATH, TEXT, UNIX_SOCKET, Kind, choice, did_you_mean, optional, real
 from nvrx_slurm.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config.values import Kind
+from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.errors import UsageError
 
 NODES = "Nodes and workers"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nvrx_slurm.config.files import read_document
-from nvrx_slurm.config.values import (
+from nvrx_slurm.config.kinds import (
     ABSOLUTE_PATH,
     BOOL,
     TEXT,

@@ -1,179 +1,48 @@
-"""The kinds of values a setting can have: how each is read from text or YAML, and how it is shown again.
+"""The kinds of values that only settings of a job have, besides those of `kinds`, which are here too.
 
-Pure: text in, value out. A `ValueError` carries the end of a sentence ("must be ..."); `resolve` puts
-the flag, variable or file in front of it. Every parser takes its own results back unchanged, so a value may pass twice.
+Pure, as those are.
 """
 
 from __future__ import annotations
 
-import difflib
 import logging
-import math
-import os
-import shlex
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import IntFlag
 from typing import Any, NamedTuple
 
+from nvrx_slurm.config.kinds import (  # noqa: F401
+    ABSOLUTE_PATH,
+    ABSOLUTE_PATHS,
+    ADDRESS,
+    BOOL,
+    MAX_SECONDS,
+    MAX_SOCKET_PATH_BYTES,
+    MAX_TEXT,
+    PATH,
+    POSITIVE_SECONDS,
+    SECONDS,
+    TEXT,
+    TIMEOUT,
+    UNIX_SOCKET,
+    WORDS,
+    Kind,
+    as_number,
+    as_text,
+    choice,
+    did_you_mean,
+    integer,
+    nearest,
+    optional,
+    parse_bool,
+    real,
+)
 from nvrx_slurm.core.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
 
-# poll() and epoll take milliseconds in 32 bits; a longer wait must be "none" instead.
-MAX_SECONDS = 2_000_000.0
 MAX_NODES = 1_000_000
-MAX_TEXT = 4096
 MAX_SECTION_NAMES_BYTES = 4096  # of all together
-MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its 0
-
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
-_NONE = frozenset({"none", "null"})
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that `name` was probably meant to be, or ""."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else ""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?" or, without a near name, ""."""
-    guess = nearest(name, known)
-    return f"; did you mean {guess}?" if guess else ""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of value. `parse` raises ValueError("must be ..."); `show` gives plain YAML data."""
-
-    metavar: str
-    parse: Callable[[object], Any]
-    show: Callable[[Any], Any] = lambda value: value
-
-
-def optional(kind: Kind) -> Kind:
-    """`kind`, or None written as none or null."""
-
-    def parse(raw: object) -> Any:
-        unset = raw is None or (isinstance(raw, str) and raw.strip().lower() in _NONE)
-        return None if unset else kind.parse(raw)
-
-    return replace(kind, parse=parse, show=lambda value: None if value is None else kind.show(value))
-
-
-def parse_bool(raw: object) -> bool:
-    """The one boolean parser: true/false, 1/0, yes/no, on/off, in any case."""
-    word = str(raw).strip().lower() if isinstance(raw, (str, int)) else ""
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ValueError("must be true or false (also 1/0, yes/no, on/off)")
-
-
-BOOL = Kind("true|false", parse_bool)
-
-
-def _number(raw: object, convert: Callable[[Any], Any], problem: str) -> Any:
-    # bool is an int in Python: "timeout: true" in YAML is a mistake, not one second.
-    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
-        raise ValueError(problem)
-    try:
-        number = convert(raw)
-    except (ValueError, OverflowError):
-        raise ValueError(problem) from None
-    if isinstance(raw, float) and raw != number:
-        raise ValueError(problem)  # 2.5 where a whole number is wanted
-    return number
-
-
-def integer(low: int, high: int = 2**31 - 1, metavar: str = "N") -> Kind:
-    """Whole numbers low..high."""
-    limits = f">= {low}" if high == 2**31 - 1 else f"from {low} to {high}"
-    problem = f"must be a whole number {limits}"
-
-    def parse(raw: object) -> int:
-        number: int = _number(raw, int, problem)
-        if not low <= number <= high:
-            raise ValueError(problem)
-        return number
-
-    return Kind(metavar, parse)
-
-
-def real(
-    low: float = 0.0, *, above: bool = False, high: float = MAX_SECONDS, unit: str = "", metavar: str = "X"
-) -> Kind:
-    """Finite numbers from `low` (or strictly above it) to `high`."""
-    what = f"a number of {unit}" if unit else "a number"
-    problem = f"must be {what} {'>' if above else '>='} {low:.10g} and <= {high:.10g}"
-
-    def parse(raw: object) -> float:
-        number: float = _number(raw, float, problem)
-        if not math.isfinite(number) or number > high or number < low or (above and number == low):
-            raise ValueError(problem)
-        return number
-
-    return Kind(metavar, parse)
-
-
-SECONDS = real(unit="seconds", metavar="SECONDS")
-POSITIVE_SECONDS = real(above=True, unit="seconds", metavar="SECONDS")
-TIMEOUT = optional(POSITIVE_SECONDS)
-
-
-def _text(raw: object, problem: str = "must be text on one line") -> str:
-    if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_TEXT or not raw.isprintable():
-        raise ValueError(f"{problem} (1 to {MAX_TEXT} characters)")
-    return raw
-
-
-def _absolute(raw: object) -> str:
-    path = _text(raw, "must be a path")
-    if not path.startswith("/"):
-        raise ValueError("must be an absolute path (starting with /)")
-    return path
-
-
-def _absolute_list(raw: object) -> str:
-    parts = raw.split(",") if isinstance(raw, str) else raw
-    if not isinstance(parts, Sequence) or not parts:
-        raise ValueError("must be absolute paths separated by commas")
-    return ",".join(_absolute(part.strip() if isinstance(part, str) else part) for part in parts)
-
-
-TEXT = Kind("TEXT", _text)
-PATH = Kind("PATH", lambda raw: _text(raw, "must be a path"))
-ABSOLUTE_PATH = Kind("PATH", _absolute)
-ABSOLUTE_PATHS = Kind("PATH,...", _absolute_list)
-ADDRESS = Kind("HOST", _text)
-
-
-def _unix_socket(raw: object) -> str:
-    problem = "must be an absolute path of a Unix socket, or unix:// and such a path"
-    path = _text(raw, problem).removeprefix("unix://")
-    if not path.startswith("/"):
-        raise ValueError(problem)
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(f"must be at most {MAX_SOCKET_PATH_BYTES} bytes long, as paths of Unix sockets are")
-    return path
-
-
-UNIX_SOCKET = Kind("PATH|unix://PATH", _unix_socket)  # its value is the path
-
-
-def choice(*allowed: str) -> Kind:
-    """One of a few words."""
-
-    def parse(raw: object) -> str:
-        word = str(raw).strip().lower()
-        if word not in allowed:
-            raise ValueError(f"must be {' or '.join(allowed)}")
-        return word
-
-    return Kind("|".join(allowed), parse)
 
 
 class NodeRange(NamedTuple):
@@ -208,7 +77,7 @@ NNODES = Kind("MIN[:MAX]", _node_range, str)
 def _nproc(raw: object) -> int | str:
     if isinstance(raw, str) and raw.strip().lower() in ("gpu", "cpu", "auto"):
         return raw.strip().lower()
-    number: int = _number(raw, int, "must be a whole number from 1 to 1024, or gpu, cpu or auto")
+    number: int = as_number(raw, int, "must be a whole number from 1 to 1024, or gpu, cpu or auto")
     if not 1 <= number <= 1024:
         raise ValueError("must be a whole number from 1 to 1024, or gpu, cpu or auto")
     return number
@@ -236,7 +105,7 @@ def split_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
 def _endpoint(raw: object) -> str:
     if raw == "":
         return ""
-    text = _text(raw, "must be HOST:PORT").strip()
+    text = as_text(raw, "must be HOST:PORT").strip()
     split_endpoint(text)
     return text
 
@@ -348,7 +217,7 @@ def _log_level(raw: object) -> int:
     problem = "must be DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50"
     if isinstance(raw, str) and raw.strip().upper() in _LEVELS:
         return _LEVELS[raw.strip().upper()]
-    level: int = _number(raw, int, problem)
+    level: int = as_number(raw, int, problem)
     if not 0 <= level <= 50:
         raise ValueError(problem)
     return level
@@ -399,7 +268,7 @@ def _restarts_by_fault(raw: object) -> dict[FaultKind, int]:
     problem = f"must be FAULT:N,... with N >= 0, each FAULT once and one of {kinds}; for example hang:2,node-lost:5"
     allowed: dict[FaultKind, int] = {}
     for name, count in _pairs(raw, ":", problem).items():
-        number = _number(count, int, problem)
+        number = as_number(count, int, problem)
         if name not in kinds.split(", ") or number < 0:
             raise ValueError(problem)
         allowed[FaultKind(name)] = number
@@ -479,14 +348,3 @@ def _known_keys() -> str:
 
 
 RDZV_CONF = Kind("KEY=VALUE,...", _rdzv_conf, str)
-
-
-def _words(raw: object) -> tuple[str, ...]:
-    """Arguments: a sequence as it is, a text (environment) split as a shell would."""
-    words = shlex.split(raw) if isinstance(raw, str) else raw
-    if not isinstance(words, Sequence):
-        raise ValueError("must be a list of arguments")
-    return tuple(_text(word, "must be arguments of one line each") for word in words)
-
-
-WORDS = Kind("ARG", _words, shlex.join)
