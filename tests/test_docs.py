@@ -20,7 +20,7 @@ from test_tidy import our_files
 
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
 from nvrx_slurm.config import SETTINGS, Setting, resolve
-from nvrx_slurm.config.resolve import NOT_BUILT
+from nvrx_slurm.config.layers import NOT_BUILT
 from nvrx_slurm.errors import EXIT_CODE_MEANING, ExitCode, UsageError
 
 REPO = Path(__file__).resolve().parents[1]

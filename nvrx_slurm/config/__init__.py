@@ -1,13 +1,19 @@
 """The configuration: one frozen dataclass tree is the flags, the environment variables, the YAML keys and the docs.
 
-`launch` and `ft` declare the settings, `values` reads single values, `files` reads YAML, `resolve` merges the layers.
+`launch` and `ft` declare the settings, `kinds` and `values` read single values, `files` reads YAML, `layers` merges
+what flags, environment and files say. `site` is the file of the health checks: Slurm's prolog reads it, and shall not
+load the rest, which is therefore loaded when it is first asked for.
 """
 
-from nvrx_slurm.config.ft import FaultToleranceConfig
-from nvrx_slurm.config.launch import LaunchConfig
-from nvrx_slurm.config.resolve import SETTINGS, Config, Resolved, resolve
-from nvrx_slurm.config.settings import Origin, Setting
-from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Std, Streams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvrx_slurm.config.ft import FaultToleranceConfig
+    from nvrx_slurm.config.launch import LaunchConfig
+    from nvrx_slurm.config.layers import SETTINGS, Config, Resolved, resolve
+    from nvrx_slurm.config.settings import Origin, Setting
+    from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Std, Streams
 
 __all__ = [
     "SETTINGS",
@@ -23,3 +29,14 @@ __all__ = [
     "Streams",
     "resolve",
 ]
+_MODULES = ("layers", "ft", "launch", "settings", "values")
+
+
+def __getattr__(name: str) -> Any:
+    """A name of __all__ from the module that has it."""
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(import_module(f"{__name__}.{module}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
