@@ -139,7 +139,7 @@ def test_no_service_is_unknown(place: Path, what: str) -> None:
     elif what == "a socket left behind":
         with socket.socket(socket.AF_UNIX) as gone:
             gone.bind(str(path))
-        said = "unavailable: Connection refused"
+        said = "Connection refused"
     else:
         said = f"there is no {path}: its daemon does not run, or it is not mounted in here"
         if what == "a dangling link":
