@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from nvrx_slurm.inprocess import detach
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.barriers import ENTRY
 from nvrx_slurm.inprocess.board import Board
 from nvrx_slurm.inprocess.coordinator import Coordinator
 from nvrx_slurm.inprocess.environment import Environment
@@ -262,7 +263,8 @@ class Monitor:
     def _is_lost(self) -> bool:
         """Whether the store is; also one that just does not answer, on which the link waits without a bound."""
         link = self._link
-        if not link.lost and (link.passes or self._again):
+        was_there = link.passes or self._page.words[ROUND] > ENTRY  # else the server may not have been started
+        if was_there and not link.lost:
             silent_s = self._link_stands_still.seconds(link.passes)
             if silent_s >= self._arguments.seconds("heartbeat_timeout"):
                 link.give_up(f"it has not answered for {silent_s:.1f} s")
