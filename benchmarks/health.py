@@ -97,7 +97,8 @@ class Node:
 
     def log(self) -> str:
         """What hooks said."""
-        return (self.root / "log").read_text()
+        file = self.root / "log"
+        return file.read_text() if file.exists() else ""
 
 
 @contextlib.contextmanager
