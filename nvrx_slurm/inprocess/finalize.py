@@ -35,7 +35,7 @@ class ThreadedFinalize(Finalize):
         self,
         timeout: datetime.timedelta,
         fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
+        args: tuple[Any, ...] | None = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if timeout <= datetime.timedelta(0):
@@ -44,7 +44,7 @@ class ThreadedFinalize(Finalize):
             raise TypeError(f"ThreadedFinalize: fn must be callable, not {fn!r}")
         self.timeout = timeout
         self.fn = fn
-        self.args = args
+        self.args = args or ()
         self.kwargs = dict(kwargs or {})
 
     def __call__(self, state: FrozenState) -> FrozenState:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nvrx_slurm.inprocess import exception
+from nvrx_slurm.inprocess.exception import FaultCounterExceeded
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded, gpus, nics
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -83,7 +84,7 @@ class FaultCounter(HealthCheck):
         if state.fn_exception is not None:
             self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
-            raise exception.FaultCounterExceeded(
+            raise FaultCounterExceeded(
                 f"this rank failed {self.faults_count} times, max_rank_faults={self.max_rank_faults}"
             )
         return state

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from nvrx_slurm.errors import UsageError
@@ -69,11 +70,11 @@ class State:
 
     def freeze(self) -> FrozenState:
         """A copy that cannot be changed."""
-        return FrozenState(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return FrozenState(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
-    def copy_from(self, other: State | FrozenState, names: Iterable[str] | None = None) -> None:
-        """Take over the fields called `names` (None: all) of `other`; raises AttributeError for an unknown name."""
-        for name in [field.name for field in fields(self)] if names is None else names:
+    def copy_from(self, other: State | FrozenState, fields: Iterable[str] | None = None) -> None:
+        """Take over the fields with these names (None: all) of `other`; raises AttributeError for an unknown name."""
+        for name in [field.name for field in dataclasses.fields(self)] if fields is None else fields:
             setattr(self, name, getattr(other, name))
 
 
