@@ -44,7 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--watch", action="append", default=[])
     parser.add_argument("--interval", type=float, default=30.0)
     given = parser.parse_args(argv)
-    runner.stop_on_sigterm()
+    if given.serve:
+        runner.ignore_job_signals()  # it ends at the end of its questions
+    else:
+        runner.stop_on_sigterm()
     try:
         plan = policy.plan(
             given.when,

@@ -29,6 +29,7 @@ from nvrx_slurm.system.hardware import Absent
 MAX_RESULT_BYTES = 16384
 _PATIENCE_S = 0.25  # with a check that others wait behind
 _REAP_S = 0.1  # for killed children to end
+_JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
 
@@ -296,7 +297,7 @@ def _child(
     """The forked process: never returns into the caller's frames."""
     try:
         os.setsid()
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        for signum in (*_JOB_SIGNALS, signal.SIGALRM):
             signal.signal(signum, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
@@ -363,3 +364,9 @@ def stop_on_sigterm() -> None:
     """Make SIGTERM end this process by way of `finally`, so that no child is left."""
     end: Callable[[int, object], NoReturn] = lambda signum, frame: sys.exit(128 + signum)  # noqa: E731
     signal.signal(signal.SIGTERM, end)
+
+
+def ignore_job_signals() -> None:
+    """Slurm sends what ends or warns a job to every process of its step: go on. Checks, in children, may die of it."""
+    for signum in _JOB_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -152,6 +153,23 @@ def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node) -> None:
     assert resident.end() == (0, "")
     assert ended(pid)
     os.close(writer)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, signum: int) -> None:
+    """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
+    fifo = Fifo(dgx, LUSTRE)
+    resident = Resident(dgx, "--only", "lustre", "--deadline", "600")
+    resident.say("check\n")
+    writer = fifo.met()
+    (child,) = resident.children()
+    resident.process.send_signal(signum)
+    os.kill(child, signum)
+    asked, told = resident.line()
+    assert asked and named(told, "lustre").verdict is Verdict.UNKNOWN
+    assert resident.process.poll() is None
+    os.close(writer)
+    assert resident.end() == (0, "")
 
 
 def test_nobody_who_reads_ends_it_too(dgx: Node) -> None:
