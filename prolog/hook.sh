@@ -30,13 +30,14 @@ late() { # SIGALRM of timeout(1). A process blocked in the kernel is not waited 
 }
 
 # namei(1) shows each directory and link on the way: all must be root's, and only root's to write to.
-untrusted() { # PATH: prints the first part that is not
-    /usr/bin/namei -l -- "$1" 2>/dev/null | while read -r mode owner _ name; do
+untrusted() { # PATH...: prints the first one that is not, and the part of it that others could change
+    /usr/bin/namei -l -- "$@" 2>/dev/null | while read -r mode owner group name; do
         case $mode,$owner in
-        f:,* | l*,root | d????????[tT],root) ;; # the heading; a link has no mode of its own; sticky like /tmp
-        ?????w*,* | ????????w*,*) echo "$name ($mode)" && return ;;
+        f:,*) path="$owner${group:+ $group}${name:+ $name}" ;;
+        l*,root | d????????[tT],root) ;; # a link has no mode of its own; sticky like /tmp
+        ?????w*,* | ????????w*,*) echo "$path is not used: others than root could change $name ($mode)" && return ;;
         *,root) ;;
-        *) echo "$name (owner $owner)" && return ;;
+        *) echo "$path is not used: others than root could change $name (owner $owner)" && return ;;
         esac
     done
 }
@@ -76,10 +77,8 @@ fi
 
 trap late ALRM
 if [ -z "$PYTHON" ]; then broken "$here/hooks.conf sets no PYTHON; give it the absolute path of nvrx_slurm's Python"; fi
-for path in "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON"; do
-    found=$(untrusted "$path")
-    if [ -n "$found" ]; then broken "$path is not used: others than root could change $found"; fi
-done
+found=$(untrusted "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON")
+if [ -n "$found" ]; then broken "$found"; fi
 export NVRX_PACKAGE="$PACKAGE" NVRX_CONFIG="$CONFIG" NVRX_LOG="$LOG" NVRX_SCONTROL="$SCONTROL" \
     NVRX_SYSROOT="$SYSROOT" NVRX_SINCE="$since" NVRX_BUDGET="$budget"
 "$PYTHON" -I -S "$here/start.py" "$hook" </dev/null &

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
@@ -15,7 +16,8 @@ from nvrx_slurm.system.hardware import Absent, HardwareError
 T = TypeVar("T")
 Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 
-BUDGET_S = 4.0  # a driver without persistence mode takes seconds to open
+# A driver without persistence mode takes seconds to open.
+nvml_check = partial(Check, lane=NVML, budget_s=4.0)
 _OUTSIDE_GATE = ("prolog", "epilog", "periodic", "manual")
 
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
@@ -239,29 +241,24 @@ def _learn_count(counts: Counts) -> dict[str, Any]:
 
 
 CHECKS = (
-    Check(
+    nvml_check(
         name="gpu-count",
-        lane=NVML,
         reads="NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
         fails="NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus.",
         gather=gather_count,
         judge=judge_count,
         settings=(Setting("gpus", "count", None, "GPUs that NVML must show"),),
-        budget_s=BUDGET_S,
         learn=_learn_count,
     ),
-    Check(
+    nvml_check(
         name="gpu-recovery",
-        lane=NVML,
         reads="NVML: recovery action of each GPU (driver r570 and later)",
         fails="A GPU needs a reset, a drain or a reboot, is lost, or its driver reports an error.",
         gather=gather_recovery,
         judge=judge_recovery,
-        budget_s=BUDGET_S,
     ),
-    Check(
+    nvml_check(
         name="gpu-ecc",
-        lane=NVML,
         reads="NVML: volatile ECC errors, corrected and not",
         fails="A GPU has an uncorrected error, or very many corrected ones, since the driver was loaded.",
         gather=reading(gpu_facts.ecc_errors),
@@ -271,32 +268,26 @@ CHECKS = (
             Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
             Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
         ),
-        budget_s=BUDGET_S,
     ),
-    Check(
+    nvml_check(
         name="gpu-row-remap",
-        lane=NVML,
         reads="NVML: remapped rows (Ampere and later)",
         fails="A row could not be remapped, or is to be remapped by a reset.",
         gather=reading(gpu_facts.remapped_rows),
         judge=judge_rows,
         contexts=_OUTSIDE_GATE,
-        budget_s=BUDGET_S,
     ),
-    Check(
+    nvml_check(
         name="gpu-retired-pages",
-        lane=NVML,
         reads="NVML: retired pages (before Ampere)",
         fails="A GPU retired too many pages, or has to retire some by a reset.",
         gather=reading(gpu_facts.retired_pages),
         judge=judge_pages,
         contexts=_OUTSIDE_GATE,
         settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
-        budget_s=BUDGET_S,
     ),
-    Check(
+    nvml_check(
         name="gpu-throttle",
-        lane=NVML,
         reads="NVML: reasons why clocks are held down",
         fails="A GPU is slowed down by heat or by its power supply.",
         gather=reading(gpu_facts.throttle_reasons),
@@ -310,40 +301,33 @@ CHECKS = (
                 f"reasons that fail, of {', '.join(gpu_facts.THROTTLE_REASONS)}",
             ),
         ),
-        budget_s=BUDGET_S,
     ),
-    Check(
+    nvml_check(
         name="gpu-temperature",
-        lane=NVML,
         reads="NVML: temperature of the chip, and where it slows down",
         fails="A GPU is so hot that it slows down, or hotter than gpu_temperature_max.",
         gather=reading(gpu_facts.temperatures),
         judge=judge_temperature,
         contexts=_OUTSIDE_GATE,
         settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
-        budget_s=BUDGET_S,
     ),
-    Check(
+    nvml_check(
         name="gpu-driver",
-        lane=NVML,
         reads="NVML and /proc/driver/nvidia/version",
         fails="Library and kernel module have different versions, or not the version of gpu_driver.",
         gather=gather_driver,
         judge=judge_driver,
         contexts=_OUTSIDE_GATE,
         settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
-        budget_s=BUDGET_S,
         learn=lambda found: {"gpu_driver": found.library} if found.library else {},
     ),
-    Check(
+    nvml_check(
         name="gpu-persistence",
-        lane=NVML,
         reads="NVML: persistence mode",
         fails="Persistence mode is off.",
         gather=reading(gpu_facts.persistence),
         judge=judge_persistence,
         contexts=("periodic", "manual"),
-        budget_s=BUDGET_S,
         on_fail="warn",
     ),
 )

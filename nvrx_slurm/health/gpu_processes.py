@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from nvrx_slurm.health import jobs
 from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.health.gpu import in_script, visible
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.hardware import HardwareError
 
-_JOB = re.compile(r"/job_([A-Za-z0-9]+)(?:/|$)")  # a part of a path of Slurm's cgroups
 _APART_S = 1.0  # between two looks
 _MARGIN_S = 0.5
 
@@ -79,18 +78,16 @@ def _process(node: NodeView, pid: int) -> Process | None:
     """None if it has ended. Where Slurm tracks no jobs by cgroup, the environment says which job it is of."""
     try:
         name = node.text(f"/proc/{pid}/comm", 64).strip()
-        jobs = _JOB.findall(node.text(f"/proc/{pid}/cgroup", 65536))
-        return Process(pid, name, frozenset(jobs or _of_environment(node, pid)))
+        return Process(pid, name, frozenset(jobs.of_cgroup(node, pid) or _of_environment(node, pid)))
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def _of_environment(node: NodeView, pid: int) -> list[str]:
+def _of_environment(node: NodeView, pid: int) -> set[str]:
     try:
-        found = node.text(f"/proc/{pid}/environ").split("\0")
+        return jobs.of_environment(node, pid)
     except OSError:  # somebody else's
-        return []
-    return [entry.partition("=")[2] for entry in found if entry.startswith("SLURM_JOB_ID=")]
+        return set()
 
 
 def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:

@@ -14,6 +14,7 @@ import signal
 import time
 from typing import NamedTuple
 
+from nvrx_slurm.health import jobs
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
@@ -21,7 +22,6 @@ WAIT_S = 5.0  # for them to end; a process that holds on longer is blocked in th
 NAME = "gpu-leftovers"
 _MARGIN_S = 0.3
 _GPU = re.compile(r"nvidia\d+")
-_JOB = re.compile(r"/job_([A-Za-z0-9]+)(?:/|$)")
 
 
 class Job(NamedTuple):
@@ -81,16 +81,14 @@ def _to_end(node: NodeView, job: Job, pid: int) -> bool:
 
 def belongs(node: NodeView, job: Job, pid: int) -> bool:
     """Whether the process is the job's, by the rules above. Raises OSError when it is gone."""
-    cgroups = [line for line in node.text(f"/proc/{pid}/cgroup", 65536).splitlines() if "slurm" in line]
-    jobs = {found for line in cgroups for found in _JOB.findall(line)}
-    if jobs:
-        return bool(jobs & set(job.ids))
+    if found := jobs.of_cgroup(node, pid):
+        return bool(found & set(job.ids))
     if job.uid == 0:
         return False
     uids = re.search(r"^Uid:\s+(\d+)", node.text(f"/proc/{pid}/status", 65536), re.MULTILINE)
     if uids is None or int(uids[1]) != job.uid:
         return False
-    return f"SLURM_JOB_ID={job.ids[0]}" in node.text(f"/proc/{pid}/environ").split("\0")
+    return job.ids[0] in jobs.of_environment(node, pid)
 
 
 def _holds_gpu(node: NodeView, pid: int) -> bool:

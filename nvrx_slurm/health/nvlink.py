@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.health import counters
-from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
-from nvrx_slurm.health.gpu import BUDGET_S, Facts, each, reading
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.gpu import Facts, each, nvml_check, reading
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.gpu_facts import Fabric
 
@@ -68,20 +68,17 @@ def judge_fabric(facts: Facts[Fabric], expected: Expected) -> tuple[Verdict, str
 
 
 CHECKS = (
-    Check(
+    nvml_check(
         name="nvlink",
-        lane=NVML,
         reads="NVML: state of each NVLink",
         fails="A GPU has fewer NVLinks up than nvlinks; without it: some of its NVLinks are up and some down.",
         gather=reading(gpus.nvlinks),
         judge=judge_links,
         settings=(Setting("nvlinks", "count", None, "NVLinks that each GPU must have up"),),
-        budget_s=BUDGET_S,
         learn=learn_links,
     ),
-    Check(
+    nvml_check(
         name=_ERRORS,
-        lane=NVML,
         reads="NVML: receive errors, replays and recoveries of each NVLink, compared with earlier looks",
         fails="An NVLink counted too many errors within nvlink_window_s.",
         gather=gather_errors,
@@ -91,16 +88,13 @@ CHECKS = (
             Setting("nvlink_errors_max", "count", 1000, "errors that an NVLink may count within nvlink_window_s"),
             Setting("nvlink_window_s", "seconds", 3600.0, "how long errors of an NVLink count, in seconds"),
         ),
-        budget_s=BUDGET_S,
         reuse_s=20.0,
     ),
-    Check(
+    nvml_check(
         name="nvlink-fabric",
-        lane=NVML,
         reads="NVML: registration of each GPU with the NVSwitch fabric, and its health",
         fails="A GPU is not registered, or the fabric is degraded for it.",
         gather=reading(gpu_facts.fabric),
         judge=judge_fabric,
-        budget_s=BUDGET_S,
     ),
 )

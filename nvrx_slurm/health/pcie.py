@@ -6,10 +6,10 @@ import os
 from typing import NamedTuple
 
 from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent
 
 _DEVICES = "/sys/bus/pci/devices"
-_NVIDIA = "0x10de"
 _MAX_WIDTH = 32  # a device that does not answer reads as 63 or 255
 
 
@@ -26,13 +26,10 @@ class Link(NamedTuple):
 
 def gather(node: NodeView, expected: Expected) -> list[Link]:
     """GPUs of NVIDIA by their class, NICs by /sys/class/infiniband."""
-    found = [
-        _link(node, f"{_DEVICES}/{address}", f"GPU {address}", True)
-        for address in node.names(_DEVICES)
-        if _word(node, f"{_DEVICES}/{address}/vendor") == _NVIDIA
-        and _word(node, f"{_DEVICES}/{address}/class").startswith(("0x0300", "0x0302"))
-    ]
-    for nic in node.names("/sys/class/infiniband"):
+    node.doing(f"reading {_DEVICES}")
+    sysfs = node.path("/sys")
+    found = [_link(node, f"{_DEVICES}/{address}", f"GPU {address}", True) for address in pci.gpus(sysfs)]
+    for nic in nics.names(sysfs):
         device = f"/sys/class/infiniband/{nic}/device"
         address = os.path.basename(os.path.realpath(node.path(device)))
         if _word(node, f"{device}/max_link_width"):  # software RDMA (rxe, siw) has no device

@@ -17,6 +17,7 @@ from nvrx_slurm.system.hardware import Absent
 REMOTE_TYPES = ("lustre", "nfs", "nfs4")
 _FIRST_BYTES = 4096  # seed: a file is readable if a small block of it is
 _MAX_NAMES = 1000  # of a directory; more tells nothing new about its server
+_NO_FAILURE = "; on_unknown decides whether that is a failure"  # NVRx says failure at once
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))  # proc(5) mountinfo
 
 
@@ -115,7 +116,7 @@ def judge_mounts(facts: MountFacts, expected: Expected) -> tuple[Verdict, str]:
     if frozen:
         return Verdict.FAIL, f"mounted read-only: {listed(frozen)}"
     if facts.silent:
-        return Verdict.UNKNOWN, f"timed out: {listed(facts.silent)} did not answer"
+        return Verdict.UNKNOWN, f"timed out: {listed(facts.silent)} did not answer{_NO_FAILURE}"
     remote = [mount.target for mount in facts.there.values() if mount.type in REMOTE_TYPES]
     return Verdict.PASS, f"{listed(dict.fromkeys([*remote, *expected['mounts']]))} can be reached"
 
@@ -170,7 +171,7 @@ def judge_paths(facts: PathFacts, expected: Expected) -> tuple[Verdict, str]:
     if facts.problems:
         return Verdict.FAIL, listed(f"{path}: {why}" for path, why in facts.problems.items())
     if facts.silent:
-        return Verdict.UNKNOWN, f"timed out: {listed(facts.silent)} did not answer"
+        return Verdict.UNKNOWN, f"timed out: {listed(facts.silent)} did not answer{_NO_FAILURE}"
     return Verdict.PASS, f"{listed(expected['storage_paths'])} can be read"
 
 
