@@ -19,7 +19,6 @@ from nvrx_slurm.health import runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
-
 SILENT = "; on_unknown decides whether that is a failure"
 
 
