@@ -44,8 +44,8 @@ def ended(rank: Rank) -> None:
     def fn(call: CallWrapper) -> str:
         rank.entered(call)
         if call.iteration == 0:
-            rank.together("entered")
             entered.append(1)
+            rank.together("entered")
             if rank.initial in rank.arguments["victims"]:
                 raise inprocess.exception.RestartAbort if rank.arguments["place"] == "terminate" else ValueError
             if rank.arguments["victims"]:
