@@ -9,6 +9,7 @@ At the end of stdin it ends at once, with its children.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -98,6 +99,7 @@ class Resident:
 
     def serve(self) -> None:
         """Until the end of stdin, or nobody reads stdout any more."""
+        gc.freeze()  # once: the children shall not copy our pages by collecting garbage, and ours is to be collected
         try:
             while True:
                 self._begin_what_is_due()

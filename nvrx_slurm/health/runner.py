@@ -99,6 +99,7 @@ def run(
 
     `learning`: nothing is judged; what the checks learn from their facts is in `Result.learned`.
     """
+    gc.freeze()  # the children shall not copy our pages by collecting garbage
     under_way = Run(checks, node, expected, deadline_s, learning)
     try:
         under_way.begin()
@@ -139,7 +140,6 @@ class Run:
 
     def begin(self) -> None:
         """Start all lanes."""
-        gc.freeze()  # the children shall not copy our pages by collecting garbage
         lanes: dict[str, list[Check]] = {}
         for check in self._checks:
             if why := _absent(check, self._node, self._expected):

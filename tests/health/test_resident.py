@@ -106,6 +106,10 @@ def test_each_question_is_answered_by_the_report_of_the_gate(dgx: Node) -> None:
         assert (answer.when, answer.verdict, answer.notes) == ("gate", Verdict.PASS, [])
     dgx.write(LUSTRE, "NOT HEALTHY\n")
     assert [(f.check, f.action) for f in resident.ask().grave] == [("lustre", "drain")]
+    files = len(os.listdir(f"/proc/{resident.process.pid}/fd"))
+    for _ in range(10):
+        resident.ask()
+    assert len(os.listdir(f"/proc/{resident.process.pid}/fd")) < files + 10, "each check leaves an open file"
     resident.say("check\ncheck\n")
     assert [resident.line()[0], resident.line()[0]] == [True, True]
     assert resident.end() == (0, "")
