@@ -21,9 +21,9 @@ Any process may die between any two writes, so their order matters, and whoever 
 - `record/<n>` before the word of a rank that is gone: with the last word the verdict is given, and says the cause.
 - `end` before `ended`, `go` before `went`, `went` before `latest`: whoever was woken reads the other one at once, and a
   `get` of what is not there would block. No more than one value of `end` and `go` can ever be seen (compare_set).
-- `start` and what ranks wait for in `assign/...` before `ended`, if the iteration has not begun yet: a rank that finds
-  `ended` writes nothing more, and the new rank 0 may be the one that is lost; nobody else would ever wake those who
-  wait for it. A `start` that rank 0 publishes after that is harmless: who follows it finds `ended`.
+- `end`, then `start` and what ranks wait for in `assign/...` (if the iteration has not begun yet), then `ended`: those
+  who wait for a rank that may be the lost one are woken, and find in `end` that it is over. With `ended` all of it has
+  been written. A `start` that rank 0 publishes after that is harmless: who follows it finds `ended`.
 - `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
 - The verdict of a round before the keys of the round before it are deleted: with their word in a round all its members
   have read the verdict of the one before.

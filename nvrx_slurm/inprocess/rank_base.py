@@ -16,8 +16,8 @@ class RankAssignmentCtx:
     """What a rank assignment works on.
 
     `terminated_ranks` are those of 0..`state.world_size`-1 that are gone or unfit, in the numbering of `state.rank`;
-    the same set on all ranks. `store` is the iteration's (see `leader` for what is needed of it); `state.iteration` is
-    the iteration that is about to begin.
+    the same set on all ranks. `store` is the iteration's (see `leader` for what is needed of it); what an assignment of
+    your own writes there it has to delete. `state.iteration` is the iteration that is about to begin.
     """
 
     state: State
