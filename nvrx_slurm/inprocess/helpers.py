@@ -130,7 +130,8 @@ class Helpers:
 
     def _look_at_store(self) -> None:
         """If the store does not answer any more, whoever waits for it may do so for ever: end the connections."""
-        if not self.page.words[LOST] or self._told_lost or self.call_or_none is None:
+        words = self.page.words
+        if not words[LOST] or words[LEFT] or self._told_lost or self.call_or_none is None:
             return
         self._told_lost = True
         logger.error("the store at %s is lost", self.call_or_none.place)

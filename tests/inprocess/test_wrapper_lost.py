@@ -58,6 +58,22 @@ def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, 
     job.await_nothing_left()
 
 
+def test_the_host_of_the_store_is_silent_between_two_iterations(job: Job, tmp_path: Path) -> None:
+    """Rank 1 waits at the barrier, rank 2 is about to come."""
+    job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=QUICK)
+    job.await_events(range(3), "entered")
+    server = monitor(tmp_path, 0)
+    (tmp_path / "fault").touch()
+    job.await_events(range(3), "finalize")
+    job.kill(0, signal.SIGSTOP)
+    os.kill(server, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    all_say_that_the_store_is_lost(job, range(1, 3))
+    job.kill(0)
+    os.kill(server, signal.SIGKILL)
+    job.await_nothing_left()
+
+
 def test_a_monitor_process_that_is_stopped_is_replaced(job: Job, tmp_path: Path) -> None:
     """Before the other ranks miss its heartbeats, so that its rank is none the worse."""
     job.start("one_fault", 3, module="scenarios_lost", victim=1, times=QUICK)
