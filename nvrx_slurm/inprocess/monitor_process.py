@@ -188,6 +188,7 @@ class Monitor:
         self._arguments, self._me, self._page = arguments, identity, page
         self._pidfd, self._channel = rank_pidfd, channel
         self._again = again  # in place of one that has died
+        self._serves = False  # whether the store's server is here
         self._told_round = -2  # the last round that a soft timeout was told for
         self._left = False
 
@@ -211,7 +212,6 @@ class Monitor:
             if pidfile:
                 with open(pidfile, "w") as file:
                     file.write(f"{os.getpid()}\n")
-            self._serves = False
             self._make = self._connect()
         except BaseException as error:
             self._channel.send(f"{type(error).__name__}: {error}".encode()[:_MAX_MESSAGE])
@@ -245,9 +245,14 @@ class Monitor:
             if self._is_lost() or time.monotonic() >= deadline_s:
                 return
 
+    @property
+    def _has_entered(self) -> bool:
+        """Whether all ranks were there once; before that the server may not have been started yet."""
+        return bool(self._page.words[ROUND] > ENTRY)
+
     def _make_view(self) -> StoreView:
         view = StoreView(self._arguments.make_store()).under(self._me.prefix)
-        if self._again and not view.check(["serves"]):
+        if self._again and self._has_entered and not view.check(["serves"]):
             raise StoreLost("the store has lost what was in it: it is another one than before")
         return view
 
@@ -263,8 +268,7 @@ class Monitor:
     def _is_lost(self) -> bool:
         """Whether the store is; also one that just does not answer, on which the link waits without a bound."""
         link = self._link
-        was_there = link.passes or self._page.words[ROUND] > ENTRY  # else the server may not have been started
-        if was_there and not link.lost:
+        if (link.passes or self._has_entered) and not link.lost:
             silent_s = self._link_stands_still.seconds(link.passes)
             if silent_s >= self._arguments.seconds("heartbeat_timeout"):
                 link.give_up(f"it has not answered for {silent_s:.1f} s")
