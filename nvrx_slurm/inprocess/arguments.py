@@ -84,7 +84,8 @@ class Arguments:
         if self.store_kwargs is not None and not isinstance(self.store_kwargs, Mapping):
             raise TypeError(f"store_kwargs must be a dict or None, not {self.store_kwargs!r}")
         if not isinstance(self.rank_assignment, RankAssignment):
-            raise TypeError(f"rank_assignment must be a RankAssignment, not {self.rank_assignment!r}")
+            hint = " (a comma behind it makes it a tuple)" if isinstance(self.rank_assignment, tuple) else ""
+            raise TypeError(f"rank_assignment must be a RankAssignment, not {self.rank_assignment!r}{hint}")
         for name, kind in _PLUGINS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):

@@ -87,6 +87,11 @@ def test_wrong_types(bad: dict[str, Any]) -> None:
         Wrapper(**bad)
 
 
+def test_the_comma_behind_the_example_of_the_older_guide_is_named() -> None:
+    with pytest.raises(TypeError, match="a comma behind it makes it a tuple"):
+        Wrapper(rank_assignment=(ShiftRanks(),))  # type: ignore[arg-type]
+
+
 def test_zero_is_allowed_where_it_makes_sense() -> None:
     Wrapper(last_call_wait=s(0), termination_grace_time=s(0))
 
