@@ -224,7 +224,7 @@ class Coordinator(Gathering):
         if left < self.settings.min_nodes:
             self.faults.append(fault)
             some = f"{left} nodes are left after the exclusion of {node.host}, {self.settings.min_nodes} are needed"
-            self.finish(Finish(ExitCode.TOO_FEW_NODES, some), now)
+            self.finish(Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}"), now)
             return
         if self.state is not Phase.RUNNING or self.lineup.group_rank(node.node_id) is None:
             self.emit(Say(headline(fault)))  # otherwise that is why the cycle has failed

@@ -65,7 +65,9 @@ def test_when_nobody_can_ever_take_its_place_the_job_ends_at_once() -> None:
     assert (job.state, job.refused(), job.finished()) == ("FINISHED", {1}, {0: 94})
     job.lose(0)
     [done] = job.did(ev.Done)
-    assert done.reason == "1 nodes are left after the exclusion of h1, 2 are needed"
+    assert done.reason.startswith(
+        "1 nodes are left after the exclusion of h1, 2 are needed: node 1 (h1) was excluded on "
+    )
     assert done.cause.message == "too hot"
 
 
