@@ -41,12 +41,12 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankF
     torchelastic's `@record` writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
     message, traceback = _read_error_file(error_file)
-    tail = _tail(stderr_file) if not traceback else ""
-    last_line = tail[tail.rstrip().rfind("\n") + 1 :].strip()
+    end = tail(stderr_file) if not traceback else ""
+    last_line = end[end.rstrip().rfind("\n") + 1 :].strip()
     if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
         return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
     if not traceback:
-        traceback = _traceback_in(tail)
+        traceback = _traceback_in(end)
     if not message and traceback and fault.kind is FaultKind.EXIT:
         message = traceback.rstrip().splitlines()[-1]
     return replace(fault, message=fault.message or message[:500], traceback=traceback[-_TAIL_BYTES:])
@@ -65,7 +65,8 @@ def _read_error_file(path: Path) -> tuple[str, str]:
         return "", ""  # no @record, or a torn or foreign file: the log's tail serves
 
 
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
+    """The end of a log, "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from nvrx_slurm.agent.suspicions import Suspicions
 from nvrx_slurm.config import Config
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import report, suspicion
+from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Finding, Verdict, one_line
 from nvrx_slurm.system import gpus, processes
 
@@ -29,14 +30,20 @@ CLOSE_TIMEOUT_S = 1.0
 _GATE_S = 5.0  # for all checks of the gate together
 _NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
 _ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
-_RESPAWN_S = 5.0
+_RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
+_MAX_RESPAWN_S = 300.0
 _MAX_LINE_BYTES = 1 << 20
+_MAX_ERROR_BYTES = 1 << 16  # that a process may say on stderr in its life
 # Slurm signals every process of a step; this one ignores that once it is up.
 _BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
 _ROOT = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
+    "-I",
+    "-c",
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from nvrx_slurm.health.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    "from nvrx_slurm.health.__main__ import main; sys.exit(main(sys.argv[1:]))",
+    _ROOT,
+    "--serve",
 )
 
 
@@ -57,6 +64,8 @@ class GateSpec:
     reclaim: Reclaim
     answer_s: float = _GATE_S + _ANSWER_MARGIN_S
     injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the gate fails, for tests
+    sysroot: str = "/"
+    program: tuple[str, ...] = _PROGRAM  # for the interpreter; tests put others in its place
 
     @property
     def longest_s(self) -> float:
@@ -87,7 +96,9 @@ def gate_spec(config: Config) -> GateSpec | None:
     }
     told += [f"--expect={name}={value}" for name, value in expected.items() if value]
     reclaim = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
-    return GateSpec(tuple(told), reclaim, deadline_s + _ANSWER_MARGIN_S, config.launch.inject_gpu_failure)
+    return GateSpec(
+        tuple(told), reclaim, deadline_s + _ANSWER_MARGIN_S, config.launch.inject_gpu_failure, config.launch.sysroot
+    )
 
 
 class Gate:
@@ -121,6 +132,10 @@ class Gate:
         self._said: set[str] = set()
         self._stop_waiting = threading.Event()
         self._has_gpus = True  # until NVML says otherwise
+        self._respawn_s = _RESPAWN_S
+        self._answered = False  # ever: how the checks are set up is right
+        self._error_bytes = 0
+        self.suspicions = Suspicions(spec.sysroot)
 
     @property
     def pid(self) -> int | None:
@@ -130,7 +145,7 @@ class Gate:
     def start(self) -> None:
         """Start the process that checks; where none can be made, the node goes unchecked, and that is said."""
         self._respawn = None
-        command = [sys.executable, "-I", "-c", _PROGRAM, _ROOT, "--serve", *self._spec.arguments]
+        command = [sys.executable, *self._spec.program, *self._spec.arguments]
         command.append(f"--state-dir={self._state_dir}")
         try:
             pipes = [os.pipe() for _ in range(3)]
@@ -145,6 +160,7 @@ class Gate:
             self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
             return
         self._data = self._last_words = b""
+        self._error_bytes = 0
         self._ended.clear()
         for fd, read_some in ((self._answers, self._on_answer), (self._errors, self._on_error)):
             os.set_blocking(fd, False)
@@ -167,6 +183,7 @@ class Gate:
         """End the process. Bounded, never raises."""
         self._closing = True
         self._stop_waiting.set()
+        await self.suspicions.close()
         if self._respawn is not None:
             self._respawn.cancel()
         if self._child is None:
@@ -177,7 +194,7 @@ class Gate:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
         if self._child is not None:
-            self._child.signal_group(9)
+            self._kill()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
 
@@ -198,8 +215,7 @@ class Gate:
             return answer.result() if answer.done() else None
         except asyncio.TimeoutError:
             self._say_once(f"health checks did not answer within {self._spec.answer_s:g} s; going on without")
-            if self._child is not None:
-                self._child.signal_group(9)
+            self._kill()
             return None
         finally:
             self._answer = None
@@ -211,11 +227,15 @@ class Gate:
                 asked = self._take(line.decode(errors="replace"))
             except ValueError as error:
                 self._say_once(f"health checks said what they should not: {error}")
-                asked = None
-            if asked is not None and self._answer is not None and not self._answer.done():
-                self._answer.set_result(asked)
-        if len(self._data) > _MAX_LINE_BYTES and self._child is not None:
-            self._child.signal_group(9)
+                self._kill()
+                return
+            if asked is not None:
+                self._answered, self._respawn_s = True, _RESPAWN_S
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(asked)
+        if len(self._data) > _MAX_LINE_BYTES:
+            self._say_once("health checks said what they should not: a line without an end")
+            self._kill()
 
     def _take(self, line: str) -> report.Report | None:
         """The report if it was asked for; otherwise a watched check has failed."""
@@ -227,7 +247,13 @@ class Gate:
         return None
 
     def _on_error(self) -> None:
-        *lines, self._last_words = (self._last_words + self._read(self._errors))[-_MAX_LINE_BYTES:].split(b"\n")
+        more = self._read(self._errors)
+        self._error_bytes += len(more)
+        if self._error_bytes > _MAX_ERROR_BYTES:
+            self._say_once("health checks write too much to stderr")
+            self._kill()
+            return
+        *lines, self._last_words = (self._last_words + more).split(b"\n")
         for line in lines:
             self._say_once(one_line(line.decode(errors="replace")))
 
@@ -239,6 +265,10 @@ class Gate:
         if not more:
             self._loop.remove_reader(fd)
         return more
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.signal_group(9)
 
     def _on_end(self) -> None:
         """It is gone: nobody asked for that, unless we are closing."""
@@ -253,14 +283,15 @@ class Gate:
         self._ended.set()
         answer = self._answer
         if answer is not None and not answer.done():
-            if code == report.EXIT_USAGE:
+            if code == report.EXIT_USAGE and not self._answered:
                 answer.set_exception(UsageError("the health checks cannot be run as they are set up (see above)"))
             else:
                 answer.set_result(None)
-        if not self._closing and code != report.EXIT_USAGE:
+        if not self._closing:
             if code not in _BY_SIGNAL:
                 self._say_once(f"the process of the health checks ended with {code}; it is started again")
-            self._respawn = self._loop.call_later(_RESPAWN_S, self._start_again)
+            self._respawn = self._loop.call_later(self._respawn_s, self._start_again)
+            self._respawn_s = min(2 * self._respawn_s, _MAX_RESPAWN_S)
 
     def _start_again(self) -> None:
         if self._child is None and not self._closing:
@@ -281,7 +312,7 @@ class Gate:
         for finding in found.findings:
             if finding.verdict is Verdict.FAIL and finding.action in report.GRAVE:
                 unfit.append(finding)
-                suspicion.leave("check-failed", finding.text, finding.check)  # for the epilog, as root
+                self.suspicions.check_failed(finding.check, finding.text)
             elif finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN):
                 word = "cannot tell" if finding.verdict is Verdict.UNKNOWN else "warns"
                 self._say_once(f"health check {finding.check} {word}: {finding.text}")

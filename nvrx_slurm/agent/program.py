@@ -83,6 +83,8 @@ class AgentShell(Shell):
     def do(self, command: Any) -> None:
         """Carry out one command of the core."""
         if isinstance(command, ag.Send):
+            if self._gate is not None and isinstance(command.message, t.Failed):
+                self._gate.suspicions.failed(command.message.cycle, command.message.faults)
             self.link.send(self._with_port(command.message))
         elif isinstance(command, ag.StartWorkers):
             self._workers.start(command.plan)
@@ -228,6 +230,8 @@ class Program:
                 await workers.close()
         except NvrxError as error:
             self._console.say(str(error))
+            why = f"the coordinator's node {job.node.host} cannot take part: {error}"
+            await self._hang_up(t.Finish(error.exit_code, why))
             return error.exit_code
         except Exception:
             self._console.say("internal error, please report it:\n" + traceback.format_exc())
