@@ -49,7 +49,8 @@ def gather(node: NodeView, expected: Expected) -> Reply:
     if not stat.S_ISSOCK(mode):
         raise ValueError(f"{path} is no socket")
     node.doing(f"waiting for {path}")
-    return call(place, min(TIMEOUT_S, node.deadline_s - _MARGIN_S - time.monotonic()))
+    left_s = node.deadline_s - _MARGIN_S - time.monotonic()
+    return call(place, max(0.0, min(TIMEOUT_S, left_s)))
 
 
 def call(path: str, timeout_s: float) -> Reply:

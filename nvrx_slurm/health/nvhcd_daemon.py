@@ -30,6 +30,7 @@ from nvrx_slurm.config.values import MAX_SOCKET_PATH_BYTES
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.health import nvhcd_pb2 as pb
 from nvrx_slurm.health import own
+from nvrx_slurm.health.check import one_line
 from nvrx_slurm.health.node_service import METHOD
 from nvrx_slurm.health.nvhcd_runs import NoAnswer, OwnChecks, Runs, Script
 
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 def main(path: str, sysroot: str = "/") -> int:
     """Serve as the file at `path` says, until SIGTERM or SIGINT; returns the exit code. Raises UsageError.
 
-    `sysroot`: where our own checks look.
+    Called in the main thread of a process that does nothing else. `sysroot`: where our own checks look.
     """
     own.require_trusted(path)
     settings = config.load(path)
@@ -90,7 +91,7 @@ def _server(runs: Runs) -> Any:
         log.debug("asked with %s", args)
         answer = await runs.ask(args)
         if isinstance(answer, NoAnswer):
-            await context.abort(grpc.StatusCode[answer.status], answer.text[:1000])
+            await context.abort(grpc.StatusCode[answer.status], one_line(answer.text))
         return pb.HealthCheckResponse(**answer._asdict())
 
     server = grpc.aio.server(

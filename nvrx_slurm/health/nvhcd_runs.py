@@ -26,6 +26,7 @@ MAX_ERROR_BYTES = 16384
 MAX_QUEUED = 8  # different questions that wait
 _REAP_S = 2.0  # for a killed command to end
 _CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline say it
+_STOPPED = "the service was stopped"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,9 @@ class Runs:
         """The answer of a run that begins after now."""
         key = args if isinstance(self._what, Script) else ()
         if key not in self._queued:
-            if self._closing or len(self._queued) >= MAX_QUEUED:
+            if self._closing:
+                return NoAnswer("UNAVAILABLE", _STOPPED)
+            if len(self._queued) >= MAX_QUEUED:
                 return NoAnswer("UNAVAILABLE", "too many different health checks are waiting")
             self._queued[key] = asyncio.get_running_loop().create_future()
             self._asked.set()
@@ -155,7 +158,7 @@ class Runs:
             try:
                 answer = await self._run(args)
             except asyncio.CancelledError:
-                future.set_result(NoAnswer("UNAVAILABLE", "the service was stopped"))
+                future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
                 raise
             future.set_result(answer)
 
@@ -165,7 +168,7 @@ class Runs:
         working.cancel()
         await asyncio.wait({working}, timeout=2 * _REAP_S)
         for future in self._queued.values():
-            future.set_result(NoAnswer("UNAVAILABLE", "the service was stopped"))
+            future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
 
     def reap_orphans(self) -> None:
         """On SIGCHLD."""

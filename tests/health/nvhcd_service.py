@@ -1,6 +1,6 @@
 """`python nvhcd_service.py BEHAVIOUR SOCKET`: a service of another make for our client, behaving well or not.
 
-Prints "ready" when it listens. Of what `late` waits for there is a FIFO beside the socket.
+Prints "ready" when it listens. `late` prints "asked", and waits for somebody to open the FIFO beside the socket.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def answer(behaviour: str, path: str, args: list[str]) -> Any:
     if behaviour == "dies":
         os._exit(7)
     if behaviour == "late":
+        print("asked", flush=True)
         with open(f"{path}.go"):  # until the test opens it, too
             return WELL
     return {

@@ -21,7 +21,7 @@ from nvrx_slurm.health.node_service import Reply, judge
 from nvrx_slurm.health.report import from_json
 
 BOUND_S = 60.0
-SHORT_S = 1.0  # what a service that does not answer gets
+SHORT_S = 5.0  # what a service that does not answer gets: more than it takes to ask it on a busy machine
 SERVICE = Path(__file__).with_name("nvhcd_service.py")
 
 
@@ -171,12 +171,12 @@ def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(pl
     """The late answer to the first question harms nobody."""
     path = place / "s"
     os.mkfifo(f"{path}.go")
-    serve("late", path)
+    service = serve("late", path)
     begun_s = time.monotonic()
     verdict, text = ask(path, SHORT_S)
-    assert verdict is Verdict.UNKNOWN
-    assert text == f"timed out: no answer from {path} within 1 s"
-    assert time.monotonic() - begun_s < 20 * SHORT_S
+    assert verdict is Verdict.UNKNOWN and text.startswith("timed out") and str(path) in text
+    assert time.monotonic() - begun_s < 10 * SHORT_S
+    assert service.stdout is not None and service.stdout.readline() == "asked\n"
     with open(f"{path}.go", "w"):  # the service was waiting: this does not block
         assert ask(path)[0] is Verdict.PASS
 

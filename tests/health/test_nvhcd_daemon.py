@@ -145,7 +145,7 @@ LEAVES = "setsid sh -c 'echo $$ > pid; echo > go; exec sleep 600' & read x < go"
 
 def test_a_script_that_never_ends_is_ended_with_all_it_started(daemon: Daemon) -> None:
     os.mkfifo(daemon.dir / "go")
-    daemon.settings["timeout"] = 2
+    daemon.settings["timeout"] = 5  # enough to begin on a busy machine
     daemon.start(f"trap '' TERM; echo $$ > own; {LEAVES}; echo stuck >&2; while :; do read x < go; done")
     code, details = daemon.error()
     assert code == "ABORTED" and details.endswith("did not end in time and was killed: stuck")
@@ -206,7 +206,7 @@ Child.signal_group = lambda self, signum: None  # as if it were blocked in the k
 nvhcd_runs._REAP_S = 0.2
 
 async def main():
-    runs = nvhcd_runs.Runs(nvhcd_runs.Script(sys.argv[1]), 1.0, {})
+    runs = nvhcd_runs.Runs(nvhcd_runs.Script(sys.argv[1]), 5.0, {})
     working = asyncio.ensure_future(runs.work())
     print((await runs.ask(())).text)
     print((await runs.ask(())).text)
