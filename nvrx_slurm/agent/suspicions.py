@@ -60,7 +60,10 @@ class Suspicions:
         """Have written what is to be written. Bounded, never raises."""
         if self._thread is None:
             return
-        self._put(None)
+        with contextlib.suppress(queue.Full, queue.Empty):
+            if self._waiting.full():
+                self._waiting.get_nowait()
+            self._waiting.put_nowait(None)
         loop = asyncio.get_running_loop()
         written = asyncio.Event()
 
@@ -77,7 +80,7 @@ class Suspicions:
             self._seen.add((kind, check))
             self._put((kind, check, text))
 
-    def _put(self, one: RankFault | tuple[str, str, str] | None) -> None:
+    def _put(self, one: RankFault | tuple[str, str, str]) -> None:
         if not self._env.get("SLURM_JOB_ID"):
             return
         if self._thread is None:
