@@ -42,6 +42,7 @@ class Suspicions:
         self._waiting: queue.Queue[RankFault | tuple[str, str, str] | None] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
+        self._closed = False
 
     def check_failed(self, check: str, text: str) -> None:
         """A check of the gate, or a watched one, found this node unfit."""
@@ -58,12 +59,14 @@ class Suspicions:
 
     async def close(self) -> None:
         """Have written what is to be written. Bounded, never raises."""
+        self._closed = True
         if self._thread is None:
             return
         with contextlib.suppress(queue.Full, queue.Empty):
             if self._waiting.full():
                 self._waiting.get_nowait()
             self._waiting.put_nowait(None)
+        self._thread = None
         loop = asyncio.get_running_loop()
         written = asyncio.Event()
 
@@ -81,7 +84,7 @@ class Suspicions:
             self._put((kind, check, text))
 
     def _put(self, one: RankFault | tuple[str, str, str]) -> None:
-        if not self._env.get("SLURM_JOB_ID"):
+        if self._closed or not self._env.get("SLURM_JOB_ID"):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="suspicions", daemon=True)

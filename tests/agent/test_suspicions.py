@@ -41,10 +41,16 @@ def left(site: Path, story: Callable[[Suspicions], None], env: dict[str, str] | 
         await suspicions.close()
 
     asyncio.run(play())
-    assert not [thread for thread in threading.enumerate() if thread.name == "suspicions"]
+    for thread in threads():
+        thread.join(30)
+    assert not threads()
     found = suspicion.take(f"{site}/spool", "n1", "42", os.geteuid())
     assert all(one.text for one in found)
     return [(one.kind, one.check) for one in found]
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "suspicions"]
 
 
 def killed(signum: int) -> RankFault:
@@ -128,7 +134,7 @@ def test_a_file_system_that_hangs_holds_nobody_up(site: Path, monkeypatch: pytes
         await asyncio.wait_for(suspicions.close(), 30)
 
     asyncio.run(play())
-    stuck = [thread for thread in threading.enumerate() if thread.name == "suspicions"]
+    stuck = threads()
     assert len(stuck) == 1, "the log was not looked at"
     monkeypatch.setattr(module, "look_at", lambda fault: ("", "", ""))
     os.close(os.open(log, os.O_WRONLY))  # for the one that has opened it, or is about to
