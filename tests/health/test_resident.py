@@ -207,7 +207,7 @@ def test_slow_checks_are_run_ahead_and_have_an_age(dgx: Node) -> None:
     resident = Resident(dgx)
     first, second = (named(resident.ask(), "mounts") for _ in range(2))
     assert (first.verdict, second.verdict) == (Verdict.PASS, Verdict.PASS)
-    assert 0 < first.age_s < second.age_s < 30
+    assert 0 <= first.age_s < second.age_s < 30  # the first answer waits for it
     assert named(resident.ask(), "lustre").age_s == 0
     resident.end()
 
