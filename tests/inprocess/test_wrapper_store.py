@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -96,6 +97,10 @@ def test_a_program_that_is_no_store_at_master_port(monkeypatch: pytest.MonkeyPat
         port = silent.getsockname()[1]
         with pytest.raises(StoreLost, match=f"who listens on 127.0.0.1:{port} does not answer like a store"):
             TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2))
+    for thread in threading.enumerate():  # one that comes back from C++ while Python ends would abort the process
+        if thread.name == "nvrx-store":
+            thread.join(30.0)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("port", ["", "x", "0", "70000"])
