@@ -36,6 +36,7 @@ _MAX_LINE_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 1 << 16  # that a process may say on stderr in its life
 # Slurm signals every process of a step; this one ignores that once it is up.
 _BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
+_REFUSES = "nvrx health: "
 _ROOT = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
     "-I",
@@ -134,6 +135,7 @@ class Gate:
         self._has_gpus = True  # until NVML says otherwise
         self._respawn_s = _RESPAWN_S
         self._answered = False  # ever: how the checks are set up is right
+        self._refusal = "wrong arguments"
         self._error_bytes = 0
         self.suspicions = Suspicions(spec.sysroot)
 
@@ -183,14 +185,14 @@ class Gate:
         """End the process. Bounded, never raises."""
         self._closing = True
         self._stop_waiting.set()
-        await self.suspicions.close()
         if self._respawn is not None:
             self._respawn.cancel()
-        if self._child is None:
-            return
         if self._questions >= 0:
             os.close(self._questions)  # it ends at the end of its questions
             self._questions = -1
+        await self.suspicions.close()
+        if self._child is None:
+            return
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
         if self._child is not None:
@@ -202,9 +204,9 @@ class Gate:
 
     async def _ask(self) -> report.Report | None:
         """None: it cannot tell."""
-        if self._child is None:
+        if self._child is None and not self._closing:
             self.start()
-        if self._child is None:
+        if self._child is None or self._closing:
             return None
         self._answer = answer = self._loop.create_future()
         try:
@@ -255,7 +257,11 @@ class Gate:
             return
         *lines, self._last_words = (self._last_words + more).split(b"\n")
         for line in lines:
-            self._say_once(one_line(line.decode(errors="replace")))
+            text = one_line(line.decode(errors="replace"))
+            if text.startswith(_REFUSES) and not self._answered:
+                self._refusal = text.removeprefix(_REFUSES)
+            else:
+                self._say_once(text)
 
     def _read(self, fd: int) -> bytes:
         try:
@@ -281,13 +287,13 @@ class Gate:
         self._child = None
         self._close_pipes()
         self._ended.set()
-        answer = self._answer
+        answer, refused = self._answer, code == report.EXIT_USAGE and not self._answered
         if answer is not None and not answer.done():
-            if code == report.EXIT_USAGE and not self._answered:
-                answer.set_exception(UsageError("the health checks cannot be run as they are set up (see above)"))
+            if refused:
+                answer.set_exception(UsageError(f"the health checks cannot be run: {self._refusal}"))
             else:
                 answer.set_result(None)
-        if not self._closing:
+        if not self._closing and not refused:
             if code not in _BY_SIGNAL:
                 self._say_once(f"the process of the health checks ended with {code}; it is started again")
             self._respawn = self._loop.call_later(self._respawn_s, self._start_again)

@@ -16,6 +16,7 @@ from agent_harness import WAIT_S, ended, status, until
 from nvrx_slurm.agent import gate as module
 from nvrx_slurm.agent.gate import Gate, GateSpec, Reclaim
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import gpus
 
 SPEC = GateSpec(("--when=gate", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 GOOD = '{"node": "n", "when": "gate", "findings": [], "notes": [], "seconds": 0, "asked": true}'
@@ -158,12 +159,11 @@ def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path: Path, mon
 def test_settings_that_it_refuses_are_an_error_at_first_only(tmp_path: Path) -> None:
     async def at_first(bench: Bench) -> None:
         bench.start()
-        with pytest.raises(UsageError, match="cannot be run as they are set up"):
+        with pytest.raises(UsageError, match="cannot be run: --only: there is no check 'lustr'; did you mean lustre?"):
             await bench.prepare()
 
     wrong = replace(SPEC, arguments=("--when=gate", "--only=lustr"))
-    said = run(tmp_path, at_first, wrong).said
-    assert said[0] == "nvrx health: --only: there is no check 'lustr'; did you mean lustre?"
+    assert run(tmp_path, at_first, wrong).said == []
 
     once = tmp_path / "once"
     program = (
@@ -217,3 +217,36 @@ def test_what_cannot_be_told_excludes_nobody_even_if_the_site_says_drain(tmp_pat
 
     for action in ("drain", "fail"):
         assert run(tmp_path, unfit, asked(finding % ("fail", "/home is gone", action))).said == []
+
+
+def test_a_gate_that_is_closed_in_the_middle_starts_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for GPU memory, or for an answer, when the job ends."""
+    looked: list[float] = []
+
+    def look(env: object, timeout_s: float) -> dict[str, float]:
+        looked.append(timeout_s)
+        return {"GPU 0": 70000.0}
+
+    monkeypatch.setattr(gpus, "memory_used_mb", look)
+
+    async def story(bench: Bench) -> None:
+        waiting = asyncio.ensure_future(bench.gate.prepare(1, used=True))
+        while not looked:
+            await asyncio.sleep(0)
+        await bench.gate.close()
+        assert await asyncio.wait_for(waiting, WAIT_S) == "" and bench.gate.pid is None
+        assert await bench.prepare(2) == "" and bench.gate.pid is None
+
+    run(tmp_path, story, replace(SPEC, reclaim=Reclaim(1000.0, 512.0, 1000.0)))
+
+    async def asked(bench: Bench) -> None:
+        pid = bench.start()
+        os.kill(pid, signal.SIGSTOP)
+        waiting = asyncio.ensure_future(bench.gate.prepare(0, used=False))
+        await asyncio.sleep(0)
+        await bench.gate.close()
+        assert await asyncio.wait_for(waiting, WAIT_S) == "" and bench.gate.pid is None
+
+    run(tmp_path, asked, replace(SPEC, answer_s=1000.0))

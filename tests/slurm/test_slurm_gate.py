@@ -30,8 +30,8 @@ def recorded() -> ModuleType:
 
 
 def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_path: Path) -> None:
-    """A worker of n1 crashes while the port of n2 is down: n2 does not pass the gate, n3 is promoted. Each task looks
-    at a recorded node of its own."""
+    """SIGBUS hits a worker of n1 while the port of n2 is down: n2 does not pass the gate, n3 is promoted. Each task
+    looks at a recorded node of its own."""
     dgx = recorded()
     for name in ("n1", "n2", "n3"):
         dgx.build(tmp_path / name)
@@ -43,9 +43,15 @@ def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_pat
     job = jobs.submit(HOLD_ONCE, flags, nodes=3, lead=lead)
     up = job.wait_marks("up", 2, cycle=0)
     assert [mark.node for mark in up] == ["n1", "n2"]
-    suspicion.allow(f"{tmp_path}/spool", "n2", str(job.job_id), os.geteuid())  # as our prolog does
+    for name in ("n1", "n2"):  # as our prolog does
+        suspicion.allow(f"{tmp_path}/spool", name, str(job.job_id), os.geteuid())
     dgx.write(tmp_path / "n2", f"{PORT}/state", "1: DOWN\n")
-    kill(up[0].pid, signal.SIGKILL)
+    kill(up[0].pid, signal.SIGBUS)
+
+    def told(node: str) -> list[tuple[str, str]]:
+        found = suspicion.take(f"{tmp_path}/spool", node, str(job.job_id), os.geteuid())
+        return [(one.kind, one.check) for one in found]
+
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
     assert [(mark.rank, mark.node) for mark in job.marks("up", 1)] == [(0, "n1"), (1, "n3")]
@@ -55,5 +61,5 @@ def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_pat
     assert WHY in log.splitlines()[-1]
     assert WHY in (job.run_dir / "events" / "coordinator.jsonl").read_text()
     assert job.result()["code"] == 0
-    told = suspicion.take(f"{tmp_path}/spool", "n2", str(job.job_id), os.geteuid())
-    assert [(one.kind, one.check) for one in told] == [("check-failed", "nic-ports"), ("check-failed", "gpu-nics")]
+    assert told("n1") == [("uncorrectable-error", "memory-errors")]
+    assert told("n2") == [("check-failed", "nic-ports"), ("check-failed", "gpu-nics")]
