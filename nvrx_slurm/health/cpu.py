@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict
 from nvrx_slurm.system.hardware import Absent
 
 _CPU = "/sys/devices/system/cpu"
@@ -75,6 +75,7 @@ CHECKS = (
         fails="Not as many logical CPUs are online as expected, or as there are.",
         gather=gather_count,
         judge=judge_count,
+        contexts=OUTSIDE_GATE,
         settings=(Setting("cpus", "count", None, "logical CPUs online"),),
         learn=lambda lists: {"cpus": count(lists[0])},
     ),
@@ -85,6 +86,7 @@ CHECKS = (
         fails="The kernel's clock source is not the expected one, or it fell back from a fast one to a slow one.",
         gather=gather_clock,
         judge=judge_clock,
+        contexts=OUTSIDE_GATE,
         settings=(Setting("clock_source", "text", None, "clock source, for example tsc"),),
         on_fail="warn",
         learn=lambda clock: {"clock_source": clock.current} if clock.current else {},

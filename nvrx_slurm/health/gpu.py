@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import NVML, OUTSIDE_GATE, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system import gpu_facts, gpus, pci
 from nvrx_slurm.system.gpu_facts import Ecc, Heat, Pages, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -18,7 +18,7 @@ Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 
 # A driver without persistence mode takes seconds to open.
 nvml_check = partial(Check, lane=NVML, budget_s=4.0)
-_OUTSIDE_GATE = ("prolog", "epilog", "periodic", "manual")
+
 
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
@@ -263,7 +263,7 @@ CHECKS = (
         fails="A GPU has an uncorrected error, or very many corrected ones, since the driver was loaded.",
         gather=reading(gpu_facts.ecc_errors),
         judge=judge_ecc,
-        contexts=_OUTSIDE_GATE,
+        contexts=OUTSIDE_GATE,
         settings=(
             Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
             Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
@@ -275,7 +275,7 @@ CHECKS = (
         fails="A row could not be remapped, or is to be remapped by a reset.",
         gather=reading(gpu_facts.remapped_rows),
         judge=judge_rows,
-        contexts=_OUTSIDE_GATE,
+        contexts=OUTSIDE_GATE,
     ),
     nvml_check(
         name="gpu-retired-pages",
@@ -283,7 +283,7 @@ CHECKS = (
         fails="A GPU retired too many pages, or has to retire some by a reset.",
         gather=reading(gpu_facts.retired_pages),
         judge=judge_pages,
-        contexts=_OUTSIDE_GATE,
+        contexts=OUTSIDE_GATE,
         settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
     ),
     nvml_check(
@@ -292,7 +292,7 @@ CHECKS = (
         fails="A GPU is slowed down by heat or by its power supply.",
         gather=reading(gpu_facts.throttle_reasons),
         judge=judge_throttle,
-        contexts=_OUTSIDE_GATE,
+        contexts=OUTSIDE_GATE,
         settings=(
             Setting(
                 "gpu_throttle_reasons",
@@ -308,7 +308,7 @@ CHECKS = (
         fails="A GPU is so hot that it slows down, or hotter than gpu_temperature_max.",
         gather=reading(gpu_facts.temperatures),
         judge=judge_temperature,
-        contexts=_OUTSIDE_GATE,
+        contexts=OUTSIDE_GATE,
         settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
     ),
     nvml_check(
@@ -317,7 +317,7 @@ CHECKS = (
         fails="Library and kernel module have different versions, or not the version of gpu_driver.",
         gather=gather_driver,
         judge=judge_driver,
-        contexts=_OUTSIDE_GATE,
+        contexts=OUTSIDE_GATE,
         settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
         learn=lambda found: {"gpu_driver": found.library} if found.library else {},
     ),

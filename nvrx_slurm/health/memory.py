@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 _EDAC = "/sys/devices/system/edac/mc"
@@ -93,6 +93,7 @@ CHECKS = (
         fails="The node has less memory than it should, or less available than needed.",
         gather=gather_size,
         judge=judge_size,
+        contexts=OUTSIDE_GATE,
         settings=(
             Setting("memory_gb", "number", None, "memory that the kernel must see, in 10^9 bytes"),
             Setting("memory_free_gb", "number", None, "memory that must be available, in 10^9 bytes"),
@@ -107,5 +108,6 @@ CHECKS = (
         fails="An uncorrected memory error or a machine check exception happened since boot.",
         gather=gather_errors,
         judge=judge_errors,
+        contexts=OUTSIDE_GATE,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 _SHM = "/dev/shm"
@@ -123,6 +123,7 @@ CHECKS = (
         fails="A local file system has too little room or too few inodes.",
         gather=gather_disks,
         judge=judge_disks,
+        contexts=OUTSIDE_GATE,
         settings=(
             Setting("disk_paths", "paths", ("/", "/tmp", "/var"), "where there must be room"),
             Setting("disk_free_percent", "percent", 3.0, "room that must be free"),
@@ -136,6 +137,7 @@ CHECKS = (
         fails="/dev/shm is smaller than it should be or has too little room, as after a job that left its segments.",
         gather=gather_shm,
         judge=judge_shm,
+        contexts=OUTSIDE_GATE,
         settings=(
             Setting("shm_size_gb", "number", None, "size of /dev/shm, in 10^9 bytes"),
             Setting("shm_free_gb", "number", 1.0, "room that must be free, in 10^9 bytes"),

@@ -11,7 +11,7 @@ import stat
 from itertools import islice
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 REMOTE_TYPES = ("lustre", "nfs", "nfs4")
@@ -192,6 +192,7 @@ CHECKS = (
         fails="Lustre says anything but healthy.",
         gather=gather_lustre,
         judge=judge_lustre,
+        contexts=OUTSIDE_GATE,
     ),
     Check(
         name="mounts",
@@ -199,6 +200,7 @@ CHECKS = (
         fails="An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed.",
         gather=gather_mounts,
         judge=judge_mounts,
+        contexts=OUTSIDE_GATE,
         settings=(_MOUNTS, _WRITABLE),
         budget_s=5.0,
         learn=learn_mounts,

@@ -238,7 +238,7 @@ def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node) -> No
     daemon.start()
     found = daemon.answer(*NVRX_ARGS)
     assert (found.success, found.exit_code in (0, 3), found.output) == (True, True, WELL)
-    dgx.write("/etc/nvrx/health.yaml", "expect: {cpus: 9999}\n")
+    dgx.write("/etc/nvrx/health.yaml", "expect: {cpus: 9999}\nchecks: {cpu-count: {when: [gate]}}\n")
     found = daemon.answer("--no-slurm")
     assert (found.success, found.exit_code) == (False, 1)
     assert json.loads(found.output) == {"fail_count": 1, "failed_checks": ["cpu-count"]}
