@@ -28,6 +28,7 @@ from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
+_GAVE_UP = ": base exception: RestartAbort: "  # in the sentence about a rank that raised that
 _LEAVE_S = 30.0  # for a rank that leaves: how long it waits for its own abort
 
 
@@ -282,6 +283,8 @@ class Runner:
                 logger.warning("%s", error)
         self._entered = False
         self._helpers.left()
+        if self._state.mode is Mode.TERMINATED:
+            return phases.Done()  # `terminate` has raised a BaseException: it is not called again
         self._state.mode = Mode.TERMINATED
         try:
             self._plugin("terminate")
@@ -363,6 +366,8 @@ class Runner:
     def _remember_cause(self) -> None:
         """The first fault, as all ranks know it; on the rank where it happened with its traceback."""
         mine = self._state.fn_exception
+        if self._cause is not None and _GAVE_UP in self._verdict.why:
+            return  # who left because of the last fault, a moment before this rank does, is no other one
         if mine is not None and self._verdict.why.startswith(f"rank {self._helpers.me.rank}:"):
             self._cause = mine
         else:

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has it here, too
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
 from nvrx_slurm.system import bounded, connections
 
@@ -83,12 +84,18 @@ class TCPStore(StoreMixin, dist.TCPStore):
             use_libuv=use_libuv,
         )
         try:  # torch waits for the server's first answer without a bound
-            bounded.call(lambda: dist.TCPStore.__init__(self, **arguments), _HANDSHAKE_S, "nvrx-store")
+            bounded.call(lambda: self._connect(arguments), _HANDSHAKE_S, "nvrx-store")
         except bounded.Overrun:
             raise StoreLost(
                 f"the store cannot be reached: who listens on {host}:{number} does not answer like a store;"
                 " if that is another program, choose another MASTER_PORT"
             ) from None
+
+    def _connect(self, arguments: dict[str, Any]) -> None:
+        try:
+            dist.TCPStore.__init__(self, **arguments)
+        except NotImplementedError:  # torch 2.5: its libuv server cannot be given a socket that listens
+            dist.TCPStore.__init__(self, **{**arguments, "use_libuv": False})
 
 
 class FileStore(StoreMixin, dist.FileStore):

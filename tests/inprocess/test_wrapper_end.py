@@ -70,6 +70,14 @@ def test_a_terminate_that_fails_is_said(job: Job, how: str) -> None:
     job.await_nothing_left()
 
 
+def test_a_terminate_that_exits_is_not_called_again(job: Job) -> None:
+    job.start("ended", 3, module="scenarios_end", victims=[1], place="terminate", how="exit")
+    assert job.await_event(1, "raised")["kind"] == "SystemExit"
+    assert (len(job.of(1, "fault")), job.await_end(1)) == (1, 4)
+    restarted(job, [0, 2])
+    job.await_nothing_left()
+
+
 @pytest.mark.parametrize("place", ["abort", "finalize", "health_check", "rank_assignment"])
 def test_sigterm_in_the_middle_of_a_restart(job: Job, place: str) -> None:
     """Nobody handles it: the rank dies, wherever it is."""
