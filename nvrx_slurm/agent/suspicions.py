@@ -98,7 +98,7 @@ class Suspicions:
 
     def _work(self) -> None:
         try:
-            directory = policy.read_rules(None, self._sysroot).hooks.suspicions
+            directory = policy.hook_settings(self._sysroot).suspicions
         except UsageError:
             directory = ""  # the checks have said what is wrong with the site file
         while (one := self._waiting.get()) is not None:

@@ -103,6 +103,14 @@ def read_rules(
     return rules
 
 
+def hook_settings(sysroot: str = "/") -> HookSettings:
+    """What the site says of its hooks; no check is loaded. Raises UsageError."""
+    from nvrx_slurm.config import site as site_file
+
+    path = _default_config(sysroot)
+    return HookSettings(**site_file.load(path, CONTEXTS, ACTIONS).hooks) if path else HookSettings()
+
+
 def node_name() -> str:
     """Slurm's name of this node where it tells (prologs, tasks), else the short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
