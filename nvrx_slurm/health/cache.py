@@ -6,9 +6,11 @@ Ages are by CLOCK_BOOTTIME within one boot (proc(5), random/boot_id): no setting
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +18,7 @@ from typing import Any
 
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 
-MAX_FILE_BYTES = 16384
+MAX_FILE_BYTES = 65536
 _NOT_OURS = 0o022  # writable by group or others
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -56,6 +58,62 @@ def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], 
     except OSError as error:
         notes.append(f"the result of {check.name} cannot be kept: {error.strerror}")
     return verdict, text, 0.0, notes
+
+
+def together(
+    node: NodeView, name: str, asked: object, wait_s: float, run: Callable[[], str]
+) -> tuple[str, float] | None:
+    """(what `run` returns, 0.0); or, of processes of this user that come with the same `asked` while one is at it,
+    (what the first of them to get on was given, its age), so that a node with many of them does the work seldom.
+
+    None: `wait_s` seconds were not enough for the others to be done. Without a usable directory nobody waits.
+    """
+    came_s = now_s()
+    try:
+        directory = private_directory(node)
+        lock = os.open(f"{directory}/{name}.lock", _WRITE, 0o600)
+    except (Unusable, OSError):
+        return run(), 0.0  # a check whose result is kept says why
+    try:
+        if not _lock(lock, wait_s):
+            return None
+        known = {"boot": boot_id(node), "asked": json.dumps(asked, default=str)}
+        if given := _given(f"{directory}/{name}.json", known, came_s):
+            return given
+        result = run()
+        with contextlib.suppress(OSError):  # then the next one does the work once more
+            write_private(f"{directory}/{name}.json", {**known, "at_s": now_s(), "result": result})
+        return result, 0.0
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, wait_s: float) -> bool:
+    """Whether we have it. Not flock(2): our forked checks would have that, too, and may be stuck in the kernel."""
+
+    def late(signum: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, max(wait_s, 0.01))
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _given(path: str, known: Mapping[str, object], came_s: float) -> tuple[str, float] | None:
+    try:
+        kept = read_private(path)
+        if not kept or kept["at_s"] < came_s or any(kept[name] != value for name, value in known.items()):
+            return None
+        return str(kept["result"]), max(0.0, now_s() - kept["at_s"])
+    except (Unusable, TypeError, KeyError):
+        return None  # it is written anew
 
 
 def now_s() -> float:

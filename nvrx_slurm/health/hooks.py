@@ -125,10 +125,13 @@ def _prolog(hook: Hook, rules: policy.Rules) -> int:
         except (OSError, cache.Unusable) as error:
             hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
     skipped = _skipped(hook, rules)
-    found = _examine(hook, rules, [check for check in _of(rules, hook.when) if check.name not in skipped])
-    if not found.grave:
+    checks = [check for check in _of(rules, hook.when) if check.name not in skipped]
+    grave = _examine(hook, rules, [check for check in checks if not check.per_job], shared=True).grave
+    if mine := [check for check in checks if check.per_job]:
+        grave += _examine(hook, rules, mine).grave
+    if not grave:
         return OK
-    _drain(hook, found.grave)
+    _drain(hook, grave)
     return REFUSE
 
 
@@ -205,21 +208,38 @@ def _of(rules: policy.Rules, when: str, named: Iterable[str] = ()) -> list[Check
     return [check for check in rules.checks.values() if when in check.contexts or check.name in named]
 
 
-def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
-    """Run the checks, say what is wrong."""
-    started_s = time.monotonic()
-    deadline_s = min(rules.deadlines_s[hook.when], hook.left_s())
-    result = runner.run(checks, hook.node, rules.expected, deadline_s)
-    took_s = round(time.monotonic() - started_s, 3)
-    found = report.Report(hook.name, hook.when, result.findings, result.notes, took_s)
-    for note in result.notes:
+def _examine(hook: Hook, rules: policy.Rules, checks: list[Check], shared: bool = False) -> report.Report:
+    """Run the checks, or take what a prolog beside this one has found meanwhile (`shared`); say what is wrong."""
+
+    def run() -> str:
+        started_s = time.monotonic()
+        deadline_s = min(rules.deadlines_s[hook.when], hook.left_s())
+        result = runner.run(checks, hook.node, rules.expected, deadline_s)
+        took_s = round(time.monotonic() - started_s, 3)
+        return report.Report(hook.name, hook.when, result.findings, result.notes, took_s).as_json()
+
+    age_s = 0.0
+    if shared:
+        asked = [hook.name, [check.name for check in checks], rules.deadlines_s[hook.when], rules.expected]
+        line, age_s = cache.together(hook.node, hook.when, asked, hook.left_s(), run) or (_nobody(hook), 0.0)
+    else:
+        line = run()
+    found = report.from_json(line)
+    for note in found.notes:
         hook.say(syslog.LOG_WARNING, note)
     for finding in found.findings:
         if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN) or finding.check == leftovers.NAME:
             hook.say(_LOUD[finding.action], f"{finding.check}: {finding.verdict.value}: {finding.text}")
     if checks:
-        hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {took_s:.2f} s")
+        when = f", as another prolog found {age_s:.1f} s ago" if age_s else ""
+        hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {found.seconds:.2f} s{when}")
     return found
+
+
+def _nobody(hook: Hook) -> str:
+    """What is known of the node where time was up before it was our turn to look."""
+    text = "time was up while other prologs on this node were being let in"
+    return report.Report(hook.name, hook.when, [Finding("prologs", Verdict.UNKNOWN, text)], [], 0.0).as_json()
 
 
 def _to_drain(found: report.Report) -> list[Finding]:

@@ -118,7 +118,7 @@ def _fifo(heavy: Heavy) -> None:
         (_text(""), "it is damaged"),
         (_text("[]"), "it is damaged"),
         (_text("[" * 5000), "it is damaged"),
-        (_text("\0" * 20000), "it is longer than 16384 bytes"),
+        (_text("\0" * 70000), "it is longer than 65536 bytes"),
         (_edited(verdict="well"), "it is damaged"),
         (_edited(at_s="soon"), "it is damaged"),
         (_edited(at_s=float("nan")), "it is from the future"),

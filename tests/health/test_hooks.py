@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
+import re
+import select
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +34,14 @@ def drained(reason: str = LUSTRE, states: str = "IDLE+DRAIN", who: str = "root")
     return f"NodeName=n1 State={states} ThreadsPerCore=1 Reason={reason} [{who}@2026-11-21T12:00:00]"
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """For what sends no event."""
+    deadline_s = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline_s
+        select.select([], [], [], 0.01)
+
+
 # --- prolog -----------------------------------------------------------------------------------------------------------
 
 
@@ -36,6 +49,28 @@ def test_a_healthy_node_gets_its_job_and_slurmctld_is_not_asked(hooks: Hooks) ->
     ran = hooks.run("prolog")
     assert ran.code == 0 and "n1 job 7: pass: " in ran.log, ran.log
     assert hooks.asked() == []
+
+
+def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> None:
+    """The first one's check hangs until all others wait for it; then it finds a fault, and nobody looks again."""
+    place = hooks.node / "/sys/fs/lustre/health_check"
+    place.unlink()
+    os.mkfifo(place)
+    hooks.add(PROLOG_BUDGET=60)
+    hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50}})
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(hooks.run, "prolog")
+        fifo = os.open(place, os.O_WRONLY)  # until it reads
+        others = [pool.submit(hooks.run, "prolog") for _ in range(3)]
+        lock = (hooks.node / "/run/nvrx-health/prolog.lock").stat()
+        wait_for(lambda: len(re.findall(rf" -> POSIX .*:{lock.st_ino} ", Path("/proc/locks").read_text())) == 3)
+        os.write(fifo, b"NOT HEALTHY")
+        os.close(fifo)
+        place.unlink()  # who looked again would find nothing
+        ran = [one.result() for one in (first, *others)]
+    assert [one.code for one in ran] == [1] * 4
+    told = (hooks.root / "log").read_text()
+    assert told.count("fail: ") == 8 and told.count(", as another prolog found ") == 3  # with a line for the check
 
 
 def test_a_failure_drains_with_our_reason_and_refuses_the_job(hooks: Hooks) -> None:
