@@ -87,6 +87,16 @@ def _zombies(node: Node) -> None:
         _process(pid, "orphan", "Z")(node)
 
 
+def _smt(control: str) -> Callable[[Node], None]:
+    """Half of the CPUs are offline."""
+
+    def switch(node: Node) -> None:
+        node.write(f"{CPU}/smt/control", f"{control}\n")
+        node.write(f"{CPU}/online", "0-111\n")
+
+    return switch
+
+
 def _services_gone(node: Node) -> None:
     shutil.rmtree(node / "/sys/fs/cgroup")
     shutil.rmtree(node / "/proc/1006")
@@ -95,6 +105,7 @@ def _services_gone(node: Node) -> None:
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"
+CPU = "/sys/devices/system/cpu"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 MOUNTS = "/proc/self/mountinfo"
 LUSTRE = "/sys/fs/lustre/health_check"
@@ -150,9 +161,17 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
     ("memory-errors", _set(f"{MCS}/mc2/ue_count", "many"), {}, U, "mc2/ue_count holds 'many'"),
     ("memory-errors", _set(f"{MCS}/mc0/ue_count", ""), {}, U, "instead of a whole number"),
     ("memory-errors", _edit("/proc/interrupts", "MCE:          0          0", "MCE: 1 1"), {}, F, "2 machine check"),
-    ("cpu-count", _set("/sys/devices/system/cpu/online", "0-63,65-223"), {}, F, "223 CPUs are online instead of 224"),
+    ("cpu-count", _set(f"{CPU}/online", "0-63,65-223"), {"cpus": 224}, F, "223 CPUs are online instead of 224"),
+    ("cpu-count", _set(f"{CPU}/online", "0-63,65-223"), {}, U, "223 of 224 CPUs are online; say in the site file"),
+    ("cpu-count", _smt("off"), {}, P, "112 of 224 CPUs are online, as SMT is switched off"),
+    ("cpu-count", _smt("forceoff"), {}, P, "as SMT is switched off"),
+    ("cpu-count", _smt("off"), {"cpus": 112}, P, "112 CPUs are online"),
+    ("cpu-count", _smt("off"), {"cpus": 224}, F, "112 CPUs are online instead of 224"),
+    ("cpu-count", _smt("on"), {}, U, "112 of 224 CPUs are online; say"),
     ("cpu-count", lambda node: None, {"cpus": 256}, F, "224 CPUs are online instead of 256"),
-    ("cpu-count", _set("/sys/devices/system/cpu/online", "0-x"), {}, U, "no list of CPUs"),
+    ("cpu-count", _set(f"{CPU}/online", "0-x"), {}, U, f"{CPU}/online holds '0-x', which is no list of CPUs"),
+    ("cpu-count", _set(f"{CPU}/present", "0-²"), {}, U, f"{CPU}/present holds '0-²', which is no list"),
+    ("cpu-count", _set(f"{CPU}/online", "0-" + "9" * 5000), {}, U, f"{CPU}/online holds '0-99"),
     ("clock-source", _set(CLOCK, "hpet\n"), {}, F, "hpet though there is tsc"),
     ("clock-source", lambda node: None, {"clock_source": "hpet"}, F, "tsc instead of hpet"),
     ("clock-source", _gone("/sys/devices/system/clocksource"), {}, N, "does not tell"),
