@@ -9,6 +9,11 @@ from enum import Enum, auto
 MAX_TEXT = 400  # characters of a reason that travel
 
 
+def clean(text: str) -> str:
+    """Without lone surrogates (Python puts them into file names that are no UTF-8), which no store takes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class Interruption(Enum):
     """Kind of fault."""
 

@@ -37,7 +37,7 @@ from collections.abc import Callable, Collection
 from nvrx_slurm.core.ranks import to_runs
 from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word, call_roll
 from nvrx_slurm.inprocess import leader
-from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
 from nvrx_slurm.inprocess.store import StoreView
 
 ENTRY = -1  # the round before iteration 0: the initial barrier
@@ -187,7 +187,7 @@ def _declare_overdue(this: Round, missing: list[int], overdue_s: float) -> None:
 
 def publish(this: Round, verdict: Verdict) -> Verdict:
     """Make this the verdict of the round, unless there is one; returns the one that counts."""
-    this.keys.compare_set("go", "", verdict.to_text())
+    this.keys.compare_set("go", "", clean(verdict.to_text()))
     this.keys.set("went", "1")
     return _announced(this)
 

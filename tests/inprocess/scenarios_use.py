@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from scenarios import Assignment, Rank, block, pause, scenario
@@ -389,5 +390,32 @@ def timed(rank: Rank) -> None:
                 ctypes.PyDLL(None).sleep(1000)
             block()
         return "done"
+
+    rank.call(fn)
+
+
+# --- exceptions that are hard to tell others about ---------------------------------------------------------------------
+
+
+def _surrogate() -> BaseException:
+    return ValueError("bad \udce4 name \x00 nul\nsecond line")
+
+
+ODD: dict[str, Callable[[], BaseException]] = {"surrogate": _surrogate}
+
+
+@scenario
+def odd_exception(rank: Rank) -> None:
+    """Rank 1 raises one of them in iteration 0, the others wait."""
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            rank.together("entered")
+            if rank.initial == 1:
+                rank.say("fault")
+                raise ODD[rank.arguments["how"]]()
+            block()
+        return f"{rank.initial} done"
 
     rank.call(fn)

@@ -13,7 +13,7 @@ from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.barriers import Round
 from nvrx_slurm.inprocess.compose import Compose
-from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.leader import Leadership, text_of
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store import StoreView
@@ -139,3 +139,11 @@ def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) 
 def test_more_filters_than_can_be_told_apart_are_refused() -> None:
     with pytest.raises(ValueError, match="may have 8 filters by groups, not 9"):
         Compose(ra.ShiftRanks(), *(ra.FilterCountGroupedByKey("all", bool) for _ in range(9)))
+
+
+def test_an_error_whose_text_no_store_takes_is_told_all_the_same() -> None:
+    def compute() -> str:
+        raise RankDiscarded("no place for \udce4")
+
+    with pytest.raises(RankDiscarded, match=r"no place for \\udce4"):
+        leadership(MemoryStore(), 0).decide(compute)

@@ -84,3 +84,14 @@ def test_a_swallowed_exception_is_sent_again_and_debug_names_the_place(job: Job)
     assert "RankShouldRestart was suppressed at" in said
     assert "scenarios.py" in said.split("RankShouldRestart was suppressed at")[1].splitlines()[0]
     job.await_nothing_left()
+
+
+@pytest.mark.parametrize(("how", "told"), [("surrogate", r"ValueError: bad \udce4 name")])
+def test_an_exception_with_an_odd_text_is_one_like_others(job: Job, how: str, told: str) -> None:
+    """All ranks learn of it, and none is lost."""
+    job.start("odd_exception", 2, how=how)
+    survivors_restart(job, [0, 1], 2)
+    assert job.of(1, "fault")
+    for rank in range(2):
+        assert f"rank 1: exception: {told}" in job.err(rank).read_text()
+    job.await_nothing_left()
