@@ -22,9 +22,13 @@ _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 # What Slurm's tools take for structure, and what looks like their [user@time], is replaced.
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
 _DRAINED = "DRAIN"
-# Beside DRAIN (scontrol(1), "NODE STATES"): jobs may run on it, it may be reserved; anything else is somebody's doing.
-_PLAIN = frozenset({_DRAINED, "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED"})
-_OUT = frozenset({_DRAINED, "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "MAINT", "REBOOT", "POWERING_DOWN"})
+# Words of scontrol(1), "NODE STATES", and of older versions. Beside DRAIN: jobs may run on it, it may be reserved, or
+# be of a kind that lasts; anything else is somebody's doing.
+_FOR_GOOD = frozenset({"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+_PLAIN = _FOR_GOOD | {_DRAINED, "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"}
+_REPAIRED = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
+_SWITCHED_OFF = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"})
+_OUT = _REPAIRED | _SWITCHED_OFF | {_DRAINED, "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING"}
 
 
 class Reason(NamedTuple):
@@ -49,7 +53,7 @@ def parse(text: str) -> Reason | None:
 
 def may_drain(note: Note) -> bool:
     """Whether the node is in use at all: nobody's drain, nor his note, is written over."""
-    return not note.states & _OUT and "NOT_RESPONDING" not in note.states
+    return not note.states & _OUT
 
 
 def ours(note: Note) -> Reason | None:
@@ -59,10 +63,9 @@ def ours(note: Note) -> Reason | None:
     return parse(note.reason)
 
 
-def recovered(why: Reason, findings: Iterable[Finding]) -> bool:
-    """Whether every check that asked for the drain passes now; unknown, or not applicable any more, is no pass."""
-    passed = {finding.check for finding in findings if finding.verdict is Verdict.PASS}
-    return passed.issuperset(why.checks)
+def recovered(checks: Iterable[str], findings: Iterable[Finding]) -> bool:
+    """Whether all these checks pass now; unknown, or not applicable any more, is no pass."""
+    return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(checks)
 
 
 # --- a mark on the node, so that slurmctld is asked only if there may be something to take back -----------------------

@@ -27,6 +27,8 @@ DEFAULT_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
 _MAX_OUTPUT = 16 << 20  # characters that are parsed of a tool's answer
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
+# Short forms behind a state (sinfo(1), "NODE STATE CODES").
+_MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
 # State words after which a node's processes of our job are certainly gone (scontrol(1), "NODE STATES").
 _GONE = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 
@@ -136,8 +138,7 @@ def parse_node_states(text: str) -> dict[str, frozenset[str]]:
         fields = parse_fields(line)
         words = re.findall(r"[A-Z_]+", fields.get("State", "").upper())
         if name := fields.get("NodeName"):
-            # "*" is the short form of NOT_RESPONDING (sinfo(1), "NODE STATE CODES").
-            marked = ["NOT_RESPONDING"] if "*" in fields.get("State", "") else []
+            marked = [word for mark, word in _MARKS.items() if mark in fields.get("State", "")]
             found[name] = frozenset(words + marked)
     return found
 

@@ -45,7 +45,10 @@ def test_what_is_no_reason_of_ours(text: str) -> None:
     [
         ("IDLE", True), ("MIXED", True), ("ALLOCATED", True), ("IDLE+RESERVED", True), ("ALLOCATED+COMPLETING", True),
         ("IDLE+DRAIN", False), ("MIXED+DRAIN", False), ("DOWN", False), ("DOWN*", False), ("IDLE*", False),
-        ("IDLE+FAIL", False), ("IDLE+MAINT", False), ("DOWN+DRAIN", False),
+        ("IDLE+FAIL", False), ("IDLE+MAINT", False), ("DOWN+DRAIN", False), ("IDLE+CLOUD", True),
+        ("IDLE+MAINTENANCE", False), ("MIXED+REBOOT_REQUESTED", False), ("IDLE+REBOOT_ISSUED", False),
+        ("IDLE+MAINTENANCE+RESERVED", False), ("IDLE+REBOOT^", False), ("IDLE+REBOOT@", False), ("IDLE@", False),
+        ("IDLE^", False), ("IDLE$", False), ("IDLE+CLOUD+POWERING_DOWN", False), ("IDLE+CLOUD+POWER_DOWN", False),
     ],
 )  # fmt: skip
 def test_nobodys_drain_is_written_over(states: str, may: bool) -> None:
@@ -53,12 +56,12 @@ def test_nobodys_drain_is_written_over(states: str, may: bool) -> None:
 
 
 def test_unknown_and_not_applicable_are_no_recovery() -> None:
-    why = drain.Reason(("a", "b"), "")
+    both = ("a", "b")
     passed = [Finding("a", Verdict.PASS, ""), Finding("b", Verdict.PASS, "")]
-    assert drain.recovered(why, passed)
+    assert drain.recovered(both, passed)
     for verdict in (Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.FAIL):
-        assert not drain.recovered(why, [passed[0], Finding("b", verdict, "")])
-    assert not drain.recovered(why, passed[:1])
+        assert not drain.recovered(both, [passed[0], Finding("b", verdict, "")])
+    assert not drain.recovered(both, passed[:1])
 
 
 @pytest.mark.parametrize(
