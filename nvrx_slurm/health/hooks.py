@@ -14,12 +14,14 @@ import re
 import sys
 import syslog
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health import cache, drain, leftovers, own, policy, report, runner, suspicion
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.health import cache, drain, leftovers, policy, report, runner, suspicion
 from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
+from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
     from nvrx_slurm.slurm.drain import Scontrol
@@ -63,7 +65,7 @@ class Hook(NamedTuple):
     def _write(self, line: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            own.require_trusted(os.path.dirname(self.log_file))
+            trust.require(os.path.dirname(self.log_file), UsageError)
             fd = os.open(self.log_file, flags, 0o640)
         except (OSError, NvrxError) as error:
             syslog.syslog(syslog.LOG_ERR, f"LOG={self.log_file} cannot be used: {error}")
@@ -126,9 +128,10 @@ def _prolog(hook: Hook, rules: policy.Rules) -> int:
             hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
     skipped = _skipped(hook, rules)
     checks = [check for check in _of(rules, hook.when) if check.name not in skipped]
-    grave = _examine(hook, rules, [check for check in checks if not check.per_job], shared=True).grave
-    if mine := [check for check in checks if check.per_job]:
-        grave += _examine(hook, rules, mine).grave
+    mine = [check for check in checks if check.per_job]
+    with _under_way(hook, rules, mine) as finish:
+        grave = _share(hook, rules, [check for check in checks if not check.per_job]).grave
+        grave += _tell(hook, mine, finish()).grave
     if not grave:
         return OK
     _drain(hook, grave)
@@ -184,12 +187,15 @@ def _periodic(hook: Hook, rules: policy.Rules) -> int:
             drain.expect_drained(hook.node, hook.name, why is not None)
         except NvrxError as error:
             hook.say(syslog.LOG_WARNING, f"whether this node is drained is not known: {error}")
-    found = _examine(hook, rules, _of(rules, hook.when, why.checks if why else ()))
+    asking = why.checks if why else ()
+    found = _examine(hook, rules, _of(rules, hook.when, asking))
     if grave := _to_drain(found):
         if why is None:
             _drain(hook, grave)
-    elif why and rules.hooks.undrain and drain.recovered(why, found.findings):
-        _undrain(hook, why)
+    elif why and rules.hooks.undrain:
+        off = [name for name in asking if name in rules.checks and not _in_hooks(rules.checks[name])]
+        if drain.recovered(set(asking) - set(off), found.findings):
+            _undrain(hook, why, off)
     return OK
 
 
@@ -204,27 +210,58 @@ _HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {
 
 
 def _of(rules: policy.Rules, when: str, named: Iterable[str] = ()) -> list[Check]:
-    """The checks of this hook, and those called `named`."""
-    return [check for check in rules.checks.values() if when in check.contexts or check.name in named]
+    """The checks of this hook, and those called `named` that the site wants in some hook."""
+    checks = rules.checks.values()
+    return [check for check in checks if when in check.contexts or (check.name in named and _in_hooks(check))]
 
 
-def _examine(hook: Hook, rules: policy.Rules, checks: list[Check], shared: bool = False) -> report.Report:
-    """Run the checks, or take what a prolog beside this one has found meanwhile (`shared`); say what is wrong."""
+def _in_hooks(check: Check) -> bool:
+    return not _HOOKS.keys().isdisjoint(check.contexts)
+
+
+@contextmanager
+def _under_way(hook: Hook, rules: policy.Rules, checks: list[Check]) -> Iterator[Callable[[], report.Report]]:
+    """Start the checks, which go on beside the block; it gets what waits for their report. No process outlives it."""
+    started_s = time.monotonic()
+    deadline_s = min(rules.deadlines_s[hook.when], hook.left_s())
+    run = runner.Run(checks, hook.node, rules.expected, deadline_s)
+
+    def finish() -> report.Report:
+        while not run.done:
+            run.go_on(runner.wait(run.fds(), run.look_s()))
+        result = run.result()
+        took_s = round(time.monotonic() - started_s, 3)
+        return report.Report(hook.name, hook.when, result.findings, result.notes, took_s)
+
+    try:
+        run.begin()
+        yield finish
+    finally:
+        run.close()
+
+
+def _share(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
+    """Run the checks, or take what a prolog beside this one has found meanwhile; say what is wrong."""
 
     def run() -> str:
-        started_s = time.monotonic()
-        deadline_s = min(rules.deadlines_s[hook.when], hook.left_s())
-        result = runner.run(checks, hook.node, rules.expected, deadline_s)
-        took_s = round(time.monotonic() - started_s, 3)
-        return report.Report(hook.name, hook.when, result.findings, result.notes, took_s).as_json()
+        with _under_way(hook, rules, checks) as finish:
+            return finish().as_json()
 
-    age_s = 0.0
-    if shared:
-        asked = [hook.name, [check.name for check in checks], rules.deadlines_s[hook.when], rules.expected]
-        line, age_s = cache.together(hook.node, hook.when, asked, hook.left_s(), run) or (_nobody(hook), 0.0)
-    else:
-        line = run()
-    found = report.from_json(line)
+    # Under other rules (the site file has changed) the same facts may mean something else.
+    ruled = [[field for field in check if not callable(field)] for check in checks]
+    asked = [hook.name, ruled, rules.deadlines_s[hook.when], rules.expected]
+    line, age_s = cache.together(hook.node, hook.when, asked, hook.left_s(), run) or (_nobody(hook), 0.0)
+    return _tell(hook, checks, report.from_json(line), age_s)
+
+
+def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
+    """Run the checks; say what is wrong."""
+    with _under_way(hook, rules, checks) as finish:
+        return _tell(hook, checks, finish())
+
+
+def _tell(hook: Hook, checks: list[Check], found: report.Report, age_s: float = 0.0) -> report.Report:
+    """Say what is wrong. `age_s`: since another prolog found it, 0 if we did."""
     for note in found.notes:
         hook.say(syslog.LOG_WARNING, note)
     for finding in found.findings:
@@ -267,8 +304,9 @@ def _drain(hook: Hook, failed: list[Finding]) -> bool:
     return True
 
 
-def _undrain(hook: Hook, why: drain.Reason) -> None:
-    """Take the node back if our reason still stands after the checks: they took a while."""
+def _undrain(hook: Hook, why: drain.Reason, off: list[str]) -> None:
+    """Take the node back if our reason still stands after the checks: they took a while. `off`: which of those that
+    asked for it the site has switched off."""
     try:
         scontrol = _scontrol(hook)
         if drain.ours(scontrol.note()) != why:
@@ -278,12 +316,13 @@ def _undrain(hook: Hook, why: drain.Reason) -> None:
         hook.say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
         return
     drain.expect_drained(hook.node, hook.name, False)
-    hook.say(syslog.LOG_NOTICE, f"taken back: {', '.join(why.checks)} pass again")
+    said = [f"{name} {'is switched off' if name in off else 'passes again'}" for name in why.checks]
+    hook.say(syslog.LOG_NOTICE, f"taken back: {', '.join(said)}")
 
 
 def _scontrol(hook: Hook) -> Scontrol:
     from nvrx_slurm.slurm.drain import Scontrol, find
 
     path = find(hook.scontrol)
-    own.require_trusted(path)
+    trust.require(path, UsageError)
     return Scontrol(path, hook.name, min(hook.until_s - _MARGIN_S, time.monotonic() + _SCONTROL_S))

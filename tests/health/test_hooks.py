@@ -15,7 +15,9 @@ from hooks_harness import SLACK_S, Hooks, as_root
 from recorded import Node
 from test_runner import HungMount
 
-from nvrx_slurm.health import drain
+from nvrx_slurm.health import drain, policy, runner
+from nvrx_slurm.health import hooks as health_hooks
+from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 
@@ -71,6 +73,53 @@ def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> No
     assert [one.code for one in ran] == [1] * 4
     told = (hooks.root / "log").read_text()
     assert told.count("fail: ") == 8 and told.count(", as another prolog found ") == 3  # with a line for the check
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(("drain", "/bin/true"), ("warn", "/bin/true")), (("warn", "/bin/false"), ("warn", "/bin/true"))],
+)
+def test_a_look_under_other_rules_is_not_shared(hooks: Hooks, before: tuple[str, str], after: tuple[str, str]) -> None:
+    """While one looks the site file changes: whoever comes then must not take what was meant for the old one."""
+    place = hooks.node / "/sys/fs/lustre/health_check"
+    place.unlink()
+    os.mkfifo(place)
+    hooks.add(PROLOG_BUDGET=60)
+
+    def rule(on_fail: str, command: str) -> None:
+        own = {"name": "own", "run": [command], "reuse": 0.001}
+        hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50, "on_fail": on_fail}}, own=[own])
+
+    rule(*before)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(hooks.run, "prolog")
+        fifo = os.open(place, os.O_WRONLY)  # until it reads
+        rule(*after)
+        second = pool.submit(hooks.run, "prolog")
+        lock = (hooks.node / "/run/nvrx-health/prolog.lock").stat()
+        wait_for(lambda: f":{lock.st_ino} " in "".join(re.findall(r" -> POSIX .*", Path("/proc/locks").read_text())))
+        place.unlink()
+        os.write(fifo, b"NOT HEALTHY")
+        os.close(fifo)
+        place.write_text("NOT HEALTHY")
+        assert (first.result().code, second.result().code) == (1, 0)
+
+
+def test_a_jobs_own_check_runs_beside_the_shared_ones(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other: one after the other, both would be out of time."""
+    place = dgx / "/meeting"
+    os.mkfifo(place)
+
+    def gather(mode: int) -> Callable[[NodeView, Expected], None]:
+        return lambda node, expected: os.close(os.open(place, mode))
+
+    passed = Verdict.PASS, "they met"
+    shared = Check("shared", "", "", gather(os.O_RDONLY), lambda facts, expected: passed, on_unknown="drain")
+    mine = shared._replace(name="mine", gather=gather(os.O_WRONLY), per_job=True)
+    rules = policy.Rules("n1", {"shared": shared, "mine": mine}, {}, dict(policy.DEADLINES_S))
+    monkeypatch.setattr(policy, "read_rules", lambda *args: rules)
+    monkeypatch.setattr(runner, "stop_on_sigterm", lambda: None)  # here it would be of pytest
+    assert health_hooks.main("prolog", {"NVRX_SYSROOT": str(dgx.root), "NVRX_SCONTROL": "/nowhere"}) == 0
 
 
 def test_a_failure_drains_with_our_reason_and_refuses_the_job(hooks: Hooks) -> None:
@@ -193,7 +242,8 @@ def test_after_a_drain_of_the_prolog_it_looks_again(hooks: Hooks) -> None:
         drained("fan 3 is loud"), drained(f"{LUSTRE} and a fan, see ticket 5".replace("nvrx:", "NVRX:")),
         drained(f"see {LUSTRE}"), drained(who="alice"), drained(states="DOWN+DRAIN"), drained(states="DOWN*+DRAIN"),
         drained(states="IDLE+DRAIN+MAINT"), drained(states="IDLE*+DRAIN"), drained(states="IDLE+DRAIN+REBOOT_ISSUED"),
-        drained(states="IDLE+FAIL"), drained(states="IDLE"), drained("nvrx:kernel-log,no-such-check:gone"),
+        drained(states="IDLE+FAIL"), drained(states="IDLE+DRAIN+REBOOT@"), drained(states="IDLE+DRAIN+POWERED_DOWN"),
+        drained(states="IDLE+DRAIN+MAINTENANCE"), drained(states="IDLE"), drained("nvrx:kernel-log,no-such-check:gone"),
         drained("nvrx:nvlink-of-old:gone"), "NodeName=n1 State=IDLE+DRAIN", "garbage", "",
     ],
 )  # fmt: skip
@@ -201,6 +251,13 @@ def test_what_is_not_plainly_ours_is_not_taken_back(hooks: Hooks, note: str) -> 
     hooks.slurm_says(note)
     assert hooks.run("healthcheck").code == 0
     assert [line for line in hooks.asked() if "update" in line] == []
+
+
+@pytest.mark.parametrize("states", ["IDLE+CLOUD+DRAIN", "MIXED+DRAIN+DYNAMIC_NORM", "IDLE+DRAIN+PLANNED"])
+def test_what_a_node_is_for_good_does_not_keep_it_out(hooks: Hooks, states: str) -> None:
+    hooks.slurm_says(drained(states=states))
+    hooks.run("healthcheck")
+    assert hooks.asked()[-1] == UNDRAIN
 
 
 def test_a_check_that_does_not_apply_any_more_has_not_passed(hooks: Hooks) -> None:
@@ -220,6 +277,19 @@ def test_a_check_of_other_hooks_runs_if_it_asked_for_the_drain(hooks: Hooks) -> 
     hooks.mend_lustre()
     hooks.run("healthcheck")
     assert hooks.asked()[-1] == UNDRAIN
+
+
+def test_a_check_that_the_site_switched_off_keeps_no_node_out(hooks: Hooks) -> None:
+    """It is not even run; what else asked for the drain still has to pass."""
+    hooks.break_lustre()
+    hooks.site(checks={"lustre": {"when": []}})
+    hooks.slurm_says(drained("nvrx:lustre,no-such-check:gone"))
+    ran = hooks.run("healthcheck")
+    assert "lustre" not in ran.log and UNDRAIN not in hooks.asked()
+    hooks.slurm_says(drained("nvrx:lustre,cpu-count:gone"))
+    ran = hooks.run("healthcheck")
+    assert hooks.asked()[-1] == UNDRAIN
+    assert "taken back: lustre is switched off, cpu-count passes again" in ran.log
 
 
 def test_the_site_may_want_to_take_back_itself(hooks: Hooks) -> None:

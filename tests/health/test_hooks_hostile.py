@@ -230,6 +230,18 @@ def test_no_other_job_can_say_something(hooks: Hooks) -> None:
     assert "suspects" not in hooks.run("epilog", SLURM_JOB_UID=str(ANOTHER), **SUCCESS).log
 
 
+@pytest.mark.usefixtures("open_spool")
+@pytest.mark.parametrize("when", [[], ["gate", "manual"]])
+def test_a_suspicion_runs_no_check_that_the_site_keeps_out_of_its_hooks(hooks: Hooks, when: list[str]) -> None:
+    hooks.site(checks={"lustre": {"when": when}})
+    hooks.run("prolog")
+    assert _agent(hooks) == "True"
+    hooks.break_lustre()
+    ran = hooks.run("epilog", **SUCCESS)
+    assert ran.code == 0 and "suspects this node: check-failed lustre" in ran.log and "pass: " in ran.log
+    assert hooks.asked() == []
+
+
 def _secret(hooks: Hooks) -> Path:
     secret = hooks.root / "secret"
     secret.write_text(json.dumps({"v": 1, "kind": "check-failed", "check": "lustre", "text": "secret"}))
