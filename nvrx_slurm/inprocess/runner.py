@@ -85,10 +85,9 @@ class Runner:
     def _blame(self, error: BaseException) -> None:
         """Its cause chain ends with what interrupted the run, the same on every rank."""
         if isinstance(error, RestartError) or not isinstance(error, Exception):
-            last = error
-            while last.__cause__ is not None and last.__cause__ is not error:
-                last = last.__cause__
-            if self._cause is not None and self._cause is not last and last.__context__ is None:
+            chain, causes = _chain(error), _chain(self._cause)
+            last = chain[-1]
+            if causes and last.__context__ is None and not any(one is cause for one in chain for cause in causes):
                 last.__cause__ = self._cause
 
     # --- barriers -----------------------------------------------------------------------------------------------------
@@ -406,6 +405,15 @@ class _Assigning(StoreView):
 
 def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """It and its causes, each once: users make chains that go round."""
+    chain: list[BaseException] = []
+    while error is not None and not any(error is one for one in chain):
+        chain.append(error)
+        error = error.__cause__
+    return chain
 
 
 def _let_go(error: BaseException | None) -> None:

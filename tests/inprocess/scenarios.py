@@ -49,7 +49,7 @@ class Rank:
         except BaseException as error:
             chain: list[str] = []
             one: BaseException | None = error
-            while one is not None:
+            while one is not None and len(chain) < 100:
                 chain.append(f"{type(one).__name__}: {one}")
                 one = one.__cause__
             self.say("raised", kind=type(error).__name__, chain=chain)

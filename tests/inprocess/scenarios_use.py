@@ -401,7 +401,13 @@ def _surrogate() -> BaseException:
     return ValueError("bad \udce4 name \x00 nul\nsecond line")
 
 
-ODD: dict[str, Callable[[], BaseException]] = {"surrogate": _surrogate}
+def _circle() -> BaseException:
+    ends, one, other = SystemExit(4), ValueError("one"), ValueError("other")
+    ends.__cause__, one.__cause__, other.__cause__ = one, other, one
+    return ends
+
+
+ODD: dict[str, Callable[[], BaseException]] = {"surrogate": _surrogate, "circle": _circle}
 
 
 @scenario

@@ -95,3 +95,11 @@ def test_an_exception_with_an_odd_text_is_one_like_others(job: Job, how: str, to
     for rank in range(2):
         assert f"rank 1: exception: {told}" in job.err(rank).read_text()
     job.await_nothing_left()
+
+
+def test_causes_that_go_round(job: Job) -> None:
+    job.start("odd_exception", 2, how="circle")
+    assert job.await_event(1, "raised")["kind"] == "SystemExit"
+    assert job.await_end(1) == 4
+    survivors_restart(job, [0], 1)
+    job.await_nothing_left()
