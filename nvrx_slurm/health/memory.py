@@ -9,6 +9,8 @@ from nvrx_slurm.system.hardware import Absent
 
 _EDAC = "/sys/devices/system/edac/mc"
 _KIB_PER_GB = 1e9 / 1024
+_INTERRUPTS = "/proc/interrupts"
+_DIGITS = 20  # of 64 bits; longer numbers are none of the kernel's
 
 
 def gather_size(node: NodeView, expected: Expected) -> dict[str, int]:
@@ -22,7 +24,7 @@ def meminfo(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if words and words[0].isdigit():
+        if words and words[0].isdecimal() and len(words[0]) <= _DIGITS:
             found[name] = int(words[0])
     if "MemTotal" not in found:
         raise ValueError("/proc/meminfo has no MemTotal")
@@ -53,12 +55,12 @@ class Errors(NamedTuple):
 def gather_errors(node: NodeView, expected: Expected) -> Errors:
     """EDAC's counters since boot (Documentation/admin-guide/RAS) and the row MCE of /proc/interrupts."""
     controllers = {
-        name: node.number(f"{_EDAC}/{name}/ue_count")
+        name: _count(node, f"{_EDAC}/{name}/ue_count")
         for name in node.names(_EDAC)
-        if name.startswith("mc") and name[2:].isdigit()
+        if name.startswith("mc") and name[2:].isdecimal()
     }
     try:
-        exceptions = machine_checks(node.text("/proc/interrupts", 16 << 20))
+        exceptions = machine_checks(node.text(_INTERRUPTS, 16 << 20))
     except FileNotFoundError:
         exceptions = None
     if not controllers and exceptions is None:
@@ -66,12 +68,26 @@ def gather_errors(node: NodeView, expected: Expected) -> Errors:
     return Errors(controllers, exceptions or 0)
 
 
+def _count(node: NodeView, file: str) -> int:
+    """Raises OSError, and ValueError that names the file if it holds what no counter is."""
+    word = node.text(file, 4096).strip()
+    if not word.isdecimal() or len(word) > _DIGITS:
+        raise ValueError(f"{file} holds {word[:40]!r} instead of a count")
+    return int(word)
+
+
 def machine_checks(interrupts: str) -> int | None:
-    """Machine check exceptions on all CPUs together; None if there is no such row (other than x86)."""
+    """Machine check exceptions on all CPUs together; None if there is no such row (other than x86).
+
+    Raises ValueError for a number that no counter can have.
+    """
     for line in interrupts.splitlines():
         name, _, rest = line.partition(":")
         if name.strip() == "MCE":
-            return sum(int(word) for word in rest.split() if word.isdigit())
+            counts = [word for word in rest.split() if word.isdecimal()]
+            if any(len(word) > _DIGITS for word in counts):
+                raise ValueError(f"{_INTERRUPTS} holds {rest.strip()[:40]!r} instead of counts of MCE")
+            return sum(map(int, counts))
     return None
 
 

@@ -45,24 +45,24 @@ def gather(node: NodeView, expected: Expected) -> Facts:
 
 
 def _pids(node: NodeView) -> list[int]:
-    return [int(name) for name in node.names("/proc") if name.isdigit()][:_MOST_LOOKED_AT]
+    return [int(name) for name in node.names("/proc") if name.isdecimal()][:_MOST_LOOKED_AT]
 
 
 def _process(node: NodeView, pid: int) -> Process | None:
     """None if it is gone."""
     try:
-        return parsed(node.text(f"/proc/{pid}/stat", 4096))
+        return parsed(node.text(f"/proc/{pid}/stat", 4096), f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def parsed(stat: str) -> Process:
-    """A line of /proc/PID/stat; a name may hold anything, parentheses too. Raises ValueError."""
+def parsed(stat: str, file: str = "/proc/PID/stat") -> Process:
+    """A line of /proc/PID/stat; a name may hold anything, parentheses too. Raises ValueError that names `file`."""
     before, _, after = stat.rpartition(")")
     pid, _, name = before.partition("(")
     fields = after.split()
-    if not pid.strip().isdigit() or len(fields) < 20 or not fields[6].isdigit() or not fields[19].isdigit():
-        raise ValueError(f"a /proc/PID/stat holds {stat[:40]!r}")
+    if len(fields) < 20 or not all(word.isdecimal() for word in (pid.strip(), fields[6], fields[19])):
+        raise ValueError(f"{file} holds {stat[:40]!r}")
     return Process(int(pid), name, fields[0], int(fields[6]), int(fields[19]))
 
 

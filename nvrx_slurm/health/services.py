@@ -60,7 +60,7 @@ def running(node: NodeView) -> set[str]:
     """Names of all processes, as the kernel keeps them (15 characters)."""
     found = set()
     for pid in node.names("/proc"):
-        if pid.isdigit():
+        if pid.isdecimal():
             try:
                 found.add(node.text(f"/proc/{pid}/comm", 64).strip())
             except (FileNotFoundError, ProcessLookupError):

@@ -10,16 +10,21 @@ from nvrx_slurm.system.hardware import Absent
 
 _SHM = "/dev/shm"
 _GB = 1e9
+_DIGITS = 20  # of 64 bits
 
 
 class Room(NamedTuple):
-    """What statvfs(3) says, of what an ordinary user may take; 0 inodes in all: the file system does not count them."""
+    """What statvfs(3) says, of what an ordinary user may take; 0 inodes in all: the file system does not count them.
+
+    `read_only`: mounted so; a packed image (squashfs) has no room, nor needs it.
+    """
 
     path: str
     total_bytes: int
     free_bytes: int
     inodes: int
     free_inodes: int
+    read_only: bool = False
 
 
 def gather_disks(node: NodeView, expected: Expected) -> tuple[list[Room], list[str]]:
@@ -57,36 +62,39 @@ def room(node: NodeView, path: str) -> Room:
     numbers = None if node.live else _recorded(node, path)
     if numbers is None:
         found = os.statvfs(node.path(path))
-        numbers = [found.f_frsize, found.f_blocks, found.f_bavail, found.f_files, found.f_favail]
-    size, blocks, free, inodes, free_inodes = numbers
-    return Room(path, size * blocks, size * free, inodes, free_inodes)
+        numbers = [found.f_frsize, found.f_blocks, found.f_bavail, found.f_files, found.f_favail, found.f_flag]
+    size, blocks, free, inodes, free_inodes, flags = numbers
+    return Room(path, size * blocks, size * free, inodes, free_inodes, bool(flags & os.ST_RDONLY))
 
 
 def _recorded(node: NodeView, path: str) -> list[int] | None:
-    """From lines of a path and five numbers: f_frsize f_blocks f_bavail f_files f_favail; None without one."""
+    """From lines of a path and f_frsize f_blocks f_bavail f_files f_favail f_flag (0 if left out); None without one."""
     try:
         lines = node.text("/.statvfs").splitlines()
     except FileNotFoundError:
         return None
     for words in map(str.split, lines):
         if words[:1] == [path]:
-            if len(words) != 6 or not all(word.isdigit() for word in words[1:]):
-                raise ValueError(f"/.statvfs holds {' '.join(words)[:40]!r} instead of five numbers")
-            return [int(word) for word in words[1:]]
+            numbers = words[1:] if len(words) > 6 else [*words[1:], "0"]
+            if len(numbers) != 6 or not all(word.isdecimal() and len(word) <= _DIGITS for word in numbers):
+                raise ValueError(f"/.statvfs holds {' '.join(words)[:40]!r} instead of five or six numbers")
+            return [int(word) for word in numbers]
     return None
 
 
 def judge_disks(facts: tuple[list[Room], list[str]], expected: Expected) -> tuple[Verdict, str]:
-    """Fails below `disk_free_percent` or `inodes_free_percent` anywhere."""
+    """Fails below `disk_free_percent` or `inodes_free_percent` on any that can be written to."""
     rooms, silent = facts
     lacking = [sentence for one in rooms if (sentence := _lack(one, expected))]
     if lacking:
         return Verdict.FAIL, listed(lacking)
     if silent:
         return Verdict.UNKNOWN, f"timed out: {listed(silent)} did not answer"
-    return Verdict.PASS, listed(
-        f"{one.path} has {_percent(one.free_bytes, one.total_bytes):.0f}% free" for one in rooms
-    )
+    return Verdict.PASS, listed(f"{one.path} {_has(one)}" for one in rooms)
+
+
+def _has(one: Room) -> str:
+    return "is read-only" if one.read_only else f"has {_percent(one.free_bytes, one.total_bytes):.0f}% free"
 
 
 def judge_shm(shm: Room, expected: Expected) -> tuple[Verdict, str]:
@@ -95,12 +103,14 @@ def judge_shm(shm: Room, expected: Expected) -> tuple[Verdict, str]:
     if expected["shm_size_gb"] is not None and size_gb < expected["shm_size_gb"]:
         return Verdict.FAIL, f"{_SHM} has {size_gb:.1f} GB instead of {expected['shm_size_gb']:g} GB"
     if free_gb < expected["shm_free_gb"]:
-        return Verdict.FAIL, f"{_SHM} has {free_gb:.1f} GB free, at least {expected['shm_free_gb']:g} GB are needed"
+        return Verdict.FAIL, f"{_SHM} has {free_gb:.1f} GB free, at least {expected['shm_free_gb']:g} are needed"
     return Verdict.PASS, f"{_SHM} has {free_gb:.1f} of {size_gb:.1f} GB free"
 
 
 def _lack(one: Room, expected: Expected) -> str:
     """What a file system has too little of, or ""."""
+    if one.read_only:
+        return ""
     free = _percent(one.free_bytes, one.total_bytes)
     if one.total_bytes and free < expected["disk_free_percent"]:
         return f"{one.path} has {free:.1f}% free, at least {expected['disk_free_percent']:g}% are needed"
@@ -120,7 +130,7 @@ CHECKS = (
         name="disk-space",
         lane=QUICK,  # it has a thread for each path
         reads="statvfs(3) of each path of disk_paths",
-        fails="A local file system has too little room or too few inodes.",
+        fails="A local file system that can be written to has too little room or too few inodes.",
         gather=gather_disks,
         judge=judge_disks,
         contexts=OUTSIDE_GATE,
@@ -140,7 +150,7 @@ CHECKS = (
         contexts=OUTSIDE_GATE,
         settings=(
             Setting("shm_size_gb", "number", None, "size of /dev/shm, in 10^9 bytes"),
-            Setting("shm_free_gb", "number", 1.0, "room that must be free, in 10^9 bytes"),
+            Setting("shm_free_gb", "number", 0.01, "room that must be free, in 10^9 bytes"),
         ),
         learn=lambda shm: {"shm_size_gb": int(shm.total_bytes / _GB * 10) / 10},
     ),

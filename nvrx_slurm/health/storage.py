@@ -15,33 +15,51 @@ from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeVi
 from nvrx_slurm.system.hardware import Absent
 
 REMOTE_TYPES = ("lustre", "nfs", "nfs4")
+_AUTOFS = "autofs"
+_MOUNTINFO = "/proc/self/mountinfo"
 _FIRST_BYTES = 4096  # seed: a file is readable if a small block of it is
 _MAX_NAMES = 1000  # of a directory; more tells nothing new about its server
 _NO_FAILURE = "; on_unknown decides whether that is a failure"  # NVRx says failure at once
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))  # proc(5) mountinfo
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("\\134", "\\"))  # proc(5) mountinfo
 
 
 class Mount(NamedTuple):
-    """A line of /proc/self/mountinfo."""
+    """A line of /proc/self/mountinfo. `automounted`: at or below a target of autofs, so that it comes and goes."""
 
     target: str
     type: str
     source: str
     options: tuple[str, ...]
+    automounted: bool = False
 
 
 def mounts(node: NodeView) -> list[Mount]:
-    """All mounts as this process sees them; of several on one target the last, which hides the others."""
-    found: dict[str, Mount] = {}
-    for line in node.text("/proc/self/mountinfo", 16 << 20).splitlines():
-        left, separator, right = line.partition(" - ")
-        fields, after = left.split(), right.split()
-        if not separator or len(fields) < 6 or len(after) < 3:
-            raise ValueError(f"/proc/self/mountinfo holds a line that is none: {line[:60]!r}")
-        target = _unescaped(fields[4])
-        options = (*fields[5].split(","), *after[2].split(","))
-        found[target] = Mount(target, after[0], _unescaped(after[1]), options)
+    """All mounts as this process sees them; of several on one target the last, which hides the others.
+
+    A line that is none is left out: it must not hide all others. Raises OSError, ValueError where all are.
+    """
+    lines = node.text(_MOUNTINFO, 16 << 20).split("\n")  # names may hold what else str.splitlines takes for an end
+    there = [mount for line in lines if (mount := _mount(line))]
+    if not there:
+        raise ValueError(f"{_MOUNTINFO} holds no line that is a mount")
+    automatic = {mount.target for mount in there if mount.type == _AUTOFS}
+    found = {mount.target: mount._replace(automounted=_below(mount, automatic)) for mount in there}
     return list(found.values())
+
+
+def _mount(line: str) -> Mount | None:
+    left, _, right = line.partition(" - ")
+    fields, after = left.split(" "), right.split(" ")
+    if len(fields) < 6 or len(after) < 3:
+        return None
+    options = (*fields[5].split(","), *after[2].split(","))
+    return Mount(_unescaped(fields[4]), after[0], _unescaped(after[1]), options)
+
+
+def _below(mount: Mount, automatic: set[str]) -> bool:
+    parts = mount.target.split("/")
+    above = {"/".join(parts[:end]) for end in range(2, len(parts) + 1)}
+    return mount.type != _AUTOFS and not automatic.isdisjoint(above)
 
 
 def _unescaped(text: str) -> str:
@@ -125,8 +143,9 @@ _NONE = Mount("", "", "", ())
 
 
 def learn_mounts(facts: MountFacts) -> dict[str, tuple[str, ...]]:
-    """The Lustre and NFS mounts that answer, and those of them that can be written to."""
-    found = [m for m in facts.there.values() if m.type in REMOTE_TYPES and m.target not in facts.silent]
+    """The Lustre and NFS mounts that answer and stay, and those of them that can be written to."""
+    remote = [m for m in facts.there.values() if m.type in REMOTE_TYPES and not m.automounted]
+    found = [mount for mount in remote if mount.target not in facts.silent]
     writable = [mount.target for mount in found if "ro" not in mount.options]
     return {"mounts": tuple(mount.target for mount in found), "writable_mounts": tuple(writable)}
 

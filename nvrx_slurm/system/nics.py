@@ -49,7 +49,7 @@ def ports(root: Place, say: Callable[[str], object] = len) -> dict[str, Port]:
     found = {}
     for nic in names(root):
         for number in pci.listed(f"{root}/{_CLASS}/{nic}/ports"):
-            if number.isdigit():
+            if number.isdecimal():
                 say(f"reading port {number} of NIC {nic}")
                 found[f"{nic}/{number}"] = _port(nic, number, f"{root}/{_CLASS}/{nic}/ports/{number}")
     if not found:

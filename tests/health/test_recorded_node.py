@@ -97,6 +97,16 @@ def _smt(control: str) -> Callable[[Node], None]:
     return switch
 
 
+def _odd_mounts(node: Node) -> None:
+    """A target with what str.splitlines and str.split take for ends, one without a source, and no line at all."""
+    target = "/mnt/odd\f\u2028name"
+    for path in (target, "/mnt/sourceless"):
+        (node / path).mkdir(parents=True)
+    with (node / MOUNTS).open("a") as file:
+        file.write(f"90 22 0:50 / {target} rw - tmpfs t\u2028mpfs rw\n")
+        file.write("91 22 0:51 / /mnt/sourceless rw - tmpfs  rw\njunk\n")
+
+
 def _services_gone(node: Node) -> None:
     shutil.rmtree(node / "/sys/fs/cgroup")
     shutil.rmtree(node / "/proc/1006")
@@ -108,7 +118,9 @@ MCS = "/sys/devices/system/edac/mc"
 CPU = "/sys/devices/system/cpu"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 MOUNTS = "/proc/self/mountinfo"
+MCE = "MCE:          0          0"
 LUSTRE = "/sys/fs/lustre/health_check"
+ROOT: dict[str, object] = {"disk_paths": ("/",)}
 SLURMD = "/sys/fs/cgroup/system.slice/slurmd.service/cgroup.events"
 
 # check, what is broken, what is expected, verdict, part of the sentence
@@ -122,7 +134,10 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
     ("mounts", _edit(MOUNTS, "/home rw", "/hame rw"), {"mounts": ("/home",)}, F, "not mounted: /home"),
     ("mounts", _edit(MOUNTS, "nfs4 nfs01:/export/home rw", "nfs4 n:/ ro"), {"writable_mounts": ("/home",)}, F, "/home"),
     ("mounts", _set(MOUNTS, "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"), {}, N, "no Lustre or NFS is mounted"),
-    ("mounts", _set(MOUNTS, "garbage\n"), {}, U, "holds a line that is none"),
+    ("mounts", _set(MOUNTS, "garbage\n"), {}, U, "/proc/self/mountinfo holds no line that is"),
+    ("mounts", _odd_mounts, {}, P, "/lustre/fs0"),
+    ("mounts", _odd_mounts, {"mounts": ("/mnt/odd\f\u2028name", "/mnt/sourceless")}, P, "can be reached"),
+    ("mounts", _odd_mounts, {"mounts": ("/mnt/none",)}, F, "not mounted: /mnt/none"),
     ("mounts", _gone(MOUNTS), {}, U, "No such file"),
     (
         "disk-space",
@@ -138,7 +153,10 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
         F,
         "inodes",
     ),
-    ("disk-space", _edit("/.statvfs", "/tmp 4096", "/tmp x"), {}, U, "instead of five numbers"),
+    ("disk-space", _edit("/.statvfs", "/tmp 4096", "/tmp x"), {}, U, "instead of five or six numbers"),
+    ("disk-space", _edit("/.statvfs", "/tmp 4096", "/tmp ²"), {}, U, "/.statvfs holds '/tmp ²"),
+    ("disk-space", _set("/.statvfs", f"/ 131072 9000 0 600 0 {os.ST_RDONLY}\n"), ROOT, P, "/ is read-only"),  # squashfs
+    ("disk-space", _set("/.statvfs", "/ 131072 9000 0 600 0 4096\n"), ROOT, F, "/ has 0.0% free"),
     ("disk-space", lambda node: None, {"disk_paths": ("/nvme9",)}, N, "/nvme9"),
     (
         "shm-space",
@@ -147,6 +165,8 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
         F,
         "0.0 GB free",
     ),
+    ("shm-space", _set("/.statvfs", "/dev/shm 4096 16384 16384 8 8\n"), {}, P, "0.1 of 0.1 GB free"),  # as in docker
+    ("shm-space", _set("/.statvfs", "/dev/shm 4096 16384 16384 8 8\n"), {"shm_free_gb": 1.0}, F, "at least 1 are"),
     ("shm-space", lambda node: None, {"shm_size_gb": 2000.0}, F, "1082.1 GB instead of 2000 GB"),
     (
         "memory-size",
@@ -159,8 +179,15 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
     ("memory-size", _set("/proc/meminfo", "\n"), {}, U, "no MemTotal"),
     ("memory-errors", _set(f"{MCS}/mc2/ue_count", "3\n"), {}, F, "3 on mc2"),
     ("memory-errors", _set(f"{MCS}/mc2/ue_count", "many"), {}, U, "mc2/ue_count holds 'many'"),
-    ("memory-errors", _set(f"{MCS}/mc0/ue_count", ""), {}, U, "instead of a whole number"),
-    ("memory-errors", _edit("/proc/interrupts", "MCE:          0          0", "MCE: 1 1"), {}, F, "2 machine check"),
+    ("memory-errors", _set(f"{MCS}/mc0/ue_count", ""), {}, U, "instead of a count"),
+    ("memory-errors", _set(f"{MCS}/mc2/ue_count", "-1\n"), {}, U, "mc2/ue_count holds '-1' instead of a count"),
+    ("memory-errors", _set(f"{MCS}/mc2/ue_count", "7" * 32), {}, U, "mc2/ue_count holds '777"),
+    ("memory-errors", _set(f"{MCS}/mc2/ue_count", "²\n"), {}, U, "mc2/ue_count holds '²' instead of a count"),
+    ("memory-errors", _edit("/proc/interrupts", MCE, f"MCE: {'7' * 32}"), {}, U, "/proc/interrupts holds '777"),
+    ("memory-errors", _edit("/proc/interrupts", MCE, "MCE: 0 ²"), {}, P, "no uncorrected error"),
+    ("memory-size", _edit("/proc/meminfo", "2113530296", "²"), {}, U, "/proc/meminfo has no MemTotal"),
+    ("memory-size", _edit("/proc/meminfo", "2113530296", "7" * 400), {}, U, "/proc/meminfo has no MemTotal"),
+    ("memory-errors", _edit("/proc/interrupts", MCE, "MCE: 1 1"), {}, F, "2 machine check"),
     ("cpu-count", _set(f"{CPU}/online", "0-63,65-223"), {"cpus": 224}, F, "223 CPUs are online instead of 224"),
     ("cpu-count", _set(f"{CPU}/online", "0-63,65-223"), {}, U, "223 of 224 CPUs are online; say in the site file"),
     ("cpu-count", _smt("off"), {}, P, "112 of 224 CPUs are online, as SMT is switched off"),
@@ -178,7 +205,8 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
     ("stuck-processes", _process(4711, "python) R (x", "D"), {"stuck_s": 0.01}, F, "python) R (x (4711)"),
     ("stuck-processes", _zombies, {"zombies_max": 2}, F, "3 zombies: orphan"),
     ("stuck-processes", _zombies, {"zombies_max": 3}, P, "3 zombies"),
-    ("stuck-processes", _set("/proc/9/stat", "9 (x"), {}, U, "a /proc/PID/stat holds"),
+    ("stuck-processes", _set("/proc/9/stat", "9 (x"), {}, U, "/proc/9/stat holds '9 (x'"),
+    ("stuck-processes", _set("/proc/9/stat", "² (x) R" + " 1" * 25), {}, U, "/proc/9/stat holds '² (x)"),
     ("services", _set(SLURMD, "populated 0\n"), {"services": ("slurmd.service", "munge")}, F, "not running: slurmd"),
     (
         "services",
@@ -234,6 +262,19 @@ def test_one_broken_fact_is_found(
     said = found(dgx, name, **expect)
     assert said[0] is verdict, said
     assert text in said[1]
+
+
+def test_what_is_mounted_on_demand_is_not_learned(dgx: Node) -> None:
+    learn = CHECKS["mounts"].learn
+    assert learn is not None
+    with (dgx / MOUNTS).open("a") as file:
+        file.write("95 22 0:60 / /auto rw - autofs /etc/auto.home rw,indirect\n")
+        file.write("96 95 0:61 / /auto/alice rw - nfs4 nfs01:/alice rw\n97 22 0:62 / /automatic rw - nfs4 n:/a rw\n")
+        file.write("98 22 0:63 / /direct rw - autofs systemd-1 rw,direct\n99 98 0:64 / /direct rw - nfs n:/d rw\n")
+    expected = registry.defaults(CHECKS.values())
+    learned = learn(CHECKS["mounts"].gather(NodeView(str(dgx.root), {}), expected))
+    assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets", "/automatic")
+    assert "/auto/alice" not in learned["writable_mounts"]
 
 
 @pytest.mark.parametrize("family", OF_THIS_FILE)

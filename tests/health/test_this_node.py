@@ -91,6 +91,15 @@ def test_room_is_what_the_kernel_says(tmp_path: Path) -> None:
     found = space.room(LIVE, str(tmp_path))
     real = os.statvfs(tmp_path)
     assert (found.total_bytes, found.inodes) == (real.f_frsize * real.f_blocks, real.f_files)
+    assert not found.read_only
+
+
+def test_a_file_system_that_is_mounted_read_only_is_told() -> None:
+    frozen = [mount.target for mount in storage.mounts(LIVE) if "ro" in mount.options and mount.target.count("/") < 4]
+    places = [place for place in frozen if os.access(place, os.X_OK)]
+    if not places:
+        pytest.skip("nothing is mounted read-only here")
+    assert space.room(LIVE, places[0]).read_only
 
 
 def test_all_mounts_of_this_machine_are_understood() -> None:
