@@ -6,7 +6,11 @@ import re
 
 from nvrx_slurm.health.check import NodeView
 
-_JOB = re.compile(r"/job_([A-Za-z0-9]+)(?:/|$)")  # a part of a path of Slurm's cgroups
+# Slurm's cgroups: v2 ".../slurmstepd.scope/job_7/..." (several slurmd: "NODE_slurmstepd.scope"), v1
+# "/slurm/uid_1000/job_7/..." ("slurm_NODE"). Below user.slice users make their own, of any name.
+_JOB = re.compile(
+    r"^(?!/user\.slice/).*?/(?:[^/]+_)?slurm(?:stepd\.scope|(?:_[^/]+)?/uid_\d+)/job_([A-Za-z0-9]+)(?:/|$)"
+)
 
 
 def of_cgroup(node: NodeView, pid: int) -> set[str]:
@@ -14,8 +18,8 @@ def of_cgroup(node: NodeView, pid: int) -> set[str]:
 
     Only in hierarchies of Slurm's: anybody may call a cgroup of his own job_7.
     """
-    lines = [line for line in node.text(f"/proc/{pid}/cgroup", 65536).splitlines() if "slurm" in line]
-    return {job for line in lines for job in _JOB.findall(line)}
+    paths = [line.split(":", 2)[-1] for line in node.text(f"/proc/{pid}/cgroup", 65536).split("\n")]
+    return {found[1] for path in paths if (found := _JOB.match(path))}
 
 
 def of_environment(node: NodeView, pid: int) -> set[str]:

@@ -8,7 +8,8 @@ import pytest
 from gpu_harness import Examiner, GpuNode, examiners
 from recorded import Node
 
-from nvrx_slurm.health.check import Verdict
+from nvrx_slurm.health import jobs
+from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.gpu_processes import Facts, gather, may_be_there
 
 F, P = Verdict.FAIL, Verdict.PASS
@@ -87,6 +88,27 @@ def test_without_cgroups_the_environment_says_the_job(node: GpuNode) -> None:
     assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] is F
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "job"),
+    [
+        (CGROUP.format(7), "7"),
+        ("0::/system.slice/n1_slurmstepd.scope/job_7/step_batch/user/task_special\n", "7"),
+        ("0::/../slurmstepd.scope/job_s1ABC\n", "s1ABC"),  # in a cgroup namespace
+        ("4:freezer:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slurmd.service\n", "7"),
+        ("4:devices:/slurm_n1/uid_0/job_7/step_extern/task_0\n", "7"),
+        ("0::/user.slice/user-1000.slice/my-slurm/job_7\n", None),
+        ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7\n", None),
+        ("0::/docker/not_slurm_at_all/job_7\n", None),
+        ("0::/docker/x\u2028/slurmd/job_7\n", None),
+        ("0::/system.slice/slurmd.service/job_7\n", None),
+        ("junk\n\n", None),
+    ],
+)
+def test_only_slurm_s_own_cgroups_name_a_job(dgx: Node, cgroup: str, job: str | None) -> None:
+    dgx.write("/proc/4711/cgroup", cgroup)
+    assert jobs.of_cgroup(NodeView(str(dgx.root), {}), 4711) == ({job} if job else set())
+
+
 def test_services_may_be_there(node: GpuNode) -> None:
     node.say("processes 4712:5")
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
@@ -113,7 +135,6 @@ def test_memory_without_a_process_is_left_over(node: GpuNode) -> None:
 def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second look, one second later, finds it gone."""
     from nvrx_slurm.health import gpu_processes
-    from nvrx_slurm.health.check import NodeView
 
     looks = iter([Facts({"GPU 0": 9000.0}, {}, None), Facts({"GPU 0": 3.0}, {}, None)])
     waited = []
