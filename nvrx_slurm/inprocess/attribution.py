@@ -14,6 +14,19 @@ def clean(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def message(error: BaseException) -> str:
+    """Its text, for people and stores; one that cannot be had (a `__str__` that fails) is no fault of its own."""
+    try:
+        return clean(str(error))
+    except (Exception, SystemExit) as another:
+        return f"(its text cannot be had: {type(another).__name__} in __str__)"
+
+
+def describe(error: BaseException) -> str:
+    """Its type and its text."""
+    return ": ".join(filter(None, [type(error).__name__, message(error)]))
+
+
 class Interruption(Enum):
     """Kind of fault."""
 

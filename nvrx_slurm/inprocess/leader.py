@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from nvrx_slurm.core.ranks import healthy, lowest_healthy
-from nvrx_slurm.inprocess.attribution import clean
+from nvrx_slurm.inprocess.attribution import describe, message
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
 
 MOST = 8  # computations in one iteration
@@ -125,7 +125,7 @@ class Leadership:
         try:
             value = _DONE + compute().encode()
         except RestartError as error:
-            value = (_DISCARDED if isinstance(error, RankDiscarded) else _FAILED) + clean(str(error)).encode()
+            value = (_DISCARDED if isinstance(error, RankDiscarded) else _FAILED) + message(error).encode()
         except BaseException as error:
             self._fail(f"rank {self.rank}, computing for all", error)
         self._publish(value)
@@ -137,7 +137,7 @@ class Leadership:
         return verdict
 
     def _fail(self, who: str, error: BaseException) -> NoReturn:
-        text = clean(f"{who}: {type(error).__name__}: {error}"[:2000])
+        text = f"{who}: {describe(error)}"[:2000]
         verdict = self._publish(_FAILED + text.encode())
         if not isinstance(error, Exception):
             raise error  # RestartAbort, an interrupt: more than an error of ours

@@ -14,7 +14,7 @@ from typing import Any
 from nvrx_slurm.core import phases
 from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
 from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.coordinator import overdue_slack_s
@@ -62,8 +62,9 @@ class Runner:
                 while commands := machine.step(event, time.monotonic()):
                     event = self._do(commands[0].what)
             except BaseException as error:  # a signal's exception between two steps
-                self._error = error
-                self.leave()
+                if not self._page.is_of_another:
+                    self._error = error
+                    self.leave()
                 raise
         if machine.state is phases.Phase.DONE:
             self.finished = True
@@ -77,7 +78,7 @@ class Runner:
         try:
             return getattr(self, what)()
         except BaseException as error:
-            if what == "leave":
+            if what == "leave" or self._page.is_of_another:
                 raise
             self._error = error
             return phases.Failed()
@@ -153,12 +154,13 @@ class Runner:
         state = replace(self._state, iteration=this.number, fn_exception=None)
         view = _Assigning(this, self._helpers.call)
         try:
-            new = assign(self._arguments.rank_assignment, RankAssignmentCtx(state, view, set(verdict.terminated)))
+            context = RankAssignmentCtx(state, view, set(verdict.terminated))
+            new = self._of_user(lambda: assign(self._arguments.rank_assignment, context))
         except (RestartError, TimeoutError, _Disturbed) as error:
             # "end" comes before what wakes those who wait for others, and that before "ended"
             if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
                 raise
-            logger.info("iteration %d: ranks are assigned again: %s", this.number, error)
+            logger.info("iteration %d: ranks are assigned again: %s", this.number, message(error))
             return phases.Disturbed()
         self._page.words[STOPPING] = 0
         self._state.copy_from(new)
@@ -198,7 +200,7 @@ class Runner:
 
     def run_function(self) -> None:
         """Keeps what it returns."""
-        self._value = self._function()
+        self._value = self._of_user(self._function)
 
     def call_function(self) -> object:
         """On an active rank."""
@@ -225,7 +227,7 @@ class Runner:
     def tell_fault(self) -> object:
         """To all others."""
         assert self._error is not None
-        self._round.interrupt(self._record(Interruption.EXCEPTION, _short(self._error)))
+        self._round.interrupt(self._record(Interruption.EXCEPTION, describe(self._error)))
         self._cause = self._error
         return self.await_abort()
 
@@ -273,7 +275,7 @@ class Runner:
     def leave(self) -> object:
         """Tell the others, end what may block, call `terminate`."""
         assert self._error is not None
-        logger.info("rank %d leaves: %s", self._helpers.me.rank, _short(self._error))
+        logger.info("rank %d leaves: %s", self._helpers.me.rank, describe(self._error))
         this = self._this
         if self._entered and not isinstance(self._error, StoreLost):
             try:
@@ -297,12 +299,12 @@ class Runner:
             base = isinstance(self._error, BaseException) and not isinstance(self._error, Exception)
             kind = Interruption.BASE_EXCEPTION if base else Interruption.TERMINATED
             assert self._error is not None
-            this.interrupt(self._record(kind, _short(self._error)))
+            this.interrupt(self._record(kind, describe(self._error)))
         if self._watched and not discarded:
             try:
                 self._ended(_LEAVE_S + self._arguments.seconds("last_call_wait"))
             except (Exception, RankShouldRestart) as error:
-                logger.warning("abort did not end: %s", error)
+                logger.warning("abort did not end: %s", describe(error))
         this.bury(self._helpers.me.rank)
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -334,28 +336,40 @@ class Runner:
                 stopper.arm()
                 function()
             finally:
-                stopper.disarm()
-                words[WATCHED] = 0
+                if not self._page.is_of_another:
+                    stopper.disarm()
+                    words[WATCHED] = 0
         except RankShouldRestart as error:
+            if self._page.is_of_another:
+                raise
             stopper.disarm()
             words[WATCHED] = 0
             error.received = True
             _let_go(error)
             return phases.Stopped()
         except Exception as error:
+            if self._page.is_of_another:
+                raise
             if stopper.stopping and isinstance(faulted, phases.Faulted):
-                logger.debug("after the abort: %s", _short(error))
+                logger.debug("after the abort: %s", describe(error))
                 _let_go(error)
                 return phases.Stopped()
             self._error = self._state.fn_exception = error
             return faulted
         return done
 
+    def _of_user(self, function: Callable[[], Any]) -> Any:
+        """What it returns; in a child that it has forked, raises ReturnedInChild."""
+        value = function()
+        if self._page.is_of_another:
+            raise ReturnedInChild(value)
+        return value
+
     def _plugin(self, name: str) -> None:
         plugin = getattr(self._arguments, name)
         if plugin is None:
             return
-        result = plugin(self._state.freeze())
+        result = self._of_user(lambda: plugin(self._state.freeze()))
         if result is not None and not isinstance(result, (FrozenState, State)):
             raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
 
@@ -371,6 +385,10 @@ class Runner:
             self._cause = mine
         else:
             self._cause = InternalError(self._verdict.why) if self._verdict.why else None
+
+
+class ReturnedInChild(BaseException):
+    """The user's code has returned `args[0]` in a child that it has forked, which must not go on as the rank."""
 
 
 class _Disturbed(Exception):
@@ -401,10 +419,6 @@ class _Assigning(StoreView):
     def wait(self, keys: Any, timeout: timedelta) -> None:
         """See `StoreView`; raises _Disturbed."""
         super().wait(keys, timeout)
-
-
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -394,11 +394,23 @@ def timed(rank: Rank) -> None:
     rank.call(fn)
 
 
-# --- exceptions that are hard to tell others about ---------------------------------------------------------------------
+# --- exceptions that are hard to tell others about --------------------------------------------------------------------
 
 
 def _surrogate() -> BaseException:
     return ValueError("bad \udce4 name \x00 nul\nsecond line")
+
+
+def _text_of(how: str) -> Callable[[], BaseException]:
+    class NoText(Exception):
+        def __str__(self) -> str:
+            if how == "exits":
+                sys.exit(5)
+            if how == "raises":
+                raise RuntimeError("no text")
+            return None  # type: ignore[return-value]
+
+    return NoText
 
 
 def _circle() -> BaseException:
@@ -407,7 +419,13 @@ def _circle() -> BaseException:
     return ends
 
 
-ODD: dict[str, Callable[[], BaseException]] = {"surrogate": _surrogate, "circle": _circle}
+ODD: dict[str, Callable[[], BaseException]] = {
+    "surrogate": _surrogate,
+    "circle": _circle,
+    "raises": _text_of("raises"),
+    "exits": _text_of("exits"),
+    "none": _text_of("none"),
+}
 
 
 @scenario

@@ -141,9 +141,18 @@ def test_more_filters_than_can_be_told_apart_are_refused() -> None:
         Compose(ra.ShiftRanks(), *(ra.FilterCountGroupedByKey("all", bool) for _ in range(9)))
 
 
-def test_an_error_whose_text_no_store_takes_is_told_all_the_same() -> None:
-    def compute() -> str:
-        raise RankDiscarded("no place for \udce4")
+class _NoText(RankDiscarded):
+    def __str__(self) -> str:
+        raise RuntimeError
 
-    with pytest.raises(RankDiscarded, match=r"no place for \\udce4"):
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RankDiscarded("no place for \udce4"), r"no place for \\udce4"), (_NoText(), "text cannot be had")],
+)
+def test_an_error_whose_text_no_store_takes_is_told_all_the_same(error: RankDiscarded, told: str) -> None:
+    def compute() -> str:
+        raise error
+
+    with pytest.raises(RankDiscarded, match=told):
         leadership(MemoryStore(), 0).decide(compute)

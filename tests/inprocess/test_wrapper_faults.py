@@ -86,7 +86,15 @@ def test_a_swallowed_exception_is_sent_again_and_debug_names_the_place(job: Job)
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("how", "told"), [("surrogate", r"ValueError: bad \udce4 name")])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("surrogate", r"ValueError: bad \udce4 name"),
+        ("raises", "NoText: (its text cannot be had: RuntimeError in __str__)"),
+        ("exits", "NoText: (its text cannot be had: SystemExit in __str__)"),
+        ("none", "NoText: (its text cannot be had: TypeError in __str__)"),
+    ],
+)
 def test_an_exception_with_an_odd_text_is_one_like_others(job: Job, how: str, told: str) -> None:
     """All ranks learn of it, and none is lost."""
     job.start("odd_exception", 2, how=how)
