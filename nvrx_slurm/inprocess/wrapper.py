@@ -29,7 +29,7 @@ from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.log import setup_logger
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
-from nvrx_slurm.inprocess.runner import Runner
+from nvrx_slurm.inprocess.runner import ReturnedInChild, Runner
 from nvrx_slurm.inprocess.store import TCPStore
 from nvrx_slurm.inprocess.terminate import Terminate
 
@@ -117,6 +117,8 @@ def _call(
             runner = Runner(arguments, helpers)
             kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
             return runner.run(lambda: fn(*args, **kwargs))
+        except ReturnedInChild as child:
+            return child.args[0]
         finally:
             helpers.close()
 
@@ -126,9 +128,8 @@ def _check_function(fn: Any) -> None:
         raise TypeError(f"inprocess.Wrapper wraps functions, not {fn!r}")
     if getattr(fn, _MARK, False):
         raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
-    plain = inspect.unwrap(fn)
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(is_kind(one) for is_kind in kinds for one in (plain, type(plain).__call__)):
+    if any(is_kind(one) for is_kind in kinds for one in (fn, type(fn).__call__)):
         raise TypeError(
             f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
             " could be restarted; wrap a plain function that runs it to its end"

@@ -124,6 +124,19 @@ def test_what_cannot_be_wrapped() -> None:
             Wrapper()(thing)  # type: ignore[type-var]
 
 
+def test_a_function_that_runs_a_coroutine_to_its_end_is_wrapped() -> None:
+    async def later() -> int:
+        return 1
+
+    @functools.wraps(later)
+    def now() -> int:
+        return asyncio.run(later())
+
+    assert Wrapper(enabled=False)(now)() == 1
+    with pytest.raises(TypeError, match="generator or coroutine"):
+        Wrapper()(functools.partial(later))
+
+
 def test_one_wrapper_is_enough() -> None:
     @Wrapper()
     def fn() -> None: ...
