@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+import torch.distributed as dist
+
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess import store
 from nvrx_slurm.inprocess.abort import keep_connections
@@ -31,6 +33,7 @@ from nvrx_slurm.inprocess.store import StoreLost, StoreView
 logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
+_UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not hit
 _GONE_S = 0.5  # longest wait for the store's port to be free again
 
 
@@ -119,12 +122,13 @@ class Helpers:
 
     def _stop(self, state: FrozenState, stopper: Stopper) -> None:
         stopper.begin()
+        breaks = self._arguments.abort is not None and dist.is_initialized()  # a collective, so the function may end
         if self._arguments.abort is not None:
             try:
                 self._arguments.abort(state)
             except Exception:
                 logger.exception("abort failed")
-        stopper.stop(self._arguments.seconds("soft_timeout"))
+        stopper.stop(self._arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0)
 
     # --- the watchdog's looks -----------------------------------------------------------------------------------------
 

@@ -112,8 +112,13 @@ class Stopper:
                     return
             self._free.wait(_MIN_PERIOD_S)
 
-    def stop(self, period_s: float) -> None:
-        """Raise in the main thread until it is disarmed; again every `period_s` seconds, should it be swallowed."""
+    def stop(self, period_s: float, unwind_s: float = 0.0) -> None:
+        """Raise in the main thread until it is disarmed; again every `period_s` seconds, should it be swallowed.
+
+        Not before `unwind_s`: who is leaving the function already, since its collective raised, is in its clean-up.
+        """
+        if self._armed:
+            self._disarmed.wait(unwind_s)
         period_s = max(period_s, _MIN_PERIOD_S)
         sent_s, pauses = 0.0, iter(_NUDGES_S)
         while True:

@@ -14,7 +14,7 @@ from pathlib import Path
 from scenarios import Assignment, Rank, block, pause, scenario
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess import CallWrapper, helpers
 
 
 def collective(rank: Rank, call: CallWrapper) -> float:
@@ -441,5 +441,30 @@ def odd_exception(rank: Rank) -> None:
                 raise ODD[rank.arguments["how"]]()
             block()
         return f"{rank.initial} done"
+
+    rank.call(fn)
+
+
+@scenario
+def cleans_up(rank: Rank) -> None:
+    """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
+    import torch.distributed as dist
+
+    helpers._UNWIND_S = 20.0  # what it needs is no matter of how loaded this machine is
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+            rank.together("met")
+            if rank.initial == 1:
+                raise ValueError("first")
+            try:
+                dist.barrier()
+            finally:
+                rank.say("cleaning")
+                pause(0.5)
+                rank.say("cleaned")
+        return "done"
 
     rank.call(fn)

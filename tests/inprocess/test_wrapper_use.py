@@ -190,3 +190,10 @@ def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> 
     assert job.await_end(2) == -signal.SIGKILL
     assert job.await_event(3, "raised")["kind"] == "RankDiscarded"
     job.await_nothing_left()
+
+
+def test_a_function_that_ends_by_itself_is_not_hit_in_its_clean_up(job: Job) -> None:
+    job.start("cleans_up", 2)
+    all_return(job, range(2))
+    assert job.of(0, "cleaning") and job.of(0, "cleaned")
+    job.await_nothing_left()
