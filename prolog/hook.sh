@@ -17,10 +17,14 @@ say() { # to the system's log, without waiting for it
     echo "nvrx-$hook: $1" >&2
 }
 
-broken() { # SENTENCE: this hook does not work
-    say "$1"
+give_up() {
     if [ "$ON_ERROR" = fail ]; then exit 1; fi
     exit 0
+}
+
+broken() { # SENTENCE: this hook does not work
+    say "$1"
+    give_up
 }
 
 late() { # SIGALRM of timeout(1). A process blocked in the kernel is not waited for: init gets it.
@@ -29,14 +33,20 @@ late() { # SIGALRM of timeout(1). A process blocked in the kernel is not waited 
     broken "not done after $budget s: Python does not start or is blocked; look at the file system of $PYTHON"
 }
 
-# namei(1) shows each directory and link on the way: all must be root's, and only root's to write to.
-untrusted() { # PATH...: prints the first one that is not, and the part of it that others could change
-    /usr/bin/namei -l -- "$@" 2>/dev/null | while read -r mode owner group name; do
-        case $mode,$owner in
+# The rule of trust.py, for what runs before it: namei(1) shows each directory and link on the way; all must be root's,
+# and only root's to write to, and none may lead into /proc, whose links go where users want.
+untrusted() { # PATH...: prints the first one that is not, and why
+    if ! listed=$(/usr/bin/namei -l -- "$@" 2>&1); then
+        echo "$* cannot be looked at: ${listed##*"
+"}" && return
+    fi
+    echo "$listed" | while read -r mode owner group name; do
+        case $mode,$owner,$name in
+        f:,/proc/* | l*'-> /proc/'* | l*'-> '*../proc/*) echo "$owner $name is not used: it leads into /proc" && return ;;
         f:,*) path="$owner${group:+ $group}${name:+ $name}" ;;
-        l*,root | d????????[tT],root) ;; # a link has no mode of its own; sticky like /tmp
-        ?????w*,* | ????????w*,*) echo "$path is not used: others than root could change $name ($mode)" && return ;;
-        *,root) ;;
+        l*,root,* | d????????[tT],root,*) ;; # a link has no mode of its own; sticky like /tmp
+        ?????w*,*,* | ????????w*,*,*) echo "$path is not used: others than root could change $name ($mode)" && return ;;
+        *,root,*) ;;
         *) echo "$path is not used: others than root could change $name (owner $owner)" && return ;;
         esac
     done
@@ -61,6 +71,15 @@ epilog) budget=$EPILOG_BUDGET ;;
 *) budget=$HEALTHCHECK_BUDGET ;;
 esac
 
+case $budget in
+*[!0-9.]* | *.*.* | ?????*.* | [!.][!.][!.][!.][!.]*) wrong=yes ;; # timeout(1) would end with 125, and Slurm drain the node
+*[1-9]*) wrong='' ;; # 0 is no limit at all
+*) wrong=yes ;;
+esac
+if [ -n "$wrong" ]; then
+    broken "$here/hooks.conf: a budget of '$budget' is no number of seconds (> 0, < 10000); correct it"
+fi
+
 if [ -z "$since" ]; then
     read -r since _ </proc/uptime
     # CUDA_VISIBLE_DEVICES is left out: the checks are about the node, not about the job's part of it.
@@ -72,21 +91,24 @@ if [ -z "$since" ]; then
         SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" SLURM_JOB_EXIT_CODE="$SLURM_JOB_EXIT_CODE" \
         SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2" SLURM_JOB_DERIVED_EC="$SLURM_JOB_DERIVED_EC" \
         SLURM_SCRIPT_CONTEXT="$SLURM_SCRIPT_CONTEXT" \
-        /usr/bin/timeout --preserve-status -s ALRM -k 0.5 "$budget" /bin/sh "$0" "$hook" "$since"
+        /usr/bin/timeout --preserve-status -s ALRM -k 2 "$budget" /bin/sh "$0" "$hook" "$since"
 fi
 
 trap late ALRM
 if [ -z "$PYTHON" ]; then broken "$here/hooks.conf sets no PYTHON; give it the absolute path of nvrx_slurm's Python"; fi
-found=$(untrusted "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON")
-if [ -n "$found" ]; then broken "$found"; fi
 export NVRX_PACKAGE="$PACKAGE" NVRX_CONFIG="$CONFIG" NVRX_LOG="$LOG" NVRX_SCONTROL="$SCONTROL" \
     NVRX_SYSROOT="$SYSROOT" NVRX_SINCE="$since" NVRX_BUDGET="$budget"
-"$PYTHON" -I -S "$here/start.py" "$hook" </dev/null &
+( # all that may block: while it is waited for, and only then, SIGALRM is heard at once
+    found=$(untrusted "$0" "$here/hooks.conf" "$here/start.py" "$here/trust.py" "$PYTHON")
+    if [ -n "$found" ]; then say "$found"; exit 11; fi
+    exec "$PYTHON" -I -S "$here/start.py" "$hook"
+) </dev/null &
 child=$!
 wait "$child"
 code=$?
 case $code in
 0) exit 0 ;;
 10) exit 1 ;; # what no accident exits with
+11) give_up ;;
 *) broken "$PYTHON ended with $code; run $here/$hook in a terminal to see why" ;;
 esac

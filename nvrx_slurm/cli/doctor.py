@@ -15,14 +15,17 @@ from typing import NamedTuple
 
 import click
 
-from nvrx_slurm.errors import ExitCode, NvrxError
+from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
+from nvrx_slurm.system import trust
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog and its siblings
 SCRIPTS = ("prolog", "epilog", "healthcheck", "hook.sh")
 BUDGETS_S = {"PROLOG_BUDGET": 6.0, "EPILOG_BUDGET": 30.0, "HEALTHCHECK_BUDGET": 50.0}
+TOOLS = tuple(f"/usr/bin/{name}" for name in ("env", "logger", "namei", "readlink", "timeout"))  # of hook.sh
 SETTINGS = {*BUDGETS_S, "PYTHON", "PACKAGE", "CONFIG", "LOG", "SCONTROL", "SLURM_CONF", "SYSROOT", "ON_ERROR"}
 HEALTHCHECK_KILL_S = 60.0  # slurm.conf(5), HealthCheckProgram
+KILL_AFTER_S = 2.0  # timeout(1) in hook.sh: -k
 NO_TIMEOUT = 65534  # what Slurm shows for an unset PrologEpilogTimeout
 STOP_TIMEOUT_S = 15.0  # --workers-stop-timeout
 _SCONTROL_S = 10.0
@@ -53,11 +56,9 @@ class Site(NamedTuple):
         return float(found[0]) if found else otherwise
 
     def budget_s(self, name: str) -> float:
-        """Of a hook; 0 for what is no number."""
-        try:
-            return float(self.conf.get(name, BUDGETS_S[name]))
-        except ValueError:
-            return 0.0
+        """Of a hook; 0 for what hook.sh does not take."""
+        said = str(self.conf.get(name, BUDGETS_S[name]))
+        return float(said) if re.fullmatch(r"(?=.*[0-9])[0-9]{0,4}(\.[0-9]*)?", said) else 0.0
 
 
 @click.command()
@@ -199,9 +200,8 @@ def _when(site: Site) -> Iterator[Line]:
 def _time(site: Site) -> Iterator[Line]:
     for name in BUDGETS_S:
         if site.budget_s(name) <= 0:
-            yield Line(
-                "budgets", FAIL, f"{name}={site.conf[name]} is no number of seconds", f"correct it in {_file(site)}"
-            )
+            text = f"{name}={site.conf[name]} is no number of seconds (> 0, < 10000)"
+            yield Line("budgets", FAIL, text, f"correct it in {_file(site)}")
             return
     if site.budget_s("HEALTHCHECK_BUDGET") >= HEALTHCHECK_KILL_S:
         yield Line("budgets", FAIL, "Slurm kills a HealthCheckProgram after 60 s", "HEALTHCHECK_BUDGET must be less")
@@ -218,7 +218,7 @@ def _time(site: Site) -> Iterator[Line]:
         if limit_s >= NO_TIMEOUT:
             text = f"Slurm waits for ever for a{'n' if hook == 'epilog' else ''} {hook} that hangs"
             yield Line(f"{hook}-timeout", WARN, text, "slurm.conf: PrologEpilogTimeout=60")
-        elif limit_s <= wanted_s + 1:
+        elif limit_s <= wanted_s + KILL_AFTER_S:
             text = f"Slurm gives it {limit_s:g} s and drains the node then, but {budget} is {wanted_s:g} s"
             yield Line(f"{hook}-timeout", FAIL, text, f"slurm.conf: PrologEpilogTimeout={wanted_s + 30:g}")
         else:
@@ -239,7 +239,7 @@ def _files(site: Site) -> Iterator[Line]:
         )
         return
     problems = []
-    for name in (*SCRIPTS, "start.py", "hooks.conf"):
+    for name in (*SCRIPTS, "start.py", "trust.py", "hooks.conf"):
         path = f"{site.directory}/{name}"
         try:
             mode = os.stat(path).st_mode
@@ -248,13 +248,18 @@ def _files(site: Site) -> Iterator[Line]:
             continue
         if name in SCRIPTS and not mode & stat.S_IXUSR:
             problems.append(f"{path} is not executable")
-        problems += untrusted(path)
+        problems += [problem] if (problem := _untrusted(path)) else []
     if problems:
         yield Line(
             "hook-files", FAIL, "; ".join(problems), f"chown -R root:root {site.directory}; chmod 755 its scripts"
         )
     else:
         yield Line("hook-files", OK, f"{site.directory}: root's, and only root's to change")
+    missing = [tool for tool in TOOLS if not os.access(tool, os.X_OK)]
+    if missing:
+        yield Line("hook-tools", FAIL, f"{', '.join(missing)} cannot be executed", "install coreutils and util-linux")
+    else:
+        yield Line("hook-tools", OK, "what hook.sh needs is there")
     unknown = sorted(set(site.conf) - SETTINGS)
     if unknown or site.conf.get("ON_ERROR", "pass") not in ("pass", "fail"):
         wrong = f"{', '.join(unknown)} is no setting" if unknown else f"ON_ERROR={site.conf['ON_ERROR']}"
@@ -267,29 +272,13 @@ def _files(site: Site) -> Iterator[Line]:
         )
 
 
-def untrusted(path: str) -> list[str]:
-    """Every place on the way to `path`, links followed one by one, that others than root could change."""
-    problems: list[str] = []
-    todo, seen = [os.path.abspath(path)], set[str]()
-    while todo:
-        place = todo.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        try:
-            found = os.lstat(place)
-        except OSError as error:
-            problems.append(f"{place}: {error.strerror}")
-            continue
-        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        link = stat.S_ISLNK(found.st_mode)
-        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky and not link):
-            problems.append(f"{place} can be changed by others than root")
-        if link:
-            todo.append(os.path.abspath(os.path.join(os.path.dirname(place), os.readlink(place))))
-        if place != "/":
-            todo.append(os.path.dirname(place))
-    return problems
+def _untrusted(path: str) -> str:
+    """Why root does not trust it, "" if it does."""
+    try:
+        trust.require(path, UsageError)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _python(site: Site) -> Iterator[Line]:
@@ -299,10 +288,8 @@ def _python(site: Site) -> Iterator[Line]:
     advice = f"in {_file(site)}: PYTHON={sys.executable}"
     if not python.startswith("/"):
         yield Line("python", FAIL, f"PYTHON={python} is no absolute path", advice)
-    elif problems := untrusted(python):
-        yield Line(
-            "python", FAIL, f"PYTHON={python}: {'; '.join(problems)}", "root runs only what only root can change"
-        )
+    elif problem := _untrusted(python):
+        yield Line("python", FAIL, f"PYTHON: {problem}", "root runs only what only root can change")
     else:
         yield _started(site, python)
 
@@ -350,8 +337,8 @@ def _spool(site: Site) -> Iterator[Line]:
         directory = policy.HookSettings().suspicions
     if not os.path.lexists(directory):
         yield Line("suspicions", OK, f"{directory} will be made by the first prolog")
-    elif problems := untrusted(directory):
-        yield Line("suspicions", FAIL, "; ".join(problems), f"remove {directory}: the next prolog makes it")
+    elif problem := _untrusted(directory):
+        yield Line("suspicions", FAIL, problem, f"remove {directory}: the next prolog makes it")
     else:
         yield Line("suspicions", OK, f"{directory}: jobs may leave a suspicion in a file of their own")
 

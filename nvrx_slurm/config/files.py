@@ -5,6 +5,8 @@ yaml is imported only when there is a file, so that `nvrx-run --help` stays fast
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -106,7 +108,9 @@ def read_document(path: str, flag: str) -> object:
 
 def _read_text(path: str, flag: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO: do not wait
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{path} is not a regular file; correct {flag} or remove it")
             data = file.read(MAX_YAML_BYTES + 1)
     except FileNotFoundError:
         raise MissingSection(f"{path} does not exist; correct {flag} or remove it") from None

@@ -29,10 +29,10 @@ from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.config.values import MAX_SOCKET_PATH_BYTES
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.health import nvhcd_pb2 as pb
-from nvrx_slurm.health import own
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.health.node_service import METHOD
 from nvrx_slurm.health.nvhcd_runs import NoAnswer, OwnChecks, Runs, Script
+from nvrx_slurm.system import trust
 
 MAX_ARGS = 64
 MAX_CALLS = 256  # that wait for an answer
@@ -50,8 +50,7 @@ def main(path: str, sysroot: str = "/") -> int:
 
     Called in the main thread of a process that does nothing else. `sysroot`: where our own checks look.
     """
-    own.require_trusted(path)
-    settings = config.load(path)
+    settings = config.load(trust.require(path, UsageError))
     shape = "nvrx health serve: %(levelname)s: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=shape)
     logging.getLogger("nvrx_slurm").setLevel(settings.log_level.upper())
@@ -152,8 +151,7 @@ def _published(settings: config.Settings, listen: Callable[[str], int]) -> Itera
 def _locked(directory: str) -> Iterator[None]:
     """Of two daemons that start at the same time one sees the other. Raises UsageError if it is no place for us."""
     try:
-        own.require_trusted(directory)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(trust.require(directory, UsageError), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"socket_path: {directory}: {error.strerror}; make the directory") from None
     try:

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import own, report
+from nvrx_slurm.health import report
 from nvrx_slurm.health.check import listed, one_line
 from nvrx_slurm.health.node_service import parse_output
-from nvrx_slurm.system import processes
+from nvrx_slurm.system import processes, trust
 
 MAX_OUTPUT_BYTES = 1 << 20  # of stdout; of what is longer the end is kept
 MAX_ERROR_BYTES = 16384
@@ -66,7 +66,7 @@ class Script:
 
     def command(self, args: Args) -> list[str]:
         """The words to execute. Raises UsageError if it is not there, not executable, or others can change it."""
-        own.require_trusted(self.path)
+        trust.require(self.path, UsageError)
         if not os.path.isfile(self.path) or not os.access(self.path, os.X_OK):
             raise UsageError(f"{self.path} cannot be executed; give it mode 755")
         return [self.path, *args]

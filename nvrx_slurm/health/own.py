@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import stat
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
     from nvrx_slurm.config.site import OwnCheck
@@ -36,7 +36,7 @@ def check(own: OwnCheck, where: str) -> Check:
     if not argv or not argv[0].startswith("/"):
         raise UsageError(f"{where}: own check {own.name}: run must begin with an absolute path; hooks have no PATH")
     try:
-        require_trusted(argv[0])
+        _require_usable(argv)
     except UsageError as error:
         raise UsageError(f"{where}: own check {own.name}: {error}") from None
     return Check(
@@ -48,6 +48,18 @@ def check(own: OwnCheck, where: str) -> Check:
         budget_s=BUDGET_S,
         per_job=not own.rule.reuse_s,
     )
+
+
+def _require_usable(argv: list[str]) -> None:
+    """Raises UsageError unless the command can be executed and root trusts it with all files that it is given.
+
+    The path itself is executed, not what its links lead to: many programs look at the name by which they are called.
+    """
+    for word in argv:
+        if word is argv[0] or (word.startswith("/") and os.path.lexists(word)):
+            trust.require(word, UsageError)
+    if not os.path.isfile(argv[0]) or not os.access(argv[0], os.X_OK):
+        raise UsageError(f"{argv[0]} cannot be executed; name a program, or give it mode 755")
 
 
 def _python(own: OwnCheck, where: str) -> Check:
@@ -112,21 +124,3 @@ def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
     if verdict is None:
         return Verdict.UNKNOWN, f"exit code {facts.code}, which is none of 0, 1, 2{said}"
     return verdict, facts.line or f"exit code {facts.code}"
-
-
-def require_trusted(path: str) -> None:
-    """Raises UsageError if there is no such file or, for root, if others could have written or replaced it."""
-    place = os.path.realpath(path)
-    try:
-        while True:
-            found = os.stat(place)
-            sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-            if os.geteuid() == 0 and (found.st_uid != 0 or (found.st_mode & 0o022 and not sticky)):
-                raise UsageError(
-                    f"{path} is not trusted by root, as others can write to {place}; correct owner and mode"
-                )
-            if place == "/":
-                return
-            place = os.path.dirname(place)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be used: {error.strerror}; correct or remove it") from None

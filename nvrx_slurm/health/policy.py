@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import ACTIONS, CONTEXTS, Check
+from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
     from nvrx_slurm.config.site import Group, Rule, Site
@@ -92,6 +93,8 @@ def read_rules(
     config: str | None = None, sysroot: str = "/", node: str = "", expect: Mapping[str, object] | None = None
 ) -> Rules:
     """Built-in and own checks with what the site says about them on `node`. Raises UsageError."""
+    if not os.path.isdir(sysroot):
+        raise UsageError(f"--sysroot {sysroot}: there is no such directory; correct it")
     name = node or node_name()
     checks = registry.built_in()
     path = config or _default_config(sysroot)
@@ -127,8 +130,7 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     from nvrx_slurm.config.site import Group
     from nvrx_slurm.health import own
 
-    own.require_trusted(path)
-    site = site_file.load(path, CONTEXTS, ACTIONS)
+    site = site_file.load(trust.require(path, UsageError), CONTEXTS, ACTIONS)
     everything = {**checks}
     for one in site.own:
         if one.name in everything:
@@ -144,9 +146,12 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
         if group is everyone or group in ours:
             expected |= values
             everything |= {name: _ruled(everything[name], rule) for name, rule in group.checks.items()}
+    allowed = HookSettings(**site.hooks)
+    skippable = [name for name in allowed.allow_skip if name != "all"]
+    registry.require_known(skippable, everything, f"{path}: hooks.allow_skip")
     notes = () if ours or not site.groups else (f"{node} is in none of the groups of {path}",)
     deadlines = {**DEADLINES_S, **site.deadlines}
-    return Rules(node, everything, expected, deadlines, HookSettings(**site.hooks), notes)
+    return Rules(node, everything, expected, deadlines, allowed, notes)
 
 
 def _groups_of(site: Site, node: str) -> list[Group]:

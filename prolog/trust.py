@@ -1,0 +1,1 @@
+../nvrx_slurm/system/trust.py

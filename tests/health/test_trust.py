@@ -1,0 +1,193 @@
+"""Whom root trusts: users who make links, mount namespaces of their own, and budgets that are none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hooks_harness import BOUND_S, REPO, Hooks, as_root
+from recorded import Node
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import trust
+
+pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def hooks(dgx: Node, tmp_path: Path) -> Hooks:
+    return Hooks(tmp_path, dgx)
+
+
+def script(place: Path, body: str) -> Path:
+    place.write_text(f"#!/bin/sh\n{body}\n")
+    place.chmod(0o755)
+    return place
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(UsageError) as error:
+        trust.require(str(path), UsageError)
+    return str(error.value)
+
+
+def give(*places: Path) -> None:
+    for place in places:
+        os.chown(place, NOBODY, -1, follow_symlinks=False)
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_roots_is_trusted_and_resolved_as_the_kernel_does(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    file = script(tmp_path / "a" / "file", "")
+    (tmp_path / "link").symlink_to("a/./b")
+    (tmp_path / "far").symlink_to(tmp_path / "link" / ".." / "file")
+    for path in (file, tmp_path / "link" / ".." / "file", tmp_path / "far"):
+        assert trust.require(str(path), UsageError) == str(file) == os.path.realpath(path)
+
+
+def test_every_directory_and_link_on_the_way_counts(tmp_path: Path) -> None:
+    file = script(tmp_path / "file", "")
+    users, link = tmp_path / "users", tmp_path / "link"
+    users.mkdir()
+    (users / "link").symlink_to(file)
+    link.symlink_to(users / "link")
+    assert trust.require(str(link), UsageError) == str(file)
+    give(users / "link")
+    assert f"{users}/link can be changed by others than root" in refused(link)
+    os.chown(users / "link", 0, -1, follow_symlinks=False)
+    give(users)
+    assert f"{users} can be changed by others than root" in refused(link)
+    os.chown(users, 0, -1)
+    users.chmod(0o777)
+    assert f"{users} can be changed by others than root" in refused(link)
+    users.chmod(0o1777)  # like /tmp: what is root's in it stays
+    assert trust.require(str(link), UsageError) == str(file)
+
+
+def test_links_without_end_and_into_proc_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to("round")
+    assert "too many links" in refused(tmp_path / "round")
+    (tmp_path / "magic").symlink_to("/proc/self/root/bin/sh")
+    assert "leads into /proc" in refused(tmp_path / "magic")
+    assert "No such file" in refused(tmp_path / "nothing")
+
+
+# --- links into a user's mount namespace ------------------------------------------------------------------------------
+
+TRAP = """
+mount --bind "$1" /usr/bin/true && echo $$ && exec sleep 600
+"""
+
+
+@contextmanager
+def namespace(of_user: Path) -> Iterator[Path]:
+    """/usr/bin/true as it is for a process of a user who has mounted `of_user` over it."""
+    argv = ["/usr/bin/unshare", "-Urm", "/bin/sh", "-c", TRAP, "sh", str(of_user)]
+    process = subprocess.Popen(argv, user=NOBODY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", text=True)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        pid = process.stdout.readline().strip()
+        if not pid:
+            pytest.skip(f"users have no mount namespaces here: {process.stderr.read().strip()}")
+        yield Path(f"/proc/{pid}/root/usr/bin/true")
+    finally:
+        process.kill()
+        process.communicate(timeout=BOUND_S)
+
+
+@pytest.fixture
+def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """A user's link to his own script by way of his namespace, and the file that the script would write as root."""
+    place = Path("/var/tmp" if os.path.isdir("/var/tmp") else "/tmp") / f"nvrx-trap-{os.getpid()}"
+    place.mkdir()
+    mark = tmp_path_factory.mktemp("mark") / "ran"
+    own = script(place / "own.sh", f"echo ran as $(id -u) >{mark}; exit 1")
+    try:
+        with namespace(own) as seen:
+            (place / "check").symlink_to(seen)
+            give(place, place / "check")
+            yield place / "check", mark
+    finally:
+        for file in place.iterdir():
+            file.unlink()
+        place.rmdir()
+
+
+def test_the_trap_is_one(trapped: tuple[Path, Path]) -> None:
+    """Whoever trusts os.path.realpath runs the user's script."""
+    check, mark = trapped
+    assert os.path.realpath(check) == os.path.realpath("/usr/bin/true")
+    assert subprocess.run([str(check)], timeout=BOUND_S, check=False).returncode == 1
+    assert mark.read_text() == "ran as 0\n"
+
+
+@pytest.mark.parametrize("whose", ["the user's link", "root's link", "an argument"])
+def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Path, Path], whose: str) -> None:
+    check, mark = trapped
+    if whose == "root's link":
+        (hooks.root / "link").symlink_to(os.readlink(check))
+        check = hooks.root / "link"
+    run = ["/bin/sh", str(check)] if whose == "an argument" else [str(check)]
+    hooks.site(own=[{"name": "mine", "run": run, "when": ["prolog"], "on_fail": "drain"}])
+    ran = hooks.run("prolog")
+    assert not mark.exists()
+    assert (ran.code, hooks.asked()) == (0, []) and "is not trusted by root" in ran.log
+
+
+@pytest.mark.parametrize("setting", ["CONFIG", "SCONTROL", "PYTHON", "PACKAGE"])
+def test_nor_by_way_of_its_settings(hooks: Hooks, trapped: tuple[Path, Path], setting: str) -> None:
+    check, mark = trapped
+    hooks.break_lustre()
+    hooks.add(**{setting: check})
+    hooks.run("prolog")
+    assert not mark.exists()
+
+
+# --- hooks.conf -------------------------------------------------------------------------------------------------------
+
+WRONG = ["abc", "6 # seconds", "", "-5", "0", "0.00", "inf", "1e9", "99999", "99999.5", "6s", "1.2.3", "."]
+
+
+@pytest.mark.parametrize("budget", WRONG)
+def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks, budget: str) -> None:
+    hooks.break_lustre()
+    hooks.add(PROLOG_BUDGET=budget)
+    ran = hooks.run("prolog")
+    assert (ran.code, ran.log, hooks.asked()) == (0, "", [])
+    hooks.add(ON_ERROR="fail")
+    assert hooks.run("prolog").code == 1
+
+
+@pytest.mark.parametrize("budget", ["60", "59.5", "60."])
+def test_other_budgets_are_used(hooks: Hooks, budget: str) -> None:
+    hooks.break_lustre()
+    hooks.add(PROLOG_BUDGET=budget)
+    assert hooks.run("prolog").code == 1 and hooks.asked()
+
+
+@pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
+def test_without_namei_nothing_is_trusted(hooks: Hooks, on_error: str, code: int) -> None:
+    """Closed, not open: a Python of a user would be run."""
+    python = script(hooks.root / "python", f': >{hooks.root}/ran\nexec {sys.executable} "$@"')
+    hooks.add(PYTHON=python, ON_ERROR=on_error)
+    assert hooks.run("prolog").code == 0 and (hooks.root / "ran").exists()
+    (hooks.root / "ran").unlink()
+    shell = hooks.directory / "hook.sh"
+    shell.write_text(shell.read_text().replace("/usr/bin/namei", "/no/such/namei"))
+    ran = hooks.run("prolog")
+    assert (ran.code, ran.log) == (code, "") and not (hooks.root / "ran").exists()
+
+
+def test_what_hook_sh_needs_beside_it_is_one_file_with_the_packages() -> None:
+    """So that the rule is one: start.py runs it before it may import the package."""
+    assert (REPO / "prolog" / "trust.py").resolve() == (REPO / "nvrx_slurm" / "system" / "trust.py").resolve()
