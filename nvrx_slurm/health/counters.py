@@ -1,7 +1,8 @@
 """How much error counters rose lately, from what is kept on the node between two looks.
 
-Counters may start anew (a reset) or begin again at 0 (their width is used up): of what happened then only the part
-after it is certain, and only that is counted. The file is `cache`'s: of this user and of this boot.
+Counters may begin again at 0 (their width is used up): of what happened then only the part after it is certain, and
+only that is counted. One that goes back otherwise was reset, or its driver corrected it: what it shows now is where
+the next look begins. The file is `cache`'s: of this user and of this boot.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.check import NodeView, listed
 from nvrx_slurm.system.hardware import Absent
 
+_WIDTHS = (16, 32, 64)  # bits
+_NEAR = 8  # the part of a width (1/8) that is near to its end or its beginning
 MAX_RISES = 150  # kept; of each counter the latest are put together beyond that
 
 
@@ -37,15 +40,37 @@ class Kept(NamedTuple):
 NOTHING = Kept({}, ())
 
 
-def increase(before: int, now: int) -> int:
-    """By how much a counter rose at least."""
-    return now - before if now >= before else now
+class Look(NamedTuple):
+    """By how much each counter rose within the window (only those that did); those that were reset since the look
+    before this one."""
+
+    risen: Mapping[str, int]
+    anew: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """ "; a, b began anew", or ""."""
+        return f"; {listed(self.anew)} began anew" if self.anew else ""
+
+
+def increase(before: int, now: int) -> int | None:
+    """By how much a counter rose at least; None if it began anew."""
+    if now >= before:
+        return now - before
+    return now if any(_wrapped(before, now, 1 << bits) for bits in _WIDTHS) else None
+
+
+def _wrapped(before: int, now: int, end: int) -> bool:
+    near = end // _NEAR
+    return end - near <= before < end and now < near
 
 
 def advance(kept: Kept, now: Mapping[str, int], at_s: float, window_s: float) -> Kept:
     """After another look at `at_s`; what was never seen before has not risen."""
     new = [
-        Rise(at_s, name, increase(kept.counters[name], count)) for name, count in now.items() if name in kept.counters
+        Rise(at_s, name, increase(kept.counters[name], count) or 0)
+        for name, count in now.items()
+        if name in kept.counters
     ]
     young = [rise for rise in (*kept.rises, *new) if rise.by and at_s - rise.at_s <= window_s]
     return Kept({**kept.counters, **now}, tuple(_few(young)))
@@ -68,15 +93,17 @@ def risen(kept: Kept) -> dict[str, int]:
     return sums
 
 
-def look(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -> dict[str, int]:
-    """`risen` after this look, which is kept for the next one.
+def look(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -> Look:
+    """What rose up to this look, which is kept for the next one.
 
     Raises Absent where nothing can be kept, ValueError where what is kept cannot be trusted, OSError.
     """
     with alone(node, check):
-        kept = advance(parsed(recall(node, check).get("counters", {})), now, cache.now_s(), window_s)
+        before = parsed(recall(node, check).get("counters", {}))
+        kept = advance(before, now, cache.now_s(), window_s)
         remember(node, check, {"counters": plain(kept)})
-    return risen(kept)
+    anew = [name for name, count in now.items() if increase(before.counters.get(name, 0), count) is None]
+    return Look(risen(kept), tuple(anew))
 
 
 def plain(kept: Kept) -> dict[str, list[int]]:

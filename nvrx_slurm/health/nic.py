@@ -41,17 +41,18 @@ def _named(template: str, port: Port) -> str:
 # --- ports ----------------------------------------------------------------------------------------------------------
 
 
-class PortFacts(NamedTuple):
-    """`before`: rate in Gb/s (0 = not told) of each port that was ACTIVE at an earlier look since boot."""
+class Earlier(NamedTuple):
+    """Rate in Gb/s (0 = not told) of each port that was ACTIVE at an earlier look since boot; `why` that cannot be
+    known or kept, though there is a place for it."""
 
-    ports: Mapping[str, Port]
-    before: Mapping[str, float]
+    rates: Mapping[str, float] = {}
+    why: str = ""
 
 
-def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
-    """The ports now, and how they were; where nothing can be kept only now counts."""
-    found = ports(node, expected)
+def earlier(node: NodeView, found: Mapping[str, Port]) -> Earlier:
+    """What was known before this look at the ports, which is kept for the next one; nothing where nothing can be."""
     active = {name: port.rate_gbps or 0.0 for name, port in found.items() if port.state == ACTIVE}
+    before: dict[str, float] = {}
     try:
         with counters.alone(node, _PORTS):
             before = _rates(counters.recall(node, _PORTS))
@@ -59,8 +60,25 @@ def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
             if rates != before:
                 counters.remember(node, _PORTS, {"rates": rates})
     except Absent:
-        return PortFacts(found, {})
-    return PortFacts(found, before)
+        return Earlier()
+    except ValueError as error:
+        return Earlier(before, str(error))
+    except OSError as error:
+        return Earlier(before, f"how ports were cannot be kept: {error.strerror or error}")
+    return Earlier(before)
+
+
+class PortFacts(NamedTuple):
+    """`before`: see `Earlier`."""
+
+    ports: Mapping[str, Port]
+    before: Earlier
+
+
+def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
+    """The ports now, and how they were."""
+    found = ports(node, expected)
+    return PortFacts(found, earlier(node, found))
 
 
 def _rates(kept: Mapping[str, Any]) -> dict[str, float]:
@@ -73,16 +91,23 @@ def _rates(kept: Mapping[str, Any]) -> dict[str, float]:
 
 def judge_ports(facts: PortFacts, expected: Expected) -> tuple[Verdict, str]:
     """Fails for a port of `nic_ports`, or that was ACTIVE before, which is not; for one that got slower."""
-    wanted = expected["nic_ports"] or tuple(facts.before)
+    wanted = _wanted(facts.before, expected)
     wrong = [said for name in wanted if (said := _not_active(name, facts.ports.get(name)))]
     for name, port in facts.ports.items():
-        least = max(expected["nic_rate_gbps"] or 0.0, facts.before.get(name, 0.0))
+        least = max(expected["nic_rate_gbps"] or 0.0, facts.before.rates.get(name, 0.0))
         if port.state == ACTIVE and port.rate_gbps is not None and port.rate_gbps < least:
             wrong.append(f"{name} runs at {port.rate_gbps:g} instead of {least:g} Gb/s")
     if wrong:
         return Verdict.FAIL, listed(wrong)
+    if facts.before.why:
+        return Verdict.UNKNOWN, facts.before.why
     active = [name for name, port in facts.ports.items() if port.state == ACTIVE]
     return Verdict.PASS, f"{len(active)} of {len(facts.ports)} ports are active"
+
+
+def _wanted(before: Earlier, expected: Expected) -> tuple[str, ...]:
+    """Ports that must be ACTIVE: those that the site names, else those that were; not what was never cabled."""
+    return tuple(expected["nic_ports"] or before.rates)
 
 
 def _not_active(name: str, port: Port | None) -> str:
@@ -106,7 +131,7 @@ def learn_ports(facts: PortFacts) -> dict[str, Any]:
 class ErrorFacts(NamedTuple):
     """How counters ("mlx5_0/1 link_downed") rose within the window; ports whose link_downed can rise no more."""
 
-    risen: Mapping[str, int]
+    look: counters.Look
     full: tuple[str, ...]
 
 
@@ -129,7 +154,7 @@ def _counters(port: Port) -> Iterable[tuple[str, int]]:
 def judge_errors(facts: ErrorFacts, expected: Expected) -> tuple[Verdict, str]:
     """Fails where a link went down more than `nic_link_downed_max` times, or counted more than `nic_errors_max`."""
     wrong = []
-    for counter, count in facts.risen.items():
+    for counter, count in facts.look.risen.items():
         name, _, kind = counter.partition(" ")
         if kind == _LINK_DOWNED and count > expected["nic_link_downed_max"]:
             wrong.append(f"the link of {name} went down {count} times")
@@ -139,23 +164,25 @@ def judge_errors(facts: ErrorFacts, expected: Expected) -> tuple[Verdict, str]:
         return Verdict.FAIL, listed(wrong)
     if facts.full:
         return Verdict.UNKNOWN, f"link_downed of {listed(facts.full)} is at its end; reset it with perfquery -R"
-    return Verdict.PASS, "nothing to speak of lately"
+    return Verdict.PASS, f"nothing to speak of lately{facts.look.note}"
 
 
 # --- NICs of GPUs ---------------------------------------------------------------------------------------------------
 
 
 class NearFacts(NamedTuple):
-    """NICs that are nearest to each GPU, by its PCI address; those of all that have an ACTIVE port."""
+    """NICs that are nearest to each GPU, by its PCI address; those of all that have an ACTIVE port; see `Earlier`."""
 
     near: Mapping[str, tuple[str, ...]]
     active: frozenset[str]
+    before: Earlier
 
 
 def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     """By the PCI tree of sysfs, or of `pci_topo_file`."""
     root = node.path("/sys")
-    active = frozenset(port.nic for port in ports(node, expected).values() if port.state == ACTIVE)
+    found = ports(node, expected)
+    active = frozenset(port.nic for port in found.values() if port.state == ACTIVE)
     addresses = pci.gpus(root)
     if not addresses or not active:
         raise Absent("there is no GPU" if not addresses else "no NIC port is active")
@@ -163,7 +190,8 @@ def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     node.doing(f"reading {file}" if file else "reading the PCI tree")
     tree = pci.topology(node.path(file)) if file else None
     ways = nics.ways(root, tree)
-    return NearFacts({address: _near(root, address, tree, ways) for address in addresses}, active)
+    near = {address: _near(root, address, tree, ways) for address in addresses}
+    return NearFacts(near, active, earlier(node, found))
 
 
 def _near(root: str, address: str, tree: Mapping[str, pci.Way] | None, ways: Mapping[str, pci.Way]) -> tuple[str, ...]:
@@ -174,14 +202,16 @@ def _near(root: str, address: str, tree: Mapping[str, pci.Way] | None, ways: Map
 
 
 def judge_near(facts: NearFacts, expected: Expected) -> tuple[Verdict, str]:
-    """Fails for a GPU whose nearest NICs are all without an active port, or are not those of `gpu_nics`."""
+    """Fails for a GPU whose nearest NICs all lost their active ports, or are not those of `gpu_nics`."""
     if not any(facts.near.values()):
         return Verdict.UNKNOWN, "no GPU has a NIC near it on the PCI tree; give pci_topo_file"
     wrong = []
-    for gpu, near in facts.near.items():
-        if not near:
+    idle = {gpu: near for gpu, near in facts.near.items() if not facts.active & set(near)}
+    wanted = {name.partition("/")[0] for name in _wanted(facts.before, expected)}
+    for gpu, near in idle.items():
+        if not near and expected["pci_topo_file"]:  # which says where they are; a node may have fewer NICs than GPUs
             wrong.append(f"GPU {gpu} has no NIC near it")
-        elif not facts.active & set(near):
+        elif wanted & set(near):
             wrong.append(f"{listed(near)}, nearest to GPU {gpu}, has no active port")
     has = set(_pairs(facts))
     wrong += [
@@ -189,7 +219,9 @@ def judge_near(facts: NearFacts, expected: Expected) -> tuple[Verdict, str]:
     ]
     if wrong:
         return Verdict.FAIL, listed(wrong)
-    return Verdict.PASS, f"{len(facts.near)} GPUs have an active NIC near them"
+    if idle and facts.before.why:
+        return Verdict.UNKNOWN, facts.before.why
+    return Verdict.PASS, f"{len(facts.near) - len(idle)} GPUs have an active NIC near them"
 
 
 def _pairs(facts: NearFacts) -> list[tuple[str, str]]:
@@ -201,6 +233,7 @@ def _pair(text: str) -> tuple[str, str]:
     return gpu.strip().lower(), nic.strip()
 
 
+_NIC_PORTS = Setting("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1")
 _PATHS = (
     Setting("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
     Setting("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
@@ -215,7 +248,7 @@ CHECKS = (
         gather=gather_ports,
         judge=judge_ports,
         settings=(
-            Setting("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1"),
+            _NIC_PORTS,
             Setting("nic_rate_gbps", "number", None, "Gb/s that each active port must have"),
             *_PATHS,
         ),
@@ -241,11 +274,12 @@ CHECKS = (
         name="gpu-nics",
         lane=QUICK,
         reads="/sys/bus/pci/devices (or pci_topo_file): the way to each GPU and NIC; states of the NICs' ports",
-        fails="No NIC that is nearest to a GPU has an active port, or it is not the NIC of gpu_nics.",
+        fails="The NICs nearest to a GPU had an active port and have none, or are not the NIC of gpu_nics.",
         gather=gather_near,
         judge=judge_near,
         settings=(
             Setting("gpu_nics", "names", (), "the NIC next to each GPU, as 0000:1b:00.0=mlx5_0"),
+            _NIC_PORTS,
             Setting("pci_topo_file", "text", None, "XML with the PCI tree, as for NCCL_TOPO_FILE"),
             *_PATHS,
         ),

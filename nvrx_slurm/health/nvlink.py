@@ -35,7 +35,7 @@ def learn_links(facts: Facts[dict[int, bool]]) -> dict[str, Any]:
     return {"nvlinks": counts.pop()} if len(counts) == 1 else {}
 
 
-def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
+def gather_errors(node: NodeView, expected: Expected) -> counters.Look:
     """Errors by link, as "GPU 3 NVLink 17", within the window."""
     found = reading(gpu_facts.nvlink_errors)(node, expected)
     now = {
@@ -46,12 +46,12 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
     return counters.look(node, _ERRORS, now, expected["nvlink_window_s"])
 
 
-def judge_errors(risen: Mapping[str, int], expected: Expected) -> tuple[Verdict, str]:
+def judge_errors(look: counters.Look, expected: Expected) -> tuple[Verdict, str]:
     """Fails for a link that counted more than `nvlink_errors_max` errors."""
-    many = sorted((-count, link) for link, count in risen.items() if count > expected["nvlink_errors_max"])
+    many = sorted((-count, link) for link, count in look.risen.items() if count > expected["nvlink_errors_max"])
     if many:
         return Verdict.FAIL, listed(f"{link} counted {-count} errors" for count, link in many)
-    return Verdict.PASS, f"{sum(risen.values())} errors lately"
+    return Verdict.PASS, f"{sum(look.risen.values())} errors lately{look.note}"
 
 
 def judge_fabric(facts: Facts[Fabric], expected: Expected) -> tuple[Verdict, str]:

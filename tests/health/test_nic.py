@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -13,7 +14,7 @@ from recorded import Node
 
 from nvrx_slurm.health import cache, counters, registry
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.nic import PortFacts, judge_ports, learn_ports
+from nvrx_slurm.health.nic import Earlier, PortFacts, judge_ports, learn_ports
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system import pci
 from nvrx_slurm.system.nics import Port
@@ -70,6 +71,34 @@ def test_a_port_must_be_as_fast_as_it_was_and_as_the_site_says(node: Node) -> No
     assert found(node, "nic-ports")[0] is P
 
 
+def _full(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The file system with /run has no room; returns what was refused."""
+    refused: list[str] = []
+
+    def no_room(path: str, plain: object) -> None:
+        refused.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "write_private", no_room)
+    return refused
+
+
+def test_a_port_of_the_site_fails_also_where_nothing_can_be_kept(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = Path(cache.private_directory(NodeView(str(node.root))))
+    directory.chmod(0o777)  # so that what is in it cannot be trusted
+    port(node, "mlx5_3", "state", "1: DOWN")
+    assert found(node, "nic-ports", nic_ports=("mlx5_3/1",)) == (F, "mlx5_3/1 is DOWN, LinkUp")
+    assert found(node, "gpu-nics", nic_ports=("mlx5_3/1",))[0] is F
+    for name in ("nic-ports", "gpu-nics"):
+        verdict, text = found(node, name)
+        assert verdict is U and "is not a directory that only its owner" in text
+    directory.chmod(0o700)
+    refused = _full(node, monkeypatch)
+    assert found(node, "nic-ports", nic_ports=("mlx5_3/1",)) == (F, "mlx5_3/1 is DOWN, LinkUp")
+    assert found(node, "nic-ports") == (U, "how ports were cannot be kept: No space left on device")
+    assert len(refused) == 2
+
+
 def test_no_infiniband_does_not_apply_and_unreadable_is_unknown(node: Node) -> None:
     (node / f"{IB}/mlx5_3/ports/1/state").unlink()
     assert found(node, "nic-ports") == (U, "NIC mlx5_3 port 1: its state cannot be read")
@@ -97,10 +126,13 @@ def test_files_elsewhere_by_template(node: Node) -> None:
 
 def test_ports_are_learned() -> None:
     ports = {"a/1": Port("a", 1, "ACTIVE", 0, rate_gbps=400.0), "b/1": Port("b", 1, "DOWN", 0)}
-    assert learn_ports(PortFacts(ports, {})) == {"nic_ports": ("a/1",), "nic_rate_gbps": 400.0}
+    assert learn_ports(PortFacts(ports, Earlier())) == {"nic_ports": ("a/1",), "nic_rate_gbps": 400.0}
     ports["c/1"] = Port("c", 1, "ACTIVE", 0)
-    assert learn_ports(PortFacts(ports, {})) == {"nic_ports": ("a/1", "c/1")}
-    assert judge_ports(PortFacts(ports, {"b/1": 0.0}), {"nic_ports": (), "nic_rate_gbps": None}) == (F, "b/1 is DOWN")
+    assert learn_ports(PortFacts(ports, Earlier())) == {"nic_ports": ("a/1", "c/1")}
+    assert judge_ports(PortFacts(ports, Earlier({"b/1": 0.0})), {"nic_ports": (), "nic_rate_gbps": None}) == (
+        F,
+        "b/1 is DOWN",
+    )
 
 
 # --- counters -------------------------------------------------------------------------------------------------------
@@ -122,6 +154,15 @@ def test_a_link_that_went_down_is_told_for_an_hour(node: Node, monkeypatch: pyte
     assert found(node, "nic-errors")[0] is P
     port(node, "mlx5_2", "counters/link_downed", "1")
     assert found(node, "nic-errors") == (F, "the link of mlx5_2/1 went down 1 times")
+
+
+def test_a_counter_that_steps_back_is_no_error(node: Node) -> None:
+    port(node, "mlx5_2", "counters/symbol_error", "5000")
+    assert found(node, "nic-errors")[0] is P
+    port(node, "mlx5_2", "counters/symbol_error", "4999")
+    assert found(node, "nic-errors") == (P, "nothing to speak of lately; mlx5_2/1 symbol_error began anew")
+    port(node, "mlx5_2", "counters/symbol_error", "6000")  # from there on
+    assert found(node, "nic-errors") == (F, "mlx5_2/1 counted 1001 x symbol_error")
 
 
 def test_many_errors_fail_and_a_counter_at_its_end_is_unknown(node: Node) -> None:
@@ -211,6 +252,25 @@ def test_a_gpu_whose_nic_is_down_is_named(node: Node) -> None:
     assert found(node, "gpu-nics") == (P, "8 GPUs have an active NIC near them")
     port(node, "mlx5_3", "state", "1: DOWN")
     assert found(node, "gpu-nics") == (F, "mlx5_3, nearest to GPU 0000:61:00.0, has no active port")
+    assert found(node, "nic-ports")[0] is F  # which looks at the same
+
+
+def test_a_gpu_whose_nic_was_never_cabled_is_well(node: Node) -> None:
+    port(node, "mlx5_3", "state", "1: DOWN")
+    for _ in range(2):
+        assert found(node, "gpu-nics") == (P, "7 GPUs have an active NIC near them")
+        assert found(node, "nic-ports") == (P, "7 of 8 ports are active")
+    assert found(node, "gpu-nics", nic_ports=("mlx5_3/1",))[0] is F
+    port(node, "mlx5_4", "state", "1: DOWN")
+    assert found(node, "gpu-nics")[0] is F
+
+
+def test_a_node_may_have_fewer_nics_than_gpus(node: Node) -> None:
+    """Those behind another bridge, and on another NUMA node, have none near them."""
+    for index in range(1, 8):
+        (node / f"{IB}/mlx5_{index}").unlink()
+    verdict, text = found(node, "gpu-nics")
+    assert (verdict, text) == (P, "4 GPUs have an active NIC near them")
 
 
 def test_the_nic_next_to_each_gpu_is_learned_and_expected(node: Node) -> None:
