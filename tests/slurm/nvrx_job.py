@@ -24,7 +24,7 @@ from nvrx_slurm.testing import minicluster_init as init
 from nvrx_slurm.testing.minicluster import JobEnd, MiniCluster
 from nvrx_slurm.testing.stage import await_end, running_with
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 PRELUDE = """
 import os, signal, sys

@@ -92,7 +92,7 @@ def test_an_excluded_node_s_agent_ends_with_95_and_its_job_with_0(jobs: Jobs) ->
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
     assert [(mark.rank, mark.node) for mark in job.marks("up", 1)] == [(0, "n1"), (1, "n3")]
     assert "n2: task 1: Exited with exit code 95" in job.said()
-    assert " ends with code 95: its rank 1 asked to exclude it: its GPU lies" in job.agent_log(1)
+    assert " was excluded on request of its rank 1: its GPU lies" in job.agent_log(1)
 
 
 def test_started_by_srun_alone_the_step_shows_the_highest_code(jobs: Jobs) -> None:

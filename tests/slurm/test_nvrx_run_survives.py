@@ -103,7 +103,7 @@ def test_a_killed_agent_takes_its_node_along_and_a_spare_takes_over(jobs: Jobs) 
     up = job.wait_marks("up", 4, cycle=0)
     agent = parent(up[2].pid)
     family = init.descendants(agent)
-    assert len(family) == 4, family  # two workers, two rank monitors
+    assert len(family) == 5, family  # two workers, two rank monitors, the health checks
     kill(agent, signal.SIGKILL)
     assert await_end(family, 1.0) == []
     job.wait_marks("up", 4, cycle=1)
