@@ -58,10 +58,11 @@ class CallWrapper:
         try:
             yield
         finally:
-            self._page.beat()
-            if self._words[MANUAL]:
-                self.ping()
-            self._words[SUSPENDED] -= 1
+            if not self._page.is_of_another:
+                self._page.beat()
+                if self._words[MANUAL]:
+                    self.ping()
+                self._words[SUSPENDED] -= 1
 
 
 def takers(fn: Callable[..., Any]) -> list[str]:

@@ -166,7 +166,9 @@ class Helpers:
             self.call.set(ALL_LEFT, "1")
 
     def close(self) -> None:
-        """End and reap everything, whatever has been started."""
+        """End and reap everything, whatever has been started. In a child that the user has forked: nothing is its."""
+        if self.page.is_of_another:
+            return
         self.left()
         if self._watchdog.ident is not None:
             self._watchdog.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,15 +31,27 @@ MANUAL = 16  # main (own cache line): last ping, 0 until the first one of an ite
 _SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
 
 
+def seconds_since(then_ns: int) -> float:
+    """Of a time in the page."""
+    return (time.monotonic_ns() - then_ns) / 1e9
+
+
 class Page:
     """The page, shared with every process that is forked after it was made."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, PAGE_BYTES)
+        self._maker = os.getpid()
         self.words = memoryview(self._map).cast("q")
         self.semaphore = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + 8 * _SEMAPHORE
         self.words[AUTO] = time.monotonic_ns()
         self.words[ROUND] = -1
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether this process is no rank: the user's own code, called by the wrapper, has forked it, and comes back to
+        the wrapper in it. It shares the page, the store's connections and the channel with its rank, and uses none."""
+        return os.getpid() != self._maker
 
     def beat(self) -> None:
         """The main thread is known to be alive now."""
@@ -49,7 +62,7 @@ class Page:
         words = self.words
         auto, manual = words[AUTO], words[MANUAL]
         oldest = min(auto, manual) if manual and words[WATCHED] and not words[WAITING] else auto
-        return (time.monotonic_ns() - oldest) / 1e9
+        return seconds_since(oldest)
 
 
 class StandsStill:

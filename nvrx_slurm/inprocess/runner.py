@@ -155,7 +155,8 @@ class Runner:
         view = _Assigning(this, self._helpers.call)
         try:
             context = RankAssignmentCtx(state, view, set(verdict.terminated))
-            new = self._of_user(lambda: assign(self._arguments.rank_assignment, context))
+            new = assign(self._arguments.rank_assignment, context)
+            self._still_the_rank()
         except (RestartError, TimeoutError, _Disturbed) as error:
             # "end" comes before what wakes those who wait for others, and that before "ended"
             if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
@@ -200,7 +201,8 @@ class Runner:
 
     def run_function(self) -> None:
         """Keeps what it returns."""
-        self._value = self._of_user(self._function)
+        self._value = self._function()
+        self._still_the_rank(self._value)
 
     def call_function(self) -> object:
         """On an active rank."""
@@ -358,18 +360,17 @@ class Runner:
             return faulted
         return done
 
-    def _of_user(self, function: Callable[[], Any]) -> Any:
-        """What it returns; in a child that it has forked, raises ReturnedInChild."""
-        value = function()
+    def _still_the_rank(self, value: Any = None) -> None:
+        """To be asked whenever the user's code has returned. Raises ReturnedInChild in a child that it has forked."""
         if self._page.is_of_another:
             raise ReturnedInChild(value)
-        return value
 
     def _plugin(self, name: str) -> None:
         plugin = getattr(self._arguments, name)
         if plugin is None:
             return
-        result = self._of_user(lambda: plugin(self._state.freeze()))
+        result = plugin(self._state.freeze())
+        self._still_the_rank()
         if result is not None and not isinstance(result, (FrozenState, State)):
             raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
 
@@ -388,7 +389,7 @@ class Runner:
 
 
 class ReturnedInChild(BaseException):
-    """The user's code has returned `args[0]` in a child that it has forked, which must not go on as the rank."""
+    """In a child that the user's code has forked, which must not go on as the rank: the function returns `args[0]`."""
 
 
 class _Disturbed(Exception):

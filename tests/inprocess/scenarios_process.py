@@ -1,0 +1,61 @@
+"""What ranks do in the tests of what is odd about their process: children of its own, closed streams, no rank 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from scenarios import Plugin, Rank, block, scenario
+from scenarios_lost import await_file, where
+
+from nvrx_slurm import inprocess
+from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess.progress import SUSPENDED
+
+
+def _raise() -> str:
+    raise ValueError("of the child")
+
+
+ENDS = {"raise": _raise, "exit": lambda: sys.exit(3), "return": lambda: "of the child"}
+
+
+@scenario
+def forks(rank: Rank) -> None:
+    """In iteration 0 rank 1 forks in `place`, where the child does `how`; when the file "fault" is there, it dies."""
+
+    def fork_at(place: str) -> tuple[int, str]:
+        """The pid, and what a child returns."""
+        mine = rank.initial == 1 and rank.arguments["place"] == place
+        pid = os.fork() if mine else -1
+        return pid, ENDS[rank.arguments["how"]]() if pid == 0 else ""
+
+    def reap(pid: int, **fields: Any) -> None:
+        if pid > 0:
+            rank.say("child", code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), **fields)
+
+    class Initialize(Plugin, inprocess.initialize.Initialize):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            if state.iteration == 0:
+                reap(fork_at("initialize")[0])
+            return state
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            with call.disable_hang_protection():
+                pid, value = fork_at("function")
+                if pid == 0:
+                    return value
+                reap(pid, suspended=call._words[SUSPENDED])
+            rank.together("waited")
+            rank.say("waited")
+            if rank.initial == 1:
+                await_file(rank, "fault")
+                os.kill(os.getpid(), signal.SIGKILL)
+            block()
+        return "done"
+
+    rank.call(fn, initialize=Initialize(rank, "initialize"), **where(rank))

@@ -1,0 +1,36 @@
+"""What is odd about a rank's process: children that its function forks, closed streams, an empty environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks_harness import Job
+
+
+@pytest.mark.parametrize(
+    ("place", "how", "code", "said"),
+    [
+        ("function", "raise", 1, {"kind": "ValueError", "chain": ["ValueError: of the child"]}),
+        ("function", "exit", 3, {"kind": "SystemExit"}),
+        ("function", "return", 0, {"value": "of the child"}),
+        ("initialize", "raise", 1, {"kind": "ValueError"}),
+        ("initialize", "return", 0, {}),
+    ],
+)
+def test_a_child_that_the_user_forks_is_no_rank(
+    job: Job, tmp_path: Path, place: str, how: str, code: int, said: dict[str, object]
+) -> None:
+    """It ends as it likes; the ranks go on, and the death of its own is seen as ever."""
+    job.start("forks", 3, module="scenarios_process", place=place, how=how)
+    child = job.await_event(1, "child")
+    assert child["code"] == code and child.get("suspended", 1) == 1
+    assert job.of(1, "returned" if how == "return" else "raised", **said)
+    job.await_events(range(3), "waited")
+    assert not any(job.of(rank, "entered", iteration=1) for rank in range(3))
+    (tmp_path / "fault").touch()
+    for rank in (0, 2):
+        job.await_event(rank, "entered", iteration=1, WORLD_SIZE="2")
+        assert job.await_end(rank) == 0
+    assert "rank 1: its process has ended" in (tmp_path / "monitor1.log").read_text()
+    job.await_nothing_left()
