@@ -36,7 +36,18 @@ from nvrx_slurm.inprocess.coordinator import Coordinator
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.monitor_link import Link, Times
-from nvrx_slurm.inprocess.progress import LEFT, LOST, ROUND, SEEN, STOPPING, SUSPENDED, WATCHED, Page, StandsStill
+from nvrx_slurm.inprocess.progress import (
+    LEFT,
+    LOST,
+    ROUND,
+    SEEN,
+    STOPPING,
+    SUSPENDED,
+    WATCHED,
+    Page,
+    StandsStill,
+    seconds_since,
+)
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
@@ -45,6 +56,7 @@ _LEAVE = b"L"
 _READY, _SERVING = b"+", b"+s"  # it works; it works, and the store's server is in it
 _MAX_MESSAGE = 4096
 _OUTLAST_S = 1.0  # between two looks at the store when the rank has left
+_AWAY_S = 1.0  # a look that is later than this was not slow: this process did not run
 _KILL_WAIT_S = 10.0  # after SIGKILL: a process that cannot be interrupted by anything is told as dead
 
 
@@ -190,6 +202,8 @@ class Monitor:
         self._again = again  # in place of one that has died
         self._serves = False  # whether the store's server is here
         self._told_round = -2  # the last round that a soft timeout was told for
+        self._looked_ns = time.monotonic_ns()  # when it last judged
+        self._back_ns = 0  # since when it has been there to look
         self._left = False
 
     def run(self) -> None:
@@ -288,7 +302,8 @@ class Monitor:
         if board is not None and board.fd is not None:
             poll.register(board.fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(1000 * self._patience_s(board))}
+            patience_s = self._patience_s(board)
+            ready = {fd for fd, _ in poll.poll(1000 * patience_s)}
             if self._pidfd in ready:
                 self._rank_died()
                 return
@@ -298,6 +313,7 @@ class Monitor:
                 self._look_at(board, ready)
             self._page.words[SEEN] = time.monotonic_ns()
             self._is_lost()
+            self._notice_absence(patience_s)
             if self._judge():
                 return
 
@@ -328,12 +344,27 @@ class Monitor:
         often_s = arguments.seconds("heartbeat_timeout") / 5
         return min(max(arguments.seconds("monitor_process_interval"), 1.0), often_s)
 
+    def _notice_absence(self, patience_s: float) -> None:
+        """Who has not looked (this process was stopped, or its machine was) blames nobody: all limits begin anew."""
+        away_s = seconds_since(self._looked_ns)
+        self._looked_ns = time.monotonic_ns()
+        if away_s > patience_s + _AWAY_S:
+            logger.info("this process was away for %.1f s: all limits begin anew", away_s)
+            self._back_ns = self._looked_ns
+
+    def _here_s(self) -> float:
+        return seconds_since(self._back_ns)
+
+    def _idle_s(self) -> float:
+        """Without progress while this process was there to see it."""
+        return min(self._page.idle_s(), self._here_s())
+
     def _patience_s(self, board: Board | None) -> float:
         """Exactly until the next limit can be reached, at most an interval."""
         arguments, words = self._arguments, self._page.words
         interval_s = arguments.seconds("monitor_process_interval")
         longest_s = interval_s if board is not None and board.fd is None else self._longest_s
-        idle_s = self._page.idle_s()
+        idle_s = self._idle_s()
         limit_s = arguments.seconds("hard_timeout")
         if words[WATCHED] and self._told_round != words[ROUND]:
             limit_s = arguments.seconds("soft_timeout")
@@ -345,8 +376,8 @@ class Monitor:
         if words[LEFT]:
             return False
         quiet = bool(words[SUSPENDED])  # no word about progress, but a restart waits for nobody
-        idle_s, number = self._page.idle_s(), words[ROUND]
-        stopping_s = (time.monotonic_ns() - words[STOPPING]) / 1e9 if words[STOPPING] else 0.0
+        idle_s, number = self._idle_s(), words[ROUND]
+        stopping_s = min(seconds_since(words[STOPPING]), self._here_s()) if words[STOPPING] else 0.0
         overdue_s = arguments.seconds("barrier_timeout") + arguments.seconds("last_call_wait")
         if not quiet and idle_s >= arguments.seconds("hard_timeout"):
             self._kill(number, f"no progress for {idle_s:.1f} s")
