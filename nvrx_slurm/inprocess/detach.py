@@ -20,6 +20,13 @@ _PR_SET_NAME = 15
 _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 
 
+def hold_standard_streams() -> None:
+    """Where 0, 1 or 2 is closed (some daemons start programs so) none of our sockets may become stdin or stderr."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
 def detach(kept: Collection[int]) -> None:
     """Own session, signals, standard streams and limits; all file descriptors but `kept` are closed."""
     with contextlib.suppress(OSError):

@@ -82,6 +82,7 @@ class MonitorProcess:
 
     def start(self, again: bool = False) -> None:
         """Fork; `again` in place of an earlier one. Raises OSError if no process can be made."""
+        detach.hold_standard_streams()
         with contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)

@@ -59,3 +59,21 @@ def forks(rank: Rank) -> None:
         return "done"
 
     rank.call(fn, initialize=Initialize(rank, "initialize"), **where(rank))
+
+
+@scenario
+def closed(rank: Rank) -> None:
+    """The file descriptors `closed` are, when the function is called; in iteration 0 rank 1 raises."""
+    for fd in rank.arguments["closed"]:
+        os.close(fd)
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call, streams=[os.readlink(f"/proc/self/fd/{fd}") for fd in rank.arguments["closed"]])
+        if call.iteration == 0:
+            rank.together("entered")
+            if rank.initial == 1:
+                raise ValueError("wanted")
+            block()
+        return "done"
+
+    rank.call(fn)

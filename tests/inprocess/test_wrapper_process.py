@@ -34,3 +34,13 @@ def test_a_child_that_the_user_forks_is_no_rank(
         assert job.await_end(rank) == 0
     assert "rank 1: its process has ended" in (tmp_path / "monitor1.log").read_text()
     job.await_nothing_left()
+
+
+@pytest.mark.parametrize("closed", [[0], [0, 1, 2]])
+def test_no_socket_takes_the_place_of_a_closed_stream(job: Job, closed: list[int]) -> None:
+    job.start("closed", 2, module="scenarios_process", closed=closed)
+    for rank in range(2):
+        assert job.await_event(rank, "entered", iteration=1)["streams"] == ["/dev/null"] * len(closed)
+        assert job.await_event(rank, "returned")["value"] == "done"
+        assert job.await_end(rank) == 0
+    job.await_nothing_left()
