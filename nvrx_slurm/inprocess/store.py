@@ -53,7 +53,7 @@ class TCPStore(StoreMixin, dist.TCPStore):
 
     The server listens on loopback only if MASTER_ADDR is a loopback address. `host_name` and `port` default to
     MASTER_ADDR and MASTER_PORT (UsageError if they are missing). A client waits up to `timeout` for the server.
-    Raises StoreLost if who listens there does not answer.
+    Raises StoreLost if nobody listens there until then, or who does gives no answer.
     """
 
     def __init__(
@@ -158,6 +158,10 @@ def _await_server(host: str, port: int, timeout_s: float) -> None:
             return
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _BACKOFF_S[1])
+    raise StoreLost(
+        f"the store cannot be reached: nobody has listened on {host}:{port} (MASTER_ADDR, MASTER_PORT) for"
+        f" {timeout_s:g} s; rank 0 should: see in its output whether it was started, and why it has failed"
+    )
 
 
 def refused(host: str, port: int) -> bool:

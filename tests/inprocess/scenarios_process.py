@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from datetime import timedelta
 from typing import Any
 
 from scenarios import Plugin, Rank, block, scenario
@@ -77,3 +78,8 @@ def closed(rank: Rank) -> None:
         return "done"
 
     rank.call(fn)
+
+
+@scenario
+def waits_for_store(rank: Rank) -> None:
+    rank.call(lambda: "done", store_kwargs={"timeout": timedelta(seconds=rank.arguments["timeout"])})

@@ -44,3 +44,12 @@ def test_no_socket_takes_the_place_of_a_closed_stream(job: Job, closed: list[int
         assert job.await_event(rank, "returned")["value"] == "done"
         assert job.await_end(rank) == 0
     job.await_nothing_left()
+
+
+def test_a_rank_0_that_never_comes_is_named(job: Job) -> None:
+    """It has failed at its entry, for example."""
+    job.start("waits_for_store", 2, ranks=[1], module="scenarios_process", timeout=0.5)
+    chain = job.await_event(1, "raised")["chain"]
+    assert f"nobody has listened on 127.0.0.1:{job.port} (MASTER_ADDR, MASTER_PORT) for 0.5 s; rank 0" in chain[0]
+    assert job.await_end(1) == 1
+    job.await_nothing_left()
