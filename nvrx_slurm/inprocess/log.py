@@ -17,10 +17,11 @@ class _OurHandler(logging.StreamHandler):
     """A class of its own, so that it is recognised; adds host and current rank to each record."""
 
     _host = socket.gethostname()
+    _rank = "?"
 
     def emit(self, record: logging.LogRecord) -> None:
         record.host = self._host
-        record.rank = os.environ.get("RANK", "?")
+        self._rank = record.rank = os.environ.get("RANK", self._rank)  # the user may have cleared it
         super().emit(record)
 
 

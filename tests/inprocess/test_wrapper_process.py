@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from pathlib import Path
 
 import pytest
 from ranks_harness import Job
+
+from nvrx_slurm.inprocess.log import _OurHandler
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,12 @@ def test_a_rank_0_that_never_comes_is_named(job: Job) -> None:
     assert f"nobody has listened on 127.0.0.1:{job.port} (MASTER_ADDR, MASTER_PORT) for 0.5 s; rank 0" in chain[0]
     assert job.await_end(1) == 1
     job.await_nothing_left()
+
+
+def test_the_log_keeps_the_rank_when_the_environment_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = _OurHandler(io.StringIO())
+    handler.setFormatter(logging.Formatter("[rank %(rank)s]"))
+    for value in ("7", None):
+        monkeypatch.setenv("RANK", value) if value else monkeypatch.delenv("RANK")
+        handler.emit(logging.makeLogRecord({}))
+    assert handler.stream.getvalue() == "[rank 7]\n[rank 7]\n"
