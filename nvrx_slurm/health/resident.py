@@ -1,7 +1,8 @@
 """Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when gate`.
 
 Reads lines on stdin. To "check" it answers with one JSON line on stdout: the report, and `"asked": true`. Slow checks
-(`Check.ahead_s`) are run ahead: a report has their last findings with their age. Checks to be watched are run every so
+(`Check.ahead_s`) are run ahead: a report has their last findings with their age, and of what had failed a new one: a
+node must not go for what is mended. Checks to be watched are run every so
 often; a line with `"asked": false` comes only when what fails among them is new. All runs go on side by side, so that
 an answer never waits for what is done in the background (only the first one, for the first findings of slow checks).
 At the end of stdin it ends at once, with its children.
@@ -40,7 +41,9 @@ class _Task:
         self.every_s = every_s
         self.due_s = 0.0
         self.findings: list[Finding] = []
-        self._at_s = 0.0
+        self._at_s = 0.0  # when the last run ended,
+        self._since_s = 0.0  # and began
+        self._began_s = 0.0  # the run under way
         self._run: runner.Run | None = None
         self._taken = (
             False  # of the run; it may have a process that is blocked in the kernel, beside which we start none
@@ -50,16 +53,27 @@ class _Task:
         """When it is to be run."""
         return self.due_s if self._run is None else _NEVER
 
+    def failed_before(self, when_s: float) -> bool:
+        """Whether it failed in a way that matters, in a run that may have looked before `when_s`."""
+        return self._since_s < when_s and any(
+            finding.verdict is Verdict.FAIL and finding.action in report.GRAVE for finding in self.findings
+        )
+
+    def can_look(self) -> bool:
+        """Whether no run is under way; what is left of one may be blocked in the kernel."""
+        return self._run is None or self._taken
+
     def started(self, run: runner.Run) -> None:
         """It is run now."""
-        self.due_s = time.monotonic() + self.every_s
+        self._began_s = time.monotonic()
+        self.due_s = self._began_s + self.every_s
         self._run, self._taken = run, False
 
     def news(self) -> runner.Result | None:
         """The result of a run that has just ended."""
         run, result = self._run, None
         if run and run.done and not self._taken:
-            self._taken, self._at_s = True, time.monotonic()
+            self._taken, self._at_s, self._since_s = True, time.monotonic(), self._began_s
             result = run.result()
             self.findings = result.findings
         if run and run.gone:
@@ -139,9 +153,13 @@ class Resident:
         for task in (*self._ahead, *self._watches):
             if task.wake_s() <= time.monotonic():
                 task.started(self._begin(task.checks))
+        for task in self._ahead if self._asked else ():
+            if task.failed_before(self._asked_s) and task.can_look():
+                task.started(self._begin(task.checks, time.monotonic() - self._asked_s))
 
-    def _begin(self, checks: Sequence[Check]) -> runner.Run:
-        run = runner.Run(checks, self._node, self._plan.expected, self._plan.deadline_s)
+    def _begin(self, checks: Sequence[Check], later_s: float = 0.0) -> runner.Run:
+        """`later_s`: so much of the time is over."""
+        run = runner.Run(checks, self._node, self._plan.expected, self._plan.deadline_s - later_s)
         self._runs.append(run)
         run.begin()
         return run
@@ -155,7 +173,11 @@ class Resident:
         news = [result for task in self._watches if (result := task.news())]
         if news:
             self._tell_news([note for result in news for note in result.notes])
-        answerable = self._asked is not None and self._asked.done and all(task.findings for task in self._ahead)
+        answerable = (
+            self._asked is not None
+            and self._asked.done
+            and all(task.findings and not task.failed_before(self._asked_s) for task in self._ahead)
+        )
         if self._asked and answerable:
             self._answer(self._asked.result())
             self._asked = None

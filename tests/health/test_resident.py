@@ -22,6 +22,7 @@ from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict
 
 LUSTRE = "/sys/fs/lustre/health_check"
+CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
 # What the tests below look at is there whatever the gate has by itself.
 INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-paths", "cpu-count", "gpu-recovery"))
 
@@ -225,6 +226,35 @@ def test_what_was_not_there_is_looked_for_again_after_each_question(dgx: Node) -
     resident.end()
 
 
+def test_what_failed_ahead_is_looked_at_again_before_it_is_told(dgx: Node) -> None:
+    """Nobody goes for what is mended by now; what is still broken, and what breaks later, is told all the same."""
+    mounts = (dgx / "/proc/self/mountinfo").read_text()
+    dgx.write("/proc/self/mountinfo", "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n")
+    resident = Resident(dgx, "--expect", "mounts=/home")
+    for _ in range(3):
+        assert [finding.check for finding in resident.ask().grave] == ["mounts"]
+    dgx.write("/proc/self/mountinfo", mounts)
+    found = named(resident.ask(), "mounts")
+    assert (found.verdict, resident.ask().grave) == (Verdict.PASS, [])
+    assert resident.end() == (0, "")
+
+
+def test_a_second_look_takes_no_more_than_the_time_of_its_question(dgx: Node) -> None:
+    """It hangs, so that nothing is known of what has failed before."""
+    mounts = dgx / "/proc/self/mountinfo"
+    mounts.write_text("22 1 8:2 / / rw - ext4 /dev/sda1 rw\n")
+    resident = Resident(dgx, "--only", "mounts", "--expect", "mounts=/home", "--deadline", "1")
+    assert named(resident.ask(), "mounts").verdict is Verdict.FAIL
+    fifo = Fifo(dgx, "/proc/self/mountinfo")
+    resident.say("check\n")
+    writer = fifo.met()
+    asked, told = resident.line()
+    found = named(told, "mounts")
+    assert asked and found.verdict is Verdict.UNKNOWN and found.text.startswith("timed out") and told.grave == []
+    os.close(writer)
+    assert resident.end() == (0, "")
+
+
 def test_a_mount_that_hangs_costs_the_first_answer_its_budget_and_later_ones_nothing(dgx: Node) -> None:
     try:
         mount = HungMount(dgx / "/home")
@@ -246,7 +276,7 @@ def test_a_mount_that_hangs_costs_the_first_answer_its_budget_and_later_ones_not
 
 
 def test_only_news_about_the_watched_are_told(dgx: Node) -> None:
-    resident = Resident(dgx, "--watch", "lustre", "--watch", "cpu-count", "--interval", "0.05")
+    resident = Resident(dgx, "--watch", "lustre", *CPUS, "--interval", "0.05")
     resident.ask()
     dgx.write(LUSTRE, "NOT HEALTHY\n")
     asked, told = resident.line()
@@ -263,7 +293,7 @@ def test_only_news_about_the_watched_are_told(dgx: Node) -> None:
 
 def test_a_warning_is_no_news(dgx: Node) -> None:
     config = dgx.site(checks={"lustre": {"on_fail": "warn"}})
-    resident = Resident(dgx, "--config", config, "--watch", "lustre", "--watch", "cpu-count", "--interval", "0.05")
+    resident = Resident(dgx, "--config", config, "--watch", "lustre", *CPUS, "--interval", "0.05")
     dgx.write(LUSTRE, "NOT HEALTHY\n")
     assert named(resident.ask(), "lustre").verdict is Verdict.FAIL
     dgx.write("/sys/devices/system/cpu/online", "0-1\n")
