@@ -20,6 +20,7 @@ Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 nvml_check = partial(Check, lane=NVML, budget_s=4.0)
 
 
+_KNOWN = "/proc/driver/nvidia/gpus"  # a container has the directories of its own GPUs only
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 gpus.preload()  # in the process that forks the checks
@@ -68,11 +69,16 @@ class Counts(NamedTuple):
 
 
 def gather_count(node: NodeView, expected: Expected) -> Counts:
-    """Raises Absent where there is no driver, unless some GPUs are expected, or a loaded library finds no driver."""
+    """Raises Absent where there is no driver, unless some GPUs are expected, or a loaded library finds no driver; and
+    in a job with parts of GPUs (MIG), which Slurm counts and NVML does not."""
+    in_job = not in_script(node.env)
+    if in_job and any(part.strip().startswith("MIG") for part in node.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+        raise Absent("MIG instances, not whole GPUs, are assigned")
     on_bus = None
     if os.geteuid() == 0 or not node.live:  # others may be kept from some of them by a cgroup
-        on_bus = sum(not _hidden(node, address) for address in pci.gpus(node.path("/sys")))
-    word = node.env.get("SLURM_GPUS_ON_NODE", "") if not in_script(node.env) else ""
+        known = node.names(_KNOWN)
+        on_bus = sum(not _hidden(node, address, known) for address in pci.gpus(node.path("/sys")))
+    word = node.env.get("SLURM_GPUS_ON_NODE", "") if in_job else ""
     given = int(word) if word.isdecimal() and len(word) < 6 else None
     node.doing("asking NVML for the number of GPUs")
     try:
@@ -85,10 +91,15 @@ def gather_count(node: NodeView, expected: Expected) -> Counts:
         return Counts(None, on_bus, given, str(failure))
 
 
-def _hidden(node: NodeView, address: str) -> bool:
-    """Whether the driver has it, but this container has no device file of it."""
+def _hidden(node: NodeView, address: str, known: list[str]) -> bool:
+    """Whether the driver has it, but this container has no device file of it, or is not told of it as of others.
+
+    One that the driver gave up has no directory either, but then it is not bound to it.
+    """
+    if known and address not in known:
+        return os.path.basename(os.path.realpath(node.path(f"/sys/bus/pci/devices/{address}/driver"))) == "nvidia"
     try:
-        told = _MINOR.search(node.text(f"/proc/driver/nvidia/gpus/{address}/information", 4096))
+        told = _MINOR.search(node.text(f"{_KNOWN}/{address}/information", 4096))
     except OSError:
         return False
     return told is not None and not os.path.exists(node.path(f"/dev/nvidia{told[1]}"))

@@ -58,6 +58,20 @@ def nothing(node: GpuNode) -> None:
     """The files stay as they are."""
 
 
+def container(bound: bool) -> Callable[[GpuNode], object]:
+    """Only the first GPU has a directory of the driver; the others are bound to it or not."""
+
+    def build(node: GpuNode) -> None:
+        first = node.node.recorded.GPUS[0]
+        node.node.write(f"/proc/driver/nvidia/gpus/{first}/information", "Device Minor: \t 0\n")
+        node.node.write("/dev/nvidia0", "")
+        (node.node / "/sys/bus/pci/drivers/nvidia").mkdir(parents=True)
+        for address in node.node.recorded.GPUS if bound else [first]:
+            (node.node / f"/sys/bus/pci/devices/{address}/driver").symlink_to(node.node / "/sys/bus/pci/drivers/nvidia")
+
+    return build
+
+
 PCI3 = "/sys/bus/pci/devices/0000:61:00.0"
 VERSION = "/proc/driver/nvidia/version"
 INFO3 = "/proc/driver/nvidia/gpus/0000:61:00.0/information"
@@ -67,6 +81,9 @@ BROKEN: list[tuple[str, list[str], Callable[[GpuNode], object], dict[str, object
     ("gpu-count", ["count 7"], nothing, {}, F, "NVML shows 7 GPUs instead of 8"),
     ("gpu-count", ["missing.3 1"], nothing, {}, F, "NVML shows 7 GPUs instead of 8"),
     ("gpu-count", ["missing.3 1"], put(INFO3, "Device Minor: \t 3\n"), {}, P, "7 GPUs"),  # as in a container
+    ("gpu-count", ["count 1"], container(bound=True), {}, P, "1 GPUs"),  # one of 8, as the container toolkit gives it
+    ("gpu-count", ["count 1"], container(bound=False), {}, F, "NVML shows 1 GPUs instead of 8"),  # lost by the driver
+    ("gpu-count", ["count 0"], container(bound=True), {}, F, "NVML shows 0 GPUs instead of 1"),
     ("gpu-count", [], gone(PCI3), {}, P, "8 GPUs"),  # as in a virtual machine that shows no bus
     ("gpu-count", [], gone(PCI3), {"gpus": 8}, P, "8 GPUs"),
     ("gpu-count", [], nothing, {"gpus": 4}, F, "NVML shows 8 GPUs instead of 4"),
@@ -142,6 +159,18 @@ def test_a_job_must_see_what_it_was_given(node: GpuNode) -> None:
     assert (
         node.found("gpu-count", job | {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"})[1] == "NVML shows 2 GPUs instead of 8"
     )
+
+
+@pytest.mark.parametrize("devices", ["MIG-1,MIG-2", "MIG-GPU-8/1/0, MIG-GPU-8/2/0"])
+def test_parts_of_gpus_are_not_counted(node: GpuNode, devices: str) -> None:
+    """Slurm gave two instances of one GPU."""
+    node.say("count 1")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "2"}
+    assert node.found("gpu-count", job)[0] is F
+    said = (N, "MIG instances, not whole GPUs, are assigned")
+    assert node.found("gpu-count", job | {"CUDA_VISIBLE_DEVICES": devices}) == said
+    prolog = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "CUDA_VISIBLE_DEVICES": devices}
+    assert node.found("gpu-count", job | prolog) == (F, "NVML shows 1 GPUs instead of 8")
 
 
 def test_a_job_looks_at_its_own_gpus(node: GpuNode) -> None:
