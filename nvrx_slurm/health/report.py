@@ -9,7 +9,7 @@ from nvrx_slurm.health.check import Finding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
 GRAVE = ("drain", "fail")  # actions; the other one, "warn", is only said
-_ORDER = {Verdict.FAIL: 0, Verdict.UNKNOWN: 1, Verdict.PASS: 2, Verdict.NOT_APPLICABLE: 3}
+_ORDER = ("FAIL", "WARN", "UNKNOWN", "pass", "not applicable")  # words of rows
 
 
 class Report(NamedTuple):
@@ -48,15 +48,12 @@ class Report(NamedTuple):
     def table(self, everything: bool = False) -> str:
         """Failures first; checks that do not apply to this node only if `everything`."""
         shown = [f for f in self.findings if everything or f.verdict is not Verdict.NOT_APPLICABLE]
-        shown.sort(key=lambda finding: _ORDER[finding.verdict])
+        shown.sort(key=lambda finding: _ORDER.index(_word(finding)))
         width = max([len(finding.check) for finding in shown], default=0)
         lines = [_row(finding, width) for finding in shown]
         hidden = len(self.findings) - len(shown)
-        counts = ", ".join(
-            f"{count} {verdict.value}"
-            for verdict in _ORDER
-            if (count := sum(finding.verdict is verdict for finding in self.findings))
-        )
+        words = [_word(finding) for finding in self.findings]
+        counts = ", ".join(f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word)))
         more = " (--all shows what does not apply)" if hidden else ""
         return "\n".join(
             [*lines, f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"]
@@ -80,7 +77,7 @@ def _row(finding: Finding, width: int) -> str:
 
 
 def _word(finding: Finding) -> str:
-    """The verdict, so that what needs somebody's hands is seen first."""
+    """Of _ORDER: the verdict, so that what needs somebody's hands is seen first; a failure without them is none."""
     if finding.verdict is Verdict.FAIL:
         return "FAIL" if finding.action in GRAVE else "WARN"
     return "UNKNOWN" if finding.verdict is Verdict.UNKNOWN else finding.verdict.value

@@ -30,8 +30,17 @@ def test_run_shows_a_table_with_failures_first(dgx: Node) -> None:
     assert lines[0].endswith("[drain]")
     assert lines[1].startswith("WARN") and "clock-source" in lines[1]
     assert "storage-paths" not in found.stdout
-    assert lines[-1].startswith("dgx07: fail in ")
+    assert lines[-1].startswith("dgx07: fail in ") and ": 1 fail, 1 warn, " in lines[-1]
     assert "storage-paths" in nvrx(dgx, "run", "--all").stdout
+
+
+def test_what_is_only_warned_of_is_no_failure_of_the_node(dgx: Node) -> None:
+    found = nvrx(
+        dgx, "run", "--node", "vm", "--only", "clock-source", "--only", "lustre", "--expect", "clock_source=hpet"
+    )
+    assert found.exit_code == 0
+    assert found.stdout.splitlines()[-1].startswith("vm: pass in ")
+    assert found.stdout.splitlines()[-1].endswith("s: 1 warn, 1 pass")
 
 
 @pytest.mark.parametrize(
