@@ -72,7 +72,10 @@ class Script:
         return [self.path, *args]
 
     def answer(self, ended: Ended) -> Answer | NoAnswer:
-        """Its own JSON with a fail_count, be it all or the last line that it printed; else one of the exit code."""
+        """Its own JSON with a fail_count, be it all or the last such line that it printed; else one of the exit code.
+
+        What is meant as JSON and cannot be read is a failure whatever the exit code, as it is to clients (seed 000).
+        """
         error = ended.stderr.decode(errors="replace").strip()
         said = f": {error}" if error else ""
         if ended.code is None:
@@ -80,12 +83,15 @@ class Script:
         if ended.code < 0:
             return NoAnswer("ABORTED", f"{self.path} was ended by signal {-ended.code}{said}")
         printed = ended.stdout.decode(errors="replace").strip()
-        for output in (printed, printed.rpartition("\n")[2]):
+        lines = [line for line in printed.split("\n") if "fail_count" in line]
+        for output in (printed, *reversed(lines)):
             if parse_output(output) is not None:
                 return Answer(ended.code == 0, ended.code, output, error)
         if ended.code in _CANNOT_EXECUTE:
             return NoAnswer("FAILED_PRECONDITION", f"{self.path} ended with {ended.code}, cannot be executed{said}")
         failed = [f"exit code {ended.code}"] if ended.code else []
+        if not failed and (lines or printed.startswith("{")):
+            failed = ["its output cannot be read"]
         return Answer(ended.code == 0, ended.code, _output(failed), error)
 
 

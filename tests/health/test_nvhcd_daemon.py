@@ -18,6 +18,7 @@ from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.health import nvhcd_pb2 as pb
 from nvrx_slurm.health.node_service import METHOD
 
+UNREADABLE = '{"fail_count": 1, "failed_checks": ["its output cannot be read"]}'
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "nvhcd.md"
 
 
@@ -32,6 +33,14 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "nvhcd.md"
          (False, 1, '{"fail_count": 1, "more": 2}', "why")),
         ("""echo checking; echo '{"fail_count": 3}'""", (True, 0, '{"fail_count": 3}', "")),
         ("""printf '{\n "fail_count":\n 0}\n'""", (True, 0, '{\n "fail_count":\n 0}', "")),
+        ("""echo '{"fail_count": 2}'; echo Done.""", (True, 0, '{"fail_count": 2}', "")),
+        (f"""echo '{WELL}'; echo '{{"fail_count": 2}}'; echo""", (True, 0, '{"fail_count": 2}', "")),
+        ("""printf '{\n "fail_count":\n 2}\nDone.\n'""", (True, 0, UNREADABLE, "")),
+        ("""echo '{"fail_count": 0, "failed_che'""", (True, 0, UNREADABLE, "")),
+        ("""echo "{'fail_count': 2}" """, (True, 0, UNREADABLE, "")),
+        ("""echo '{"fails": 2}'""", (True, 0, UNREADABLE, "")),
+        ("""echo '{"fail_count": 1e999'; exit 3""",
+         (False, 3, '{"fail_count": 1, "failed_checks": ["exit code 3"]}', "")),
         ("echo all well", (True, 0, WELL, "")),
         ("exit 0", (True, 0, WELL, "")),
         ("exit 3", (False, 3, '{"fail_count": 1, "failed_checks": ["exit code 3"]}', "")),
