@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
@@ -76,33 +78,67 @@ def _python(own: OwnCheck, where: str) -> Check:
 
 
 def run(argv: list[str], node: NodeView) -> Facts:
-    """Run the command in a session of its own until it ends or our time is nearly up; nothing it started survives."""
+    """Run the command in a session of its own until it ends or our time is nearly up; nothing it started survives.
+
+    A keeper, forked from this process (the child of the check), runs it: not of our group, it outlives us, whoever
+    kills us and whenever, just long enough to end all below it.
+    """
     from nvrx_slurm.system import processes  # in the child process of the check, after the fork
 
     node.doing(f"running {argv[0]}")
-    orphans = processes.Orphans()
-    ours, theirs = os.pipe()
+    processes.end_with_parent(signal.SIGKILL)
     env = {name: value for name, value in node.env.items() if name.startswith("SLURM")}
-    child = processes.start(argv, {"PATH": _PATH, "LC_ALL": "C", **env}, theirs, theirs)
+    leash, held = os.pipe()  # nobody writes: its end is ours
+    answer, theirs = os.pipe()
+    keeper = os.fork()
+    if keeper == 0:
+        os.close(held)
+        _keep(argv, {"PATH": _PATH, "LC_ALL": "C", **env}, node.deadline_s - _MARGIN_S, leash, theirs)
     os.close(theirs)
-    os.set_blocking(ours, False)
-    output, ended = _follow(child.pidfd, ours, node.deadline_s - _MARGIN_S)
-    code = child.reap() if ended else None
-    if not ended:
-        child.signal_group(9)
-    orphans.kill(())
-    words = output.decode(errors="replace").strip().splitlines()
-    return Facts(code, words[0] if words else "")
+    with open(answer, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(keeper, 0)
+    for fd in (leash, held):
+        os.close(fd)
+    if not told.startswith(b"["):
+        raise OSError(told.decode() or "the process that watches it was ended")
+    return Facts(*json.loads(told))
 
 
-def _follow(pidfd: int, pipe: int, until_s: float) -> tuple[bytes, bool]:
+def _keep(argv: list[str], env: dict[str, str], until_s: float, leash: int, answer: int) -> NoReturn:
+    """The keeper: never returns into the caller's frames."""
+    from nvrx_slurm.system import processes
+
+    try:
+        os.setsid()
+        orphans = processes.Orphans()
+        ours, theirs = os.pipe()
+        child = processes.start(argv, env, theirs, theirs)
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        output, ended = _follow(child.pidfd, ours, leash, until_s)
+        code = child.reap() if ended else None
+        if not ended:
+            child.signal_group(signal.SIGKILL)
+        orphans.kill(())
+        words = output.decode(errors="replace").strip().splitlines()
+        os.write(answer, json.dumps(Facts(code, words[0] if words else "")).encode())
+    except OSError as error:
+        os.write(answer, f"no process could be started for it: {error.strerror}".encode())
+    finally:
+        os._exit(0)
+
+
+def _follow(pidfd: int, pipe: int, leash: int, until_s: float) -> tuple[bytes, bool]:
     """(first bytes of the output, whether the process ended); drains the pipe, so that it never blocks on us."""
     poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    poller.register(pipe, select.POLLIN)
+    for fd in (pidfd, pipe, leash):
+        poller.register(fd, select.POLLIN)
     kept = b""
     while (left_s := until_s - time.monotonic()) > 0:
         ready = {fd for fd, _ in poller.poll(int(min(left_s, 3600.0) * 1000) + 1)}
+        if leash in ready:
+            break
         if pipe in ready:
             more = os.read(pipe, 1 << 20)
             kept = (kept + more)[:_KEPT_BYTES]

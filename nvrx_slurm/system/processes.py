@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 _TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
 
 
@@ -68,6 +68,11 @@ def start(
         close_fds=True,
     )
     return Child(popen)
+
+
+def end_with_parent(signum: int) -> None:
+    """From now on `signum` comes when the thread that forked this process ends; nothing comes if it has already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
 class Orphans:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recorded import Node, ended
+from recorded import BOUND_S, Node, ended
 
 from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
@@ -68,6 +72,8 @@ def test_one_that_leaves_processes_in_other_sessions_leaves_none(dgx: Node, tmp_
     [
         ({"run": "own.sh"}, "run must begin with an absolute path"),
         ({"run": "/nowhere/own.sh"}, "/nowhere/own.sh cannot be used: No such file or directory"),
+        ({"run": "/etc"}, "/etc cannot be executed"),
+        ({"run": "/etc/passwd"}, "/etc/passwd cannot be executed"),
         ({"python": "no.such.module:CHECK"}, "cannot be imported"),
         ({"python": "json:dumps"}, "must be a nvrx_slurm.health.check.Check"),
         ({"python": "json"}, "cannot be imported"),
@@ -124,3 +130,62 @@ def test_root_runs_nothing_that_others_can_change(dgx: Node, tmp_path: Path) -> 
         assert said in err
     Path(site).chmod(0o644)
     assert dgx.program("--only", "mine", "--config", site)[0] == 0
+
+
+# A process of the command's own group, one of another session, and one whose parent has gone.
+LEAVES = """
+exec 3<>{up}
+sleep 600 & echo $! >>{pids}
+setsid sh -c 'echo $$ >>{pids}; echo >&3; exec sleep 600' &
+( setsid sh -c 'echo $$ >>{pids}; echo >&3; exec sleep 600' & )
+read x <&3; read x <&3
+echo $$ >>{pids}; echo >{go}
+wait
+"""
+
+
+def leaving(dgx: Node, tmp_path: Path) -> tuple[str, Callable[[], list[int]]]:
+    """A site file with a check that starts these and waits; what waits for them to be there and tells their pids."""
+    pids, up, go = (tmp_path / name for name in ("pids", "up", "go"))
+    os.mkfifo(up)
+    os.mkfifo(go)
+    own = {"name": "mine", "run": script(tmp_path, LEAVES.format(pids=pids, up=up, go=go)), "budget": 600}
+
+    def begun() -> list[int]:
+        with open(go, "rb"):  # written to when all of them run
+            return [int(pid) for pid in pids.read_text().split()]
+
+    return dgx.site(own=[own]), begun
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_whoever_ends_the_program_ends_all_that_its_checks_have_started(
+    dgx: Node, tmp_path: Path, signum: signal.Signals
+) -> None:
+    site, begun = leaving(dgx, tmp_path)
+    process = dgx.start("--only", "mine", "--deadline", "600", "--config", site)
+    pids = begun()
+    assert len(pids) == 4 and all(map(alive, pids))
+    process.send_signal(signum)
+    process.communicate(timeout=BOUND_S)
+    assert all(ended(pid) for pid in pids)
+
+
+def test_so_does_the_end_of_the_residents_questions(dgx: Node, tmp_path: Path) -> None:
+    site, begun = leaving(dgx, tmp_path)
+    argv = ["--serve", "--only", "mine", "--deadline", "600", "--config", site, "--sysroot", str(dgx.root)]
+    resident = subprocess.Popen(
+        [sys.executable, "-I", "-m", "nvrx_slurm.health", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert resident.stdin is not None
+    resident.stdin.write(b"check\n")
+    resident.stdin.flush()
+    pids = begun()
+    assert len(pids) == 4 and all(map(alive, pids))
+    resident.communicate(timeout=BOUND_S)
+    assert resident.returncode == 0 and all(ended(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state not in "ZX"
