@@ -340,7 +340,7 @@ class Agent(AgentState):
         if self.settings.policy is RestartPolicy.ANY_FAILED:
             self._stop(f"local rank {fault.local_rank} failed", now)
         else:
-            self.emit(Say(f"{headline(fault)}; {len(self._alive)} workers of this node go on"))
+            self.emit(Say(headline(fault)))  # whether the others go on is for the coordinator to say
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
