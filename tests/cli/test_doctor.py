@@ -128,6 +128,7 @@ SPOILT: list[tuple[str, Callable[[Installed], object], str, str]] = [
     ("hook-files", lambda i: (i.hooks / "hook.sh").chmod(0o777), "fail", "hook.sh can be changed by others than root"),
     ("hook-files", lambda i: (i.hooks / "epilog").chmod(0o644), "fail", "epilog is not executable"),
     ("hook-files", lambda i: (i.hooks / "start.py").unlink(), "fail", "start.py: No such file"),
+    ("hook-files", lambda i: (i.hooks / "trust.py").unlink(), "fail", "trust.py: No such file"),
     ("hook-files", lambda i: os.chown(i.hooks, 65534, -1), "fail", "can be changed by others than root"),
     ("hooks.conf", _spoil_conf("PYHTON", "/x"), "fail", "PYHTON is no setting"),
     ("hooks.conf", _spoil_conf("ON_ERROR", "drain"), "fail", "ON_ERROR is pass or fail"),
@@ -153,6 +154,22 @@ def test_what_is_wrong_is_told_with_what_to_do(
     line = installed.lines()[name]
     assert line.status == status and words in f"{line.text} {line.advice}", line
     assert line.advice
+
+
+def test_tools_of_the_hooks_that_are_missing(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = (REPO / "prolog" / "hook.sh").read_text()
+    assert all(tool in shell for tool in doctor.TOOLS if "readlink" not in tool)
+    monkeypatch.setattr(doctor, "TOOLS", (*doctor.TOOLS, "/no/such/namei"))
+    installed.write()
+    line = installed.lines()["hook-tools"]
+    assert (line.status, line.text) == (doctor.FAIL, "/no/such/namei cannot be executed") and line.advice
+
+
+@pytest.mark.parametrize("budget", ["0", "-1", "inf", "1e3", "10000", "", "6s"])
+def test_a_budget_that_hook_sh_does_not_take(installed: Installed, budget: str) -> None:
+    installed.conf["PROLOG_BUDGET"] = budget
+    installed.write()
+    assert "is no number of seconds" in installed.lines()["budgets"].text
 
 
 def test_several_prologs_and_patterns(installed: Installed) -> None:

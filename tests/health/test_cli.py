@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_what_is_only_warned_of_is_no_failure_of_the_node(dgx: Node) -> None:
         (("--when", "nowhere"), 2),
         (("--deadline", "-1"), 2),
         (("--config", "/nowhere"), 2),
+        (("--sysroot", "/nowhere"), 2),
         (("--expect", "cpus"), 2),
     ],
 )
@@ -62,6 +64,14 @@ def test_exit_codes(dgx: Node, args: tuple[str, ...], code: int) -> None:
     process = dgx.start(*args)
     process.communicate(timeout=60)
     assert process.returncode == code
+
+
+def test_a_fifo_is_no_site_file(dgx: Node, tmp_path: Path) -> None:
+    """Nobody writes to it: who reads it waits for ever."""
+    os.mkfifo(tmp_path / "site.yaml")
+    process = dgx.start("--config", str(tmp_path / "site.yaml"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "site.yaml is not a regular file; correct --config" in err
 
 
 def test_unknown_is_3_unless_the_site_wants_more(dgx: Node) -> None:

@@ -147,7 +147,7 @@ def test_a_python_on_a_dead_file_system_is_given_up(hooks: Hooks) -> None:
         ran = hooks.run("prolog")
     finally:
         mount.close()
-    assert ran.code in (0, 137) and ran.took_s < 1 + SLACK_S
+    assert ran.code == 0 and ran.took_s < 1 + SLACK_S
 
 
 def test_a_package_on_a_dead_file_system_is_given_up(hooks: Hooks) -> None:

@@ -100,6 +100,7 @@ def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
         ("groups: {a: {nodes: other, checks: {mount: {}}}}", "groups.a.checks: there is no check 'mount'"),
         ("deadlines: {prologue: 3}", "deadlines: 'prologue' is not a key; did you mean prolog?"),
         ("deadlines: {prolog: 0}", "deadlines.prolog must be a number of seconds > 0"),
+        ("hooks: {allow_skip: [all, lustr]}", "hooks.allow_skip: there is no check 'lustr'; did you mean lustre?"),
         ("own: {name: x}", "own must be a list"),
         ("own: [{name: x}]", "own[0] must have a name and one of run"),
         ("own: [{run: /bin/true}]", "own[0] must have a name"),
