@@ -32,6 +32,7 @@ _NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
 _ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
 _MAX_RESPAWN_S = 300.0
+_SELDOM = 12  # of the intervals of the watch: how often all checks of an idle node are run
 _MAX_LINE_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 1 << 16  # that a process may say on stderr in its life
 # Slurm signals every process of a step; this one ignores that once it is up.
@@ -64,6 +65,7 @@ class GateSpec:
     arguments: tuple[str, ...]
     reclaim: Reclaim
     answer_s: float = _GATE_S + _ANSWER_MARGIN_S
+    idle_s: float = 60.0  # between two runs of all checks while the node is idle
     injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the gate fails, for tests
     sysroot: str = "/"
     program: tuple[str, ...] = _PROGRAM  # for the interpreter; tests put others in its place
@@ -98,15 +100,21 @@ def gate_spec(config: Config) -> GateSpec | None:
     told += [f"--expect={name}={value}" for name, value in expected.items() if value]
     reclaim = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
     return GateSpec(
-        tuple(told), reclaim, deadline_s + _ANSWER_MARGIN_S, config.launch.inject_gpu_failure, config.launch.sysroot
+        tuple(told),
+        reclaim,
+        deadline_s + _ANSWER_MARGIN_S,
+        _SELDOM * ft.node_health_check_interval,
+        config.launch.inject_gpu_failure,
+        config.launch.sysroot,
     )
 
 
 class Gate:
     """One per agent; all methods belong to the thread of the running event loop.
 
-    start(); then `prepare` before every cycle; in the end close(). `on_sick(why)` is called when a watched check fails
-    in between. `say(sentence)` is for people.
+    start(); then `prepare` before every cycle, `working` when it begins; in the end close(). The node is idle from
+    `prepare` to `working`. `on_sick(why)` is called when a watched check fails in between, or any one while it is idle.
+    `say(sentence)` is for people.
     """
 
     def __init__(
@@ -127,6 +135,7 @@ class Gate:
         self._questions = self._answers = self._errors = -1  # pipes
         self._data = self._last_words = b""
         self._answer: asyncio.Future[report.Report | None] | None = None
+        self._looking: asyncio.Task[None] | None = None  # at the idle node
         self._ended = asyncio.Event()
         self._respawn: asyncio.TimerHandle | None = None
         self._closing = False
@@ -136,7 +145,7 @@ class Gate:
         self._respawn_s = _RESPAWN_S
         self._answered = False  # ever: how the checks are set up is right
         self._refusal = "wrong arguments"
-        self._error_bytes = 0
+        self._error_bytes = self._unanswered = 0
         self.suspicions = Suspicions(spec.sysroot)
 
     @property
@@ -162,7 +171,7 @@ class Gate:
             self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
             return
         self._data = self._last_words = b""
-        self._error_bytes = 0
+        self._error_bytes = self._unanswered = 0
         self._ended.clear()
         for fd, read_some in ((self._answers, self._on_answer), (self._errors, self._on_error)):
             os.set_blocking(fd, False)
@@ -174,16 +183,39 @@ class Gate:
 
         Bounded by the reclaim timeout and the answer's. Raises UsageError for settings that the checks refuse.
         """
+        self.working()
         if used:
             await self._reclaim()
         if (cycle, self._infra_rank) in self._spec.injected:
             return f"a failure was injected for cycle {cycle} (NVRX_INJECT_GPU_FAILURE)"
         found = await self._ask()
-        return "" if found is None else self._judge(found)
+        why = "" if found is None else self._judge(found)
+        if not why and not self._closing:
+            self._looking = self._loop.create_task(self._look_while_idle())
+        return why
+
+    def working(self) -> None:
+        """The node is not idle any more: what is not watched is no reason to interrupt it."""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    async def _look_while_idle(self) -> None:
+        """A spare that nobody needs may wait for days; who is to be promoted is asked anew all the same."""
+        while True:
+            await asyncio.sleep(self._spec.idle_s)
+            try:
+                found = await self._ask()
+            except UsageError:  # the next `prepare` tells
+                return
+            if found is not None and (why := self._judge(found)):
+                self._on_sick(why)
+                return
 
     async def close(self) -> None:
         """End the process. Bounded, never raises."""
         self._closing = True
+        self.working()
         self._stop_waiting.set()
         if self._respawn is not None:
             self._respawn.cancel()
@@ -211,6 +243,7 @@ class Gate:
         self._answer = answer = self._loop.create_future()
         try:
             os.write(self._questions, b"check\n")
+            self._unanswered += 1
             return await asyncio.wait_for(answer, self._spec.answer_s)
         except BrokenPipeError:  # its end is about to be seen
             await asyncio.wait({answer}, timeout=CLOSE_TIMEOUT_S)
@@ -220,7 +253,8 @@ class Gate:
             self._kill()
             return None
         finally:
-            self._answer = None
+            if self._answer is answer:  # else somebody has asked since this one was given up
+                self._answer = None
 
     def _on_answer(self) -> None:
         *lines, self._data = (self._data + self._read(self._answers)).split(b"\n")
@@ -233,7 +267,8 @@ class Gate:
                 return
             if asked is not None:
                 self._answered, self._respawn_s = True, _RESPAWN_S
-                if self._answer is not None and not self._answer.done():
+                self._unanswered = max(0, self._unanswered - 1)  # of what is left somebody waits for the last one only
+                if self._answer is not None and not self._answer.done() and not self._unanswered:
                     self._answer.set_result(asked)
         if len(self._data) > _MAX_LINE_BYTES:
             self._say_once("health checks said what they should not: a line without an end")

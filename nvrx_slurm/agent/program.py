@@ -87,6 +87,8 @@ class AgentShell(Shell):
                 self._gate.suspicions.failed(command.message.cycle, command.message.faults)
             self.link.send(self._with_port(command.message))
         elif isinstance(command, ag.StartWorkers):
+            if self._gate is not None:
+                self._gate.working()
             self._workers.start(command.plan)
         elif isinstance(command, ag.SignalWorkers):
             self._workers.signal(command.signum, wake=True)

@@ -119,6 +119,61 @@ def test_one_that_babbles_is_ended_and_the_node_goes_on(tmp_path: Path, program:
     assert len(lines) <= 3 and len("".join(lines)) < 1000, lines
 
 
+BAD = GOOD.replace(
+    '"findings": []',
+    '"findings": [{"check": "lustre", "verdict": "fail", "text": "gone", "seconds": 0, "age_s": 0, "action": "drain"}]',
+)
+
+
+def test_an_idle_node_is_looked_at_now_and_then(tmp_path: Path) -> None:
+    """A spare that has passed and breaks later is given up before anybody needs it."""
+    program = f"for answer in ({GOOD!r}, {GOOD!r}, {BAD!r}): input(), print(answer, flush=True)\nopen(0).read()"
+
+    async def story(bench: Bench) -> None:
+        bench.start()
+        assert await bench.prepare() == ""
+        while not bench.sick:
+            await asyncio.sleep(0.01)
+
+    bench = run(tmp_path, story, replace(told(program), idle_s=0.01))
+    assert bench.sick == ["lustre: gone"] and bench.said == []
+
+
+def test_a_working_node_is_left_alone(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    program = f"import sys\nfor line in sys.stdin: open({str(asked)!r}, 'a').write('.'), print({GOOD!r}, flush=True)\n"
+
+    async def story(bench: Bench) -> None:
+        bench.start()
+        for cycle in range(3):
+            assert await bench.gate.prepare(cycle, used=False) == ""
+            bench.gate.working()  # before anything else gets on
+            await asyncio.sleep(0.1)
+
+    run(tmp_path, story, replace(told(program), idle_s=0.0))
+    assert asked.read_text() == "..."
+
+
+def test_the_answer_for_a_cycle_is_not_that_of_the_idle_node(tmp_path: Path) -> None:
+    """The look at the idle node is under way as the cycle asks, and would have failed."""
+    asked = tmp_path / "asked"
+    program = (
+        f"input(), print({GOOD!r}, flush=True)\ninput(), open({str(asked)!r}, 'w')\n"
+        f"input(), print({BAD!r}), print({GOOD!r}, flush=True)\nopen(0).read()"
+    )
+
+    async def story(bench: Bench) -> None:
+        bench.start()
+        assert await bench.prepare() == ""
+        while not asked.exists():
+            await asyncio.sleep(0.01)
+        assert await bench.prepare(1) == ""
+        bench.gate.working()
+
+    bench = run(tmp_path, story, replace(told(program), idle_s=0.01))
+    assert bench.sick == [] and bench.said == []
+
+
 def test_what_it_says_on_stderr_is_passed_on_once(tmp_path: Path) -> None:
     program = (
         f"import sys\nfor line in sys.stdin: print('careful', file=sys.stderr, flush=True), print({GOOD!r}, flush=True)"
