@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from nvrx_slurm.inprocess import detach
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.barriers import ENTRY
 from nvrx_slurm.inprocess.board import Board
 from nvrx_slurm.inprocess.coordinator import Coordinator
@@ -121,7 +121,9 @@ class MonitorProcess:
         except TimeoutError:
             answer = f"nothing happened for {timeout_s:g} s".encode()
         if answer not in (_READY, _SERVING):
-            raise InternalError(f"the monitor process cannot do its work: {answer.decode() or 'it has ended'}")
+            raise InternalError(
+                f"the monitor process cannot do its work: {answer.decode(errors='replace') or 'it has ended'}"
+            )
         self.serves = answer == _SERVING
 
     @property
@@ -229,7 +231,7 @@ class Monitor:
                     file.write(f"{os.getpid()}\n")
             self._make = self._connect()
         except BaseException as error:
-            self._channel.send(f"{type(error).__name__}: {error}".encode()[:_MAX_MESSAGE])
+            self._channel.send(describe(error).encode()[:_MAX_MESSAGE])
             raise
         self._page.words[SEEN] = time.monotonic_ns()
         self._channel.send(_SERVING if self._serves else _READY)

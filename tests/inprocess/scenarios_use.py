@@ -130,6 +130,16 @@ def bad_logfile(rank: Rank) -> None:
 
 
 @scenario
+def bad_store(rank: Rank) -> None:
+    """Cannot be made, and says so in a text that is no UTF-8, and too long."""
+
+    def make() -> None:
+        raise ValueError("bad \udce4 name" + 3000 * "\u00e4")
+
+    rank.call(lambda: "done", store_factory=make)
+
+
+@scenario
 def atomic(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in an atomic block; rank 0 tells what it did after that."""
 

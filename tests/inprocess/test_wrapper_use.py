@@ -197,3 +197,10 @@ def test_a_function_that_ends_by_itself_is_not_hit_in_its_clean_up(job: Job) -> 
     all_return(job, range(2))
     assert job.of(0, "cleaning") and job.of(0, "cleaned")
     job.await_nothing_left()
+
+
+def test_a_store_that_cannot_be_made_says_why_whatever_its_text(job: Job) -> None:
+    job.start("bad_store", 1)
+    assert r"cannot do its work: ValueError: bad \udce4 name" in job.await_event(0, "raised")["chain"][0]
+    assert job.await_end(0) == 1
+    job.await_nothing_left()
