@@ -158,7 +158,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """No worker of that cycle is left on this node and it is fit and ready for the next plan. Term 0: it has had none."""
+    """No worker of that cycle is left on this node; it is fit and ready for the next plan. Term 0: it has had none."""
 
     term: int
     cycle: int
