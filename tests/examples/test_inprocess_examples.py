@@ -124,7 +124,7 @@ def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], f
     assert "iteration 0: 3 ranks" in text and f"iteration 1: {3 - len(lost)} ranks" in text
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("fault", ["SIGSTOP"])
 def test_a_reserve_rank_takes_over_and_goes_on_from_memory(
     runs: Runs, undisturbed: tuple[int, object], fault: str
 ) -> None:

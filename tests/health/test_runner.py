@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,9 +36,22 @@ def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.
     return result
 
 
-def children() -> set[int]:
+@pytest.fixture(autouse=True)
+def before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier tests in this process have left to it (as a subreaper it gets orphans) is no child of ours."""
+    monkeypatch.setattr(sys.modules[__name__], "_BEFORE", _children())
+
+
+_BEFORE: set[int] = set()
+
+
+def _children() -> set[int]:
     tasks = Path("/proc/self/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def children() -> set[int]:
+    return _children() - _BEFORE
 
 
 def forever(node: NodeView, expected: Expected) -> None:

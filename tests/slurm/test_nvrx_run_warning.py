@@ -77,7 +77,7 @@ def test_a_second_warning_ends_the_job(jobs: Jobs) -> None:
 
 def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
     """Slurm 22.05 tells no end time in the environment: squeue is asked, first and before each of the two."""
-    flags = " --ft-warn-before-end=50 --ft-stop-before-end=40"
+    flags = " --ft-warn-before-end=52 --ft-stop-before-end=44"
     patient = "export NVRX_KILL_WAIT=30"  # Slurm's default; the cluster's own is too short for a gentle end
     job = jobs.submit(STAYS, TWO_PLUS_TWO + flags, sbatch=("--time=1",), lead=patient)
     job.wait_marks("told", 4)
@@ -86,7 +86,7 @@ def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
     assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
     assert (ranks(job, "told"), ranks(job, "term")) == ([0, 1, 2, 3], [0, 1, 2, 3])
     assert job.said().count("1 minutes of the allocation are left") == 1
-    assert "less than 40 s of the allocation are left" in job.result()["reason"]
+    assert "less than 44 s of the allocation are left" in job.result()["reason"]
 
 
 # --- the next life ----------------------------------------------------------------------------------------------------

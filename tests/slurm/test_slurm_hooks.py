@@ -179,7 +179,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
     cluster.slurm.run("scontrol", "update", "NodeName=n3", "Reason=a new disk on Monday")
     assert cluster.note("n1").reason == "nvrx:disk:the disk is broken"
     cluster.mend()
-    cluster.wait_log("nvrx-periodic: n1: taken back: disk pass again", before)
+    cluster.wait_log("nvrx-periodic: n1: taken back: disk passes again", before)
     for node in ("n2", "n3"):
         cluster.wait_round(node)
     assert cluster.note("n1") == Note(frozenset({"IDLE"}), "", "")
