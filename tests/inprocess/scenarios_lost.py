@@ -32,6 +32,17 @@ class Finalize(inprocess.finalize.Finalize):
         return state
 
 
+class Initialize(inprocess.initialize.Initialize):
+    """On reserves, too."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+    def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+        self.rank.say("initialize")
+        return state
+
+
 def where(rank: Rank) -> dict[str, Any]:
     """The store, and the monitor processes' files."""
     place = rank.arguments["tmp"]
@@ -58,7 +69,7 @@ def one_fault(rank: Rank) -> None:
             block()
         return "done"
 
-    rank.call(fn, rank_assignment=assignment, finalize=Finalize(rank), **where(rank))
+    rank.call(fn, rank_assignment=assignment, initialize=Initialize(rank), finalize=Finalize(rank), **where(rank))
 
 
 @scenario

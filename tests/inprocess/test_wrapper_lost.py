@@ -44,6 +44,7 @@ def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, 
     """No connection breaks. A reserve waits in the wrapper; with `fault` rank 1 just then asks the store something."""
     job.start("one_fault", 3, module="scenarios_lost", active=active, victim=1, times=QUICK)
     job.await_events(range(active), "entered")
+    job.await_events(range(3), "initialize")  # a reserve has entered, too: at entry longer bounds apply
     server = monitor(tmp_path, 0)
     job.kill(0, signal.SIGSTOP)
     os.kill(server, signal.SIGSTOP)
