@@ -90,9 +90,9 @@ class Node:
         shutil.rmtree(self.tree / "run/nvrx-health", ignore_errors=True)
         (self.root / "log").unlink(missing_ok=True)
 
-    def prolog(self) -> subprocess.Popen[bytes]:
+    def prolog(self, job: int = 7) -> subprocess.Popen[bytes]:
         """Start it as slurmd does."""
-        env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
+        env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "65534"}
         return subprocess.Popen([str(self.root / "hooks/prolog")], env=env, stdin=subprocess.DEVNULL)
 
     def log(self) -> str:
@@ -228,12 +228,12 @@ def _many(launchers: Launchers, repeats: int) -> Samples:
         heavy.write_text(f"#!/bin/sh\necho run >>{runs}\nsleep {_HEAVY_S}\necho fine\n")
         heavy.chmod(0o755)
         own = {"name": "heavy", "run": str(heavy), "when": ["prolog"], "reuse": 300, "budget": _BUDGET_S}
-        node.site({"own": [own]})
+        node.site({"own": [own], "hooks": {"suspicions": str(node.root / "spool")}})
         for _ in range(max(1, repeats // 2)):
             node.cold()
             runs.unlink(missing_ok=True)
             started_s = time.monotonic()
-            processes = [node.prolog() for _ in range(_MANY)]
+            processes = [node.prolog(job) for job in range(1, _MANY + 1)]
             codes = [process.wait(BOUND_S) for process in processes]
             over_s.append(time.monotonic() - started_s - _BUDGET_S)
             count = len(runs.read_text().splitlines()) if runs.exists() else 0

@@ -2,26 +2,97 @@
 
 Everything that is imported, here and by the checks, must be root's, and only root's to write to: without site (-S) no
 .pth file is executed, and the finder below looks at each module, its compiled form and all directories above it.
+
+Loading takes most of a hook's processor time. Where many jobs start on one node, as many hooks as there are processors
+do that at a time: all at once, each would take as long as all of them together, and none would be in time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import runpy
+import signal
+import stat
 import sys
 import syslog
+import time
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+
+TYPE_CHECKING = False  # typing itself takes as long to load as Python
+if TYPE_CHECKING:
+    from typing import Any
 
 BROKEN = 3  # hook.sh: this hook does not work; 0 and 10 are verdicts
+_TURN_OF_BUDGET = 0.6  # longest wait for one's turn, as a part of the hook's time
 _trusted: set[str] = set()
-# From its source: nobody has looked whose the compiled form is. hook.sh has looked at the file.
-_require = runpy.run_path(f"{os.path.dirname(os.path.abspath(__file__))}/trust.py")["require"]
+
+
+def _source(name: str) -> dict[str, Any]:
+    """A file beside this one, run: nobody has looked whose its compiled form is. hook.sh has looked at the file."""
+    path = f"{os.path.dirname(os.path.abspath(__file__))}/{name}"
+    namespace: dict[str, Any] = {"__name__": name}
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec"), namespace)
+    return namespace
+
+
+_require = _source("trust.py")["require"]
 
 
 def require(path: str) -> None:
     """ImportError if anybody but root could have written or replaced `path`."""
     _require(path, ImportError, _trusted)
+
+
+class Turn:
+    """The right to load, one of as many as there are processors; given back by `over` or by the end of the process."""
+
+    def __init__(self, directory: str, wait_s: float) -> None:
+        """Returns at the latest after `wait_s`, or at once without a directory that is root's alone: then without."""
+        self._fd = -1
+        try:
+            self._take(directory, len(os.sched_getaffinity(0)), wait_s)
+        except OSError:
+            self.over()
+
+    def _take(self, directory: str, turns: int, wait_s: float) -> None:
+        if not os.path.lexists(directory):
+            os.mkdir(directory, 0o700)
+        found = os.lstat(directory)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(f"{directory}/turn", flags, 0o600)
+        mine = os.getpid() % turns
+        for place in (*range(mine, turns), *range(mine)):
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                return
+            except BlockingIOError:
+                pass
+        signal.signal(signal.SIGALRM, self._late)
+        signal.setitimer(signal.ITIMER_REAL, max(wait_s, 0.01))
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, mine)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def _late(self, signum: int, frame: object) -> None:
+        raise TimeoutError
+
+    def over(self) -> None:
+        """The next one may."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def turn() -> Turn:
+    """Wait for it."""
+    budget_s, since_s = float(os.environ["NVRX_BUDGET"]), float(os.environ["NVRX_SINCE"])
+    used_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - since_s)
+    return Turn(f"{os.environ.get('NVRX_SYSROOT', '')}/run/nvrx-health", _TURN_OF_BUDGET * budget_s - used_s)
 
 
 class TrustedFinder:
@@ -55,13 +126,16 @@ def main() -> int:
         require(os.__file__)
         sys.meta_path[sys.meta_path.index(PathFinder)] = TrustedFinder
         sys.path += places()
-        from nvrx_slurm import __version__
-        from nvrx_slurm.health import hooks
-
         if sys.argv[1] == "version":  # nvrx doctor: all that hooks need can be loaded
+            from nvrx_slurm import __version__
+            from nvrx_slurm.health import hooks
+
             print(__version__)
             return 0
-        return hooks.main(sys.argv[1])
+        mine = turn()
+        from nvrx_slurm.health import hooks
+
+        return hooks.main(sys.argv[1], ready=mine.over)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         syslog.openlog(f"nvrx-{sys.argv[1]}", syslog.LOG_PID, syslog.LOG_DAEMON)

@@ -61,14 +61,14 @@ def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], 
 
 
 def together(
-    node: NodeView, name: str, asked: object, wait_s: float, run: Callable[[], str]
+    node: NodeView, name: str, asked: object, came_s: float, wait_s: float, run: Callable[[], str]
 ) -> tuple[str, float] | None:
     """(what `run` returns, 0.0); or, of processes of this user that come with the same `asked` while one is at it,
-    (what the first of them to get on was given, its age), so that a node with many of them does the work seldom.
+    (what that one was given, its age), so that a node with many of them does the work once.
 
-    None: `wait_s` seconds were not enough for the others to be done. Without a usable directory nobody waits.
+    `came_s`: when this process came, as of `now_s`: what was found before that is too old. None: `wait_s` seconds were
+    not enough for the others to be done. Without a usable directory nobody waits.
     """
-    came_s = now_s()
     try:
         directory = private_directory(node)
         lock = os.open(f"{directory}/{name}.lock", _WRITE, 0o600)

@@ -82,7 +82,7 @@ class Check(NamedTuple):
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
     lane: str = ""  # checks of one lane share a child process; "": one of its own, for those that may well block
-    per_job: bool = False  # another job on this node may find something else: prologs do not share its result
+    per_job: str = ""  # where Slurm sets this variable, the result is this job's own: prologs do not share it
     ahead_s: float = 0.0  # the resident (see `resident`) runs it that often ahead, and uses its last result
 
 

@@ -127,7 +127,7 @@ CHECKS = (
         " is in use without a process.",
         gather=gather,
         judge=judge,
-        per_job=True,
+        per_job="SLURM_JOB_GPUS",
         contexts=("prolog", "epilog", "manual"),
         settings=(
             Setting("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),

@@ -36,7 +36,8 @@ _LOUD = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WAR
 
 
 class Hook(NamedTuple):
-    """One run of a hook: what hook.sh and Slurm say in the environment. `until_s`: time.monotonic()."""
+    """One run of a hook: what hook.sh and Slurm say in the environment. `until_s`: time.monotonic(); `came_s`:
+    cache.now_s() when hook.sh began."""
 
     when: str
     node: NodeView
@@ -48,6 +49,7 @@ class Hook(NamedTuple):
     config: str | None
     scontrol: str
     log_file: str
+    came_s: float
     until_s: float
 
     def left_s(self) -> float:
@@ -76,13 +78,17 @@ class Hook(NamedTuple):
             os.close(fd)
 
 
-def main(when: str, env: Mapping[str, str] | None = None) -> int:
-    """Run a hook; the exit code for hook.sh: OK, REFUSE, anything else if the hook itself does not work."""
+def main(when: str, env: Mapping[str, str] | None = None, ready: Callable[[], None] = lambda: None) -> int:
+    """Run a hook; the exit code for hook.sh: OK, REFUSE, anything else if the hook itself does not work.
+
+    `ready` is called when all is loaded, before the checks.
+    """
     hook = _hook(when, os.environ if env is None else env)
     syslog.openlog(f"nvrx-{when}", syslog.LOG_PID, syslog.LOG_DAEMON)
     runner.stop_on_sigterm()
     try:
         rules = policy.read_rules(hook.config, hook.node.root, hook.name)
+        ready()
         return _HOOKS[when](hook, rules)
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"this hook does not work: {error}")
@@ -91,7 +97,8 @@ def main(when: str, env: Mapping[str, str] | None = None) -> int:
 
 def _hook(when: str, env: Mapping[str, str]) -> Hook:
     budget_s = _number(env.get("NVRX_BUDGET"), 6.0)
-    elapsed_s = cache.now_s() - _number(env.get("NVRX_SINCE"), cache.now_s())
+    now_s = cache.now_s()
+    elapsed_s = now_s - _number(env.get("NVRX_SINCE"), now_s)
     if not 0 <= elapsed_s <= budget_s:  # /proc/uptime of a container may be another one
         elapsed_s = 0.5
     codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
@@ -106,6 +113,7 @@ def _hook(when: str, env: Mapping[str, str]) -> Hook:
         config=env.get("NVRX_CONFIG") or None,
         scontrol=env.get("NVRX_SCONTROL", ""),
         log_file=env.get("NVRX_LOG", ""),
+        came_s=now_s - elapsed_s,
         until_s=time.monotonic() + budget_s - elapsed_s,
     )
 
@@ -128,9 +136,9 @@ def _prolog(hook: Hook, rules: policy.Rules) -> int:
             hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
     skipped = _skipped(hook, rules)
     checks = [check for check in _of(rules, hook.when) if check.name not in skipped]
-    mine = [check for check in checks if check.per_job]
+    mine = [check for check in checks if check.per_job and hook.node.env.get(check.per_job)]
     with _under_way(hook, rules, mine) as finish:
-        grave = _share(hook, rules, [check for check in checks if not check.per_job]).grave
+        grave = _share(hook, rules, [check for check in checks if check not in mine]).grave
         grave += _tell(hook, mine, finish()).grave
     if not grave:
         return OK
@@ -250,7 +258,8 @@ def _share(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Repor
     # Under other rules (the site file has changed) the same facts may mean something else.
     ruled = [[field for field in check if not callable(field)] for check in checks]
     asked = [hook.name, ruled, rules.deadlines_s[hook.when], rules.expected]
-    line, age_s = cache.together(hook.node, hook.when, asked, hook.left_s(), run) or (_nobody(hook), 0.0)
+    shared = cache.together(hook.node, hook.when, asked, hook.came_s, hook.left_s(), run)
+    line, age_s = shared or (_nobody(hook), 0.0)
     return _tell(hook, checks, report.from_json(line), age_s)
 
 

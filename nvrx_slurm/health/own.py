@@ -48,7 +48,7 @@ def check(own: OwnCheck, where: str) -> Check:
         gather=lambda node, expected: run(argv, node),
         judge=judge,
         budget_s=BUDGET_S,
-        per_job=not own.rule.reuse_s,
+        per_job="" if own.rule.reuse_s else "SLURM_JOB_ID",
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import fcntl
 import os
 import re
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,21 @@ def wait_for(condition: Callable[[], bool]) -> None:
         select.select([], [], [], 0.01)
 
 
+def waiting_for(inode: int) -> int:
+    """How many processes wait for a lock of this file."""
+    return len(re.findall(rf" -> POSIX .*:{inode} ", Path("/proc/locks").read_text()))
+
+
+@contextlib.contextmanager
+def all_turns_taken(hooks: Hooks) -> Iterator[int]:
+    """No hook may load what it needs. The inode of the file that they wait for."""
+    directory = hooks.node / "/run/nvrx-health"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with (directory / "turn").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield os.fstat(file.fileno()).st_ino
+
+
 # --- prolog -----------------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +82,7 @@ def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> No
         fifo = os.open(place, os.O_WRONLY)  # until it reads
         others = [pool.submit(hooks.run, "prolog") for _ in range(3)]
         lock = (hooks.node / "/run/nvrx-health/prolog.lock").stat()
-        wait_for(lambda: len(re.findall(rf" -> POSIX .*:{lock.st_ino} ", Path("/proc/locks").read_text())) == 3)
+        wait_for(lambda: waiting_for(lock.st_ino) == 3)
         os.write(fifo, b"NOT HEALTHY")
         os.close(fifo)
         place.unlink()  # who looked again would find nothing
@@ -73,6 +90,35 @@ def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> No
     assert [one.code for one in ran] == [1] * 4
     told = (hooks.root / "log").read_text()
     assert told.count("fail: ") == 8 and told.count(", as another prolog found ") == 3  # with a line for the check
+
+
+def test_a_prolog_that_waits_for_its_turn_takes_what_was_found_meanwhile(hooks: Hooks) -> None:
+    """It came before the other one was done, and has not even loaded its checks."""
+    place = hooks.node / "/sys/fs/lustre/health_check"
+    place.unlink()
+    os.mkfifo(place)
+    hooks.add(PROLOG_BUDGET=60)
+    hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50}})
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(hooks.run, "prolog")
+        fifo = os.open(place, os.O_WRONLY)  # until it reads
+        with all_turns_taken(hooks) as turn:
+            second = pool.submit(hooks.run, "prolog")
+            wait_for(lambda: waiting_for(turn) == 1)
+            os.write(fifo, b"NOT HEALTHY")
+            os.close(fifo)
+            place.unlink()  # who looked again would find nothing
+            assert first.result().code == 1
+        assert second.result().code == 1
+    assert ", as another prolog found " in (hooks.root / "log").read_text()
+
+
+def test_who_gets_no_turn_in_time_goes_on_without(hooks: Hooks) -> None:
+    hooks.add(PROLOG_BUDGET=30)
+    with concurrent.futures.ThreadPoolExecutor() as pool, all_turns_taken(hooks) as turn:
+        ran = pool.submit(hooks.run, "prolog")
+        wait_for(lambda: waiting_for(turn) == 1)
+        assert ran.result().code == 0 and ": pass: " in ran.result().log, ran.result().log
 
 
 @pytest.mark.parametrize(
@@ -97,7 +143,7 @@ def test_a_look_under_other_rules_is_not_shared(hooks: Hooks, before: tuple[str,
         rule(*after)
         second = pool.submit(hooks.run, "prolog")
         lock = (hooks.node / "/run/nvrx-health/prolog.lock").stat()
-        wait_for(lambda: f":{lock.st_ino} " in "".join(re.findall(r" -> POSIX .*", Path("/proc/locks").read_text())))
+        wait_for(lambda: waiting_for(lock.st_ino) == 1)
         place.unlink()
         os.write(fifo, b"NOT HEALTHY")
         os.close(fifo)
@@ -115,9 +161,10 @@ def test_a_jobs_own_check_runs_beside_the_shared_ones(dgx: Node, monkeypatch: py
 
     passed = Verdict.PASS, "they met"
     shared = Check("shared", "", "", gather(os.O_RDONLY), lambda facts, expected: passed, on_unknown="drain")
-    mine = shared._replace(name="mine", gather=gather(os.O_WRONLY), per_job=True)
+    mine = shared._replace(name="mine", gather=gather(os.O_WRONLY), per_job="SLURM_JOB_ID")
     rules = policy.Rules("n1", {"shared": shared, "mine": mine}, {}, dict(policy.DEADLINES_S))
     monkeypatch.setattr(policy, "read_rules", lambda *args: rules)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(runner, "stop_on_sigterm", lambda: None)  # here it would be of pytest
     assert health_hooks.main("prolog", {"NVRX_SYSROOT": str(dgx.root), "NVRX_SCONTROL": "/nowhere"}) == 0
 
