@@ -114,7 +114,7 @@ def test_a_prolog_that_waits_for_its_turn_takes_what_was_found_meanwhile(hooks: 
 
 
 def test_who_gets_no_turn_in_time_goes_on_without(hooks: Hooks) -> None:
-    hooks.add(PROLOG_BUDGET=30)
+    hooks.add(PROLOG_BUDGET=12)
     with concurrent.futures.ThreadPoolExecutor() as pool, all_turns_taken(hooks) as turn:
         ran = pool.submit(hooks.run, "prolog")
         wait_for(lambda: waiting_for(turn) == 1)
