@@ -87,8 +87,7 @@ class Leadership:
         ranks = healthy(self.world_size, self.terminated)
         if wait:
             self._await_all(len(ranks))
-        prefix = self._given
-        values = read_many(self.stable, [f"{prefix}{rank}" for rank in ranks])
+        values = read_many(self.stable, list(map(f"{self._given}%d".__mod__, ranks)))
         if _FAILED in values:
             raise InternalError("one rank could give nothing")  # it has said why
         return ranks, values

@@ -5,6 +5,7 @@ For tests and benchmarks of rank assignments, a user's own included, with thread
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,7 +14,7 @@ from threading import Condition
 
 @dataclass
 class _Shared:
-    values: dict[str, bytes] = field(default_factory=dict)
+    values: defaultdict[str, dict[str, bytes]] = field(default_factory=lambda: defaultdict(dict))  # by prefix
     changed: Condition = field(default_factory=Condition)
     moved: int = 0  # bytes
 
@@ -24,6 +25,7 @@ class MemoryStore:
     def __init__(self, prefix: str = "", shared: _Shared | None = None) -> None:
         self._prefix = prefix
         self._shared = shared or _Shared()
+        self._values = self._shared.values[prefix]
 
     def iteration(self, number: int) -> MemoryStore:
         """The view that a rank assignment gets in this iteration."""
@@ -40,12 +42,10 @@ class MemoryStore:
         return self._shared.moved
 
     def __len__(self) -> int:
-        return len(self._shared.values)
+        return sum(map(len, self._shared.values.values()))
 
-    def _name(self, key: str, *more: bytes) -> str:
-        name = self._prefix + key
-        self._shared.moved += len(name) + sum(map(len, more))
-        return name
+    def _count(self, keys: Sequence[str], values: Sequence[bytes] = ()) -> None:
+        self._shared.moved += len(self._prefix) * len(keys) + sum(map(len, keys)) + sum(map(len, values))
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set one value."""
@@ -54,10 +54,9 @@ class MemoryStore:
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Set several."""
         with self._shared.changed:
-            names = [self._prefix + key for key in keys]
             data = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
-            self._shared.values.update(zip(names, data, strict=True))
-            self._shared.moved += sum(map(len, names)) + sum(map(len, data))
+            self._values.update(zip(keys, data, strict=True))
+            self._count(keys, data)
             self._shared.changed.notify_all()
 
     def get(self, key: str) -> bytes:
@@ -66,21 +65,20 @@ class MemoryStore:
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Several values; raises RuntimeError if one is missing."""
-        names = [self._prefix + key for key in keys]
         with self._shared.changed:
             try:
-                found = [self._shared.values[name] for name in names]
+                found = list(map(self._values.__getitem__, keys))
             except KeyError as error:
-                raise RuntimeError(f"the store has no {error}") from None
-            self._shared.moved += sum(map(len, names)) + sum(map(len, found))
+                raise RuntimeError(f"the store has no {self._prefix}{error.args[0]}") from None
+            self._count(keys, found)
         return found
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that begins with 0 and return the sum."""
         with self._shared.changed:
-            name = self._name(key, b"12345678")
-            total = int(self._shared.values.get(name, b"0")) + amount
-            self._shared.values[name] = str(total).encode()
+            self._count([key], [b"12345678"])
+            total = int(self._values.get(key, b"0")) + amount
+            self._values[key] = str(total).encode()
             self._shared.changed.notify_all()
         return total
 
@@ -88,23 +86,24 @@ class MemoryStore:
         """Set if the value is `expected`, or if that is empty and there is none; the value afterwards."""
         data = desired.encode() if isinstance(desired, str) else bytes(desired)
         with self._shared.changed:
-            name = self._name(key, data)
-            if self._shared.values.get(name, b"") == expected.encode():
-                self._shared.values[name] = data
+            self._count([key], [data])
+            if self._values.get(key, b"") == expected.encode():
+                self._values[key] = data
                 self._shared.changed.notify_all()
-            return self._shared.values.get(name, expected.encode())
+            return self._values.get(key, expected.encode())
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all are there."""
         with self._shared.changed:
-            return all(self._name(key) in self._shared.values for key in keys)
+            self._count(keys)
+            return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Until all are there; raises RuntimeError after `timeout`."""
         with self._shared.changed:
-            names = [self._name(key) for key in keys]
+            self._count(keys)
             if not self._shared.changed.wait_for(
-                lambda: all(name in self._shared.values for name in names), timeout.total_seconds()
+                lambda: all(key in self._values for key in keys), timeout.total_seconds()
             ):
-                missing = [name for name in names if name not in self._shared.values]
+                missing = [self._prefix + key for key in keys if key not in self._values]
                 raise RuntimeError(f"no {', '.join(missing[:3])} within {timeout.total_seconds():g} s")

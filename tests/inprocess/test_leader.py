@@ -100,7 +100,7 @@ class SilentStore(MemoryStore):
 
     def compare_set(self, key: str, expected: str, desired: bytes | str) -> bytes:
         with self._shared.changed:
-            return self._shared.values.setdefault(self._name(key), bytes(desired))  # type: ignore[arg-type]
+            return self._values.setdefault(key, bytes(desired))  # type: ignore[arg-type]
 
 
 def test_a_verdict_wakes_where_compare_set_does_not() -> None:
