@@ -1,6 +1,7 @@
 """The gate: this node is made ready and checked before every cycle, and watched all the time (decision 012).
 
-The checks run in a process of their own (`health.resident`), which is started once and answers within milliseconds.
+The checks run in a process of their own (`health.resident`), which is started once and answers within milliseconds; it
+also reads GPU memory (see `reclaim`), since no thread of this process may be held by a driver: it could not end then.
 Nothing that it does, and no end of it, can hurt the job: only a check that fails outright makes the node unfit.
 """
 
@@ -11,20 +12,18 @@ import contextlib
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from nvrx_slurm.agent import reclaim
+from nvrx_slurm.agent.reclaim import Reading, Reclaim
 from nvrx_slurm.agent.suspicions import Suspicions
 from nvrx_slurm.config import Config
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Finding, Verdict, one_line
-from nvrx_slurm.system import gpus, processes
-
-T = TypeVar("T")
+from nvrx_slurm.system import processes
 
 CLOSE_TIMEOUT_S = 1.0
 _GATE_S = 5.0  # for all checks of the gate together
@@ -50,15 +49,6 @@ _PROGRAM = (
 
 
 @dataclass(frozen=True)
-class Reclaim:
-    """How to wait for the GPU memory of workers that are gone (seed 000)."""
-
-    timeout_s: float
-    tolerance_mb: float
-    poll_s: float
-
-
-@dataclass(frozen=True)
 class GateSpec:
     """What the checks are told, and how long to wait for what."""
 
@@ -69,18 +59,21 @@ class GateSpec:
     injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the gate fails, for tests
     sysroot: str = "/"
     program: tuple[str, ...] = _PROGRAM  # for the interpreter; tests put others in its place
+    checks: bool = True  # False: the process is started only to read GPU memory
 
     @property
     def longest_s(self) -> float:
         """How long `Gate.prepare` may take."""
-        return self.reclaim.timeout_s + _ANSWER_MARGIN_S + self.answer_s
+        return self.reclaim.timeout_s + _ANSWER_MARGIN_S + CLOSE_TIMEOUT_S + self.answer_s
 
 
-def gate_spec(config: Config) -> GateSpec | None:
-    """What the settings say about health checks; None where they are switched off."""
+def gate_spec(config: Config) -> GateSpec:
+    """What the settings say about what is done before a cycle. The checks are one thing, the wait for GPU memory and
+    the suspicions are others: switching off the checks leaves those as they are (seed 000)."""
     ft = config.ft
+    wait = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
     if not ft.node_health_checks:
-        return None
+        return GateSpec(("--no-checks",), wait, answer_s=0.0, sysroot=config.launch.sysroot, checks=False)
     deadline_s = _NODE_SERVICE_S if ft.node_health_check_endpoint else _GATE_S
     told = ["--when=gate", f"--sysroot={config.launch.sysroot}", f"--deadline={deadline_s:g}"]
     told += [f"--interval={ft.node_health_check_interval:g}", "--watch=gpu-recovery"]
@@ -98,10 +91,9 @@ def gate_spec(config: Config) -> GateSpec | None:
         "link_downed_path": ft.link_down_path_template,
     }
     told += [f"--expect={name}={value}" for name, value in expected.items() if value]
-    reclaim = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
     return GateSpec(
         tuple(told),
-        reclaim,
+        wait,
         deadline_s + _ANSWER_MARGIN_S,
         _SELDOM * ft.node_health_check_interval,
         config.launch.inject_gpu_failure,
@@ -135,12 +127,12 @@ class Gate:
         self._questions = self._answers = self._errors = -1  # pipes
         self._data = self._last_words = b""
         self._answer: asyncio.Future[report.Report | None] | None = None
+        self._memory: asyncio.Future[Reading | None] | None = None
         self._looking: asyncio.Task[None] | None = None  # at the idle node
         self._ended = asyncio.Event()
         self._respawn: asyncio.TimerHandle | None = None
-        self._closing = False
+        self._closing = asyncio.Event()
         self._said: set[str] = set()
-        self._stop_waiting = threading.Event()
         self._has_gpus = True  # until NVML says otherwise
         self._respawn_s = _RESPAWN_S
         self._answered = False  # ever: how the checks are set up is right
@@ -155,6 +147,10 @@ class Gate:
 
     def start(self) -> None:
         """Start the process that checks; where none can be made, the node goes unchecked, and that is said."""
+        if self._spec.checks:
+            self._spawn()
+
+    def _spawn(self) -> None:
         self._respawn = None
         command = [sys.executable, *self._spec.program, *self._spec.arguments]
         command.append(f"--state-dir={self._state_dir}")
@@ -190,7 +186,7 @@ class Gate:
             return f"a failure was injected for cycle {cycle} (NVRX_INJECT_GPU_FAILURE)"
         found = await self._ask()
         why = "" if found is None else self._judge(found)
-        if not why and not self._closing:
+        if not why and self._spec.checks and not self._closing.is_set():
             self._looking = self._loop.create_task(self._look_while_idle())
         return why
 
@@ -214,9 +210,8 @@ class Gate:
 
     async def close(self) -> None:
         """End the process. Bounded, never raises."""
-        self._closing = True
+        self._closing.set()
         self.working()
-        self._stop_waiting.set()
         if self._respawn is not None:
             self._respawn.cancel()
         if self._questions >= 0:
@@ -225,20 +220,26 @@ class Gate:
         await self.suspicions.close()
         if self._child is None:
             return
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
+        await self._until_gone()
         if self._child is not None:
             self._kill()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
+            await self._until_gone()
+
+    async def _until_gone(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
 
     # --- questions and answers ------------------------------------------------------------------------------
 
+    def _can_ask(self) -> bool:
+        """Whether there is a process that can be asked; one is started if there is none."""
+        if self._child is None and not self._closing.is_set():
+            self._spawn()
+        return self._child is not None and not self._closing.is_set()
+
     async def _ask(self) -> report.Report | None:
         """None: it cannot tell."""
-        if self._child is None and not self._closing:
-            self.start()
-        if self._child is None or self._closing:
+        if not self._spec.checks or not self._can_ask():
             return None
         self._answer = answer = self._loop.create_future()
         try:
@@ -275,7 +276,12 @@ class Gate:
             self._kill()
 
     def _take(self, line: str) -> report.Report | None:
-        """The report if it was asked for; otherwise a watched check has failed."""
+        """The report of the checks if it was asked for; else it is of GPU memory, or a watched check has failed."""
+        reading = reclaim.from_json(line)
+        if reading is not None:
+            if self._memory is not None and not self._memory.done():
+                self._memory.set_result(reading)
+            return None
         found = report.from_json(line)
         if json.loads(line).get("asked"):
             return found
@@ -322,20 +328,22 @@ class Gate:
         self._child = None
         self._close_pipes()
         self._ended.set()
+        if self._memory is not None and not self._memory.done():
+            self._memory.set_result(None)
         answer, refused = self._answer, code == report.EXIT_USAGE and not self._answered
         if answer is not None and not answer.done():
             if refused:
                 answer.set_exception(UsageError(f"the health checks cannot be run: {self._refusal}"))
             else:
                 answer.set_result(None)
-        if not self._closing and not refused:
+        if not self._closing.is_set() and not refused:
             if code not in _BY_SIGNAL:
                 self._say_once(f"the process of the health checks ended with {code}; it is started again")
             self._respawn = self._loop.call_later(self._respawn_s, self._start_again)
             self._respawn_s = min(2 * self._respawn_s, _MAX_RESPAWN_S)
 
     def _start_again(self) -> None:
-        if self._child is None and not self._closing:
+        if self._child is None and not self._closing.is_set():
             self.start()
 
     def _close_pipes(self) -> None:
@@ -367,30 +375,29 @@ class Gate:
             self._say(sentence)
 
     async def _reclaim(self) -> None:
-        """Wait for GPU memory, in a thread that may be left behind in a driver that does not answer."""
-        wanted = self._spec.reclaim
-        if not self._has_gpus or wanted.timeout_s <= 0:
+        """Wait for the GPU memory of workers that are gone."""
+        if not self._has_gpus or self._spec.reclaim.timeout_s <= 0:
             return
-        done: asyncio.Future[gpus.Reclaim] = self._loop.create_future()
+        ended = await reclaim.wait_until_free(self._spec.reclaim, self._read_memory, self._closing)
+        self._has_gpus = ended.there
+        if ended.there and not self._closing.is_set():
+            self._say(ended.text if ended.free else f"{ended.text}; going on all the same")
 
-        def work() -> None:
-            found = gpus.wait_until_free(
-                os.environ, wanted.timeout_s, wanted.tolerance_mb, wanted.poll_s, self._stop_waiting
-            )
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(_set, done, found)
-
-        threading.Thread(target=work, name="GPU memory", daemon=True).start()
+    async def _read_memory(self, seconds: float) -> Reading:
+        """One reading by the process of the checks, which has to answer within `seconds`, whatever the driver does."""
+        gone = Reading({}, "there is no process that reads it")
+        if not self._can_ask():
+            return gone
+        self._memory = answer = self._loop.create_future()
         try:
-            found = await asyncio.wait_for(done, wanted.timeout_s + _ANSWER_MARGIN_S)
+            os.write(self._questions, f"memory {seconds:.3f}\n".encode())
+            return await asyncio.wait_for(answer, seconds + _ANSWER_MARGIN_S) or gone
+        except BrokenPipeError:  # its end is about to be seen
+            await asyncio.wait({answer}, timeout=CLOSE_TIMEOUT_S)
+            return gone
         except asyncio.TimeoutError:
-            self._say("GPU memory: NVML does not answer; going on")
-            return
-        self._has_gpus = bool(found.used_mb) or not found.free
-        if self._has_gpus:
-            self._say(found.text if found.free else f"{found.text}; going on all the same")
-
-
-def _set(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():
-        future.set_result(value)
+            self._kill()
+            await self._until_gone()
+            return Reading({}, f"its process did not answer within {seconds + _ANSWER_MARGIN_S:.1f} s")
+        finally:
+            self._memory = None

@@ -35,9 +35,9 @@ class Job:
     run_dir: RunDir
     spec: WorkerSpec
     agent: AgentSettings
+    gate: GateSpec
     coordinator: CoordinatorSettings | None  # None: another node is the coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
-    gate: GateSpec | None = None  # None: nodes are not checked
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -60,7 +60,7 @@ class AgentShell(Shell):
     core: Agent
     link: Link
 
-    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console, gate: Gate | None) -> None:
+    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console, gate: Gate) -> None:
         super().__init__(core, log)
         self._workers = workers
         self._console = console
@@ -73,7 +73,6 @@ class AgentShell(Shell):
         self._preparing = asyncio.ensure_future(self._prepare(used))
 
     async def _prepare(self, used: bool) -> None:
-        assert self._gate is not None  # the core asks only where there is one
         plan = self.core.plan
         try:
             self.post(ag.Prepared(await self._gate.prepare(0 if plan is None else plan.cycle + 1, used)))
@@ -83,12 +82,11 @@ class AgentShell(Shell):
     def do(self, command: Any) -> None:
         """Carry out one command of the core."""
         if isinstance(command, ag.Send):
-            if self._gate is not None and isinstance(command.message, t.Failed):
+            if isinstance(command.message, t.Failed):
                 self._gate.suspicions.failed(command.message.cycle, command.message.faults)
             self.link.send(self._with_port(command.message))
         elif isinstance(command, ag.StartWorkers):
-            if self._gate is not None:
-                self._gate.working()
+            self._gate.working()
             self._workers.start(command.plan)
         elif isinstance(command, ag.SignalWorkers):
             self._workers.signal(command.signum, wake=True)
@@ -278,13 +276,11 @@ class Program:
         job = self._job
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         log = EventLog(job.run_dir.agent_events(job.node), core, self._console.say)
-        if job.gate is not None:
-            state_dir = workers.private_dir / HEALTH_NAME
-            self._gate = Gate(job.gate, job.node.infra_rank, state_dir, self._console.say, self._on_sick)
-            self._gate.start()
+        state_dir = workers.private_dir / HEALTH_NAME
+        self._gate = Gate(job.gate, job.node.infra_rank, state_dir, self._console.say, self._on_sick)
+        self._gate.start()
         shell = AgentShell(core, log, workers, self._console, self._gate)
-        if self._gate is not None:
-            shell.prepare(used=False)
+        shell.prepare(used=False)
         return shell
 
     def _others(self) -> set[int]:

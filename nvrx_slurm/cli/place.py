@@ -219,14 +219,14 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
-        gated=gate is not None,
+        gated=True,
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent, gate) if hosts else None
     unsure = slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None
     progress_file = _progress_file(config)
-    return Job(node, directory, spec, agent, coordinator, meeting, slurm, progress_file, gate, may_yield=unsure)
+    return Job(node, directory, spec, agent, gate, coordinator, meeting, slurm, progress_file, may_yield=unsure)
 
 
 def _progress_file(config: Config) -> str | None:
@@ -235,10 +235,9 @@ def _progress_file(config: Config) -> str | None:
 
 
 def _coordinator(
-    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings, gate: GateSpec | None
+    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings, gate: GateSpec
 ) -> CoordinatorSettings:
     conf = config.launch.rdzv_conf
-    prepare_s = gate.longest_s if gate is not None else 0.0
     expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
     if slurm is not None:
         expected = slurm.nodes if config.launch.endpoint is None else ()  # a job array's nodes are not all in our list
@@ -253,7 +252,7 @@ def _coordinator(
         gated=agent.gated,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
-        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + prepare_s,
+        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + gate.longest_s,
         drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
         time_limited=slurm is not None,
         warn_before_end_s=config.ft.warn_before_end,

@@ -234,7 +234,8 @@ class FaultToleranceConfig(Section):
         v.BOOL,
         True,
         HEALTH,
-        help="Check this node before every cycle; one that fails is left out of the job. false: nothing is checked.",
+        help="Check this node before every cycle; one that fails is left out of the job. false: no checks"
+        " (GPU memory is waited for, and suspicions are left, all the same).",
     )
     node_health_check_interval: float = setting(
         v.POSITIVE_SECONDS,

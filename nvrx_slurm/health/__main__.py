@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, report, runner
 from nvrx_slurm.health.check import CONTEXTS, NodeView
+
+if TYPE_CHECKING:
+    import argparse
 
 
 def examine_node(plan: policy.Plan, sysroot: str, state_dir: str = "") -> report.Report:
@@ -23,6 +27,23 @@ def examine_node(plan: policy.Plan, sysroot: str, state_dir: str = "") -> report
     result = runner.run(plan.checks, node, plan.expected, plan.deadline_s)
     notes = [*plan.notes, *result.notes]
     return report.Report(plan.node, plan.when, result.findings, notes, round(time.monotonic() - started_s, 4))
+
+
+def _plan(given: argparse.Namespace) -> policy.Plan:
+    if given.no_checks:
+        return policy.Plan(given.node or policy.node_name(), given.when, [], {}, policy.DEADLINES_S[given.when])
+    return policy.plan(
+        given.when,
+        only=given.only,
+        include=given.include,
+        skip=given.skip,
+        watch=given.watch,
+        config=given.config,
+        sysroot=given.sysroot,
+        node=given.node,
+        expect=policy.assignments(given.expect),
+        deadline_s=given.deadline,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float)
     parser.add_argument("--expect", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--serve", action="store_true")  # see `resident`
+    parser.add_argument("--no-checks", action="store_true")  # with --serve: only GPU memory; no site file is read
     parser.add_argument("--watch", action="append", default=[])
     parser.add_argument("--interval", type=float, default=30.0)
     given = parser.parse_args(argv)
@@ -49,18 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         runner.stop_on_sigterm()
     try:
-        plan = policy.plan(
-            given.when,
-            only=given.only,
-            include=given.include,
-            skip=given.skip,
-            watch=given.watch,
-            config=given.config,
-            sysroot=given.sysroot,
-            node=given.node,
-            expect=policy.assignments(given.expect),
-            deadline_s=given.deadline,
-        )
+        plan = _plan(given)
         if not 0 < given.interval <= policy.MAX_DEADLINE_S:
             raise UsageError(f"--interval {given.interval:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}")
     except UsageError as error:

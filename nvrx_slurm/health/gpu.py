@@ -55,6 +55,27 @@ def each(facts: Facts[T], problem: Callable[[T], str], well: str) -> tuple[Verdi
     return (Verdict.FAIL, listed(wrong)) if wrong else (Verdict.PASS, f"{len(facts)} GPUs {well}")
 
 
+# --- memory, for the agent that waits until it is free --------------------------------------------------------------
+
+
+def gather_memory(node: NodeView, expected: Expected) -> dict[str, float]:
+    """MiB in use by GPU, of those that CUDA_VISIBLE_DEVICES shows. What bounds it is the check's own time."""
+    return gpus.memory_used_mb(node.env, timeout_s=2 * gpus.TIMEOUT_S, say=node.doing)
+
+
+# No check of a node, but read like one: in a child that can be killed, or left in a driver that does not answer.
+MEMORY = nvml_check(
+    name="gpu-memory",
+    reads="NVML: memory in use",
+    fails="Never.",
+    gather=gather_memory,
+    judge=lambda used_mb, expected: (Verdict.PASS, ""),
+    contexts=(),
+    budget_s=gpus.TIMEOUT_S,
+    learn=dict,
+)
+
+
 # --- how many -------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ Reads lines on stdin. To "check" it answers with one JSON line on stdout: the re
 node must not go for what is mended. Checks to be watched are run every so
 often; a line with `"asked": false` comes only when what fails among them is new. All runs go on side by side, so that
 an answer never waits for what is done in the background (only the first one, for the first findings of slow checks).
+To "memory SECONDS" it answers within that time with a report of the reading and `"used_mb"`: MiB in use by GPU.
 At the end of stdin it ends at once, with its children.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -20,11 +22,13 @@ from importlib.util import find_spec
 
 from nvrx_slurm.health import policy, report, runner
 from nvrx_slurm.health.check import Check, Expected, Finding, NodeView, Verdict
+from nvrx_slurm.health.gpu import MEMORY
 
 _STDIN, _STDOUT = 0, 1
 _NODE_SERVICE = "nvrx_slurm.health.node_service"
 _MAX_LINE_BYTES = 4096
 _NEVER = float("inf")
+_MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
 
 
 def preload(expected: Expected) -> None:
@@ -58,6 +62,16 @@ class _Task:
         return self._since_s < when_s and any(
             finding.verdict is Verdict.FAIL and finding.action in report.GRAVE for finding in self.findings
         )
+
+    @property
+    def idle(self) -> bool:
+        """Whether no process of it is left."""
+        return self._run is None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing but a process that is blocked in the kernel is left of its last run."""
+        return self._run is not None and self._taken
 
     def can_look(self) -> bool:
         """Whether no run is under way; what is left of one may be blocked in the kernel."""
@@ -108,6 +122,8 @@ class Resident:
         self._questions = 0  # not answered yet, the one under way included
         self._asked: runner.Run | None = None
         self._asked_s = 0.0
+        self._memory = _Task([MEMORY], _NEVER)
+        self._memory_s: float | None = None  # for a reading that is asked for and not answered yet
         self._runs: list[runner.Run] = []  # all that have processes
         self._data = b""
 
@@ -142,8 +158,11 @@ class Resident:
         for line in lines:
             if line.strip() == b"check":
                 self._questions += 1
+            elif seconds := _MEMORY.fullmatch(line.strip()):
+                self._memory_s = float(seconds[1])
             else:
-                print(f"nvrx health: {line[:60]!r} is no question; write: check", file=sys.stderr, flush=True)
+                said = f"nvrx health: {line[:60]!r} is no question; write: check, or: memory SECONDS"
+                print(said, file=sys.stderr, flush=True)
         return bool(more)
 
     def _begin_what_is_due(self) -> None:
@@ -156,10 +175,16 @@ class Resident:
         for task in self._ahead if self._asked else ():
             if task.failed_before(self._asked_s) and task.can_look():
                 task.started(self._begin(task.checks, time.monotonic() - self._asked_s))
+        if self._memory_s is not None and self._memory.idle:
+            run = runner.Run([MEMORY], self._node, self._plan.expected, self._memory_s, learning=True)
+            self._memory.started(self._begun(run))
 
     def _begin(self, checks: Sequence[Check], later_s: float = 0.0) -> runner.Run:
         """`later_s`: so much of the time is over."""
         run = runner.Run(checks, self._node, self._plan.expected, self._plan.deadline_s - later_s)
+        return self._begun(run)
+
+    def _begun(self, run: runner.Run) -> runner.Run:
         self._runs.append(run)
         run.begin()
         return run
@@ -181,7 +206,19 @@ class Resident:
         if self._asked and answerable:
             self._answer(self._asked.result())
             self._asked = None
-        return bool(ran_ahead or news or answerable)
+        told_memory = self._tell_memory()
+        return bool(ran_ahead or news or answerable or told_memory)
+
+    def _tell_memory(self) -> bool:
+        """Whether there was an answer: a new reading, or that the last one is still blocked in the kernel."""
+        result = self._memory.news()
+        if self._memory_s is None or not (result or self._memory.stuck):
+            return result is not None
+        self._memory_s = None
+        notes, used_mb = (result.notes, result.learned) if result else ([], {})
+        findings = self._memory.aged()
+        self._say(findings, notes, findings[0].seconds, asked=True, used_mb=used_mb)
+        return True
 
     def _answer(self, result: runner.Result) -> None:
         self._questions -= 1
@@ -203,8 +240,8 @@ class Resident:
             self._say(findings, notes, max(finding.seconds for finding in findings), asked=False)
         self._failing = failing
 
-    def _say(self, findings: list[Finding], notes: list[str], took_s: float, asked: bool) -> None:
+    def _say(self, findings: list[Finding], notes: list[str], took_s: float, **more: object) -> None:
         told = report.Report(self._plan.node, self._plan.when, findings, notes, round(took_s, 4))
-        line = told.as_json(asked=asked).encode() + b"\n"
+        line = told.as_json(**more).encode() + b"\n"
         while line:
             line = line[os.write(_STDOUT, line) :]

@@ -8,12 +8,10 @@ More readings, for the health checks: `gpu_facts`.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -160,53 +158,6 @@ def memory_used_mb(
         return used / _MIB
 
     return each(read_one, "memory in use", env, device_index, timeout_s, say)
-
-
-class Reclaim(NamedTuple):
-    """How the wait for free GPU memory ended. `free`: nothing is left to wait for; `text`: one sentence with a number
-    per GPU; `used_mb`: MiB in use at first and at last, by GPU."""
-
-    free: bool
-    text: str
-    seconds: float = 0.0
-    used_mb: Mapping[str, tuple[float, float]] = {}
-
-
-def wait_until_free(
-    env: Mapping[str, str],
-    timeout_s: float = 50.0,
-    tolerance_mb: float = 512.0,
-    poll_s: float = 2.0,
-    stop: threading.Event | None = None,
-) -> Reclaim:
-    """Wait until each GPU that CUDA_VISIBLE_DEVICES in `env` shows has at most `tolerance_mb` in use (seed 000).
-
-    To be called in a thread of its own. Returns after `timeout_s` seconds at the latest, sooner where `stop` is set,
-    there is nothing to read, or reading fails; never raises for hardware. `timeout_s` 0: does not wait.
-    """
-    if timeout_s <= 0:
-        return Reclaim(True, "GPU memory was not waited for (its timeout is 0)")
-    stop = stop or threading.Event()
-    start_s = time.monotonic()
-    first: dict[str, float] = {}
-    while True:
-        left_s = start_s + timeout_s - time.monotonic()
-        try:
-            now = memory_used_mb(env, timeout_s=max(0.1, min(TIMEOUT_S, left_s)))
-        except Absent as why:
-            return Reclaim(True, f"no GPU memory to wait for: {why}", time.monotonic() - start_s)
-        except HardwareError as failure:
-            return Reclaim(False, f"GPU memory cannot be read: {failure}", time.monotonic() - start_s)
-        first = first or now
-        took_s = time.monotonic() - start_s
-        used = {gpu: (first.get(gpu, mb), mb) for gpu, mb in now.items()}
-        busy = [gpu for gpu, mb in now.items() if mb > tolerance_mb]
-        numbers = ", ".join(f"{gpu} {before:.0f} -> {after:.0f} MiB" for gpu, (before, after) in used.items())
-        if not busy:
-            return Reclaim(True, f"GPU memory was free after {took_s:.1f} s: {numbers}", took_s, used)
-        if took_s >= timeout_s or stop.wait(max(0.0, min(poll_s, timeout_s - took_s))):
-            count = f"{len(busy)} of {len(now)} GPUs hold more than {tolerance_mb:g} MiB after {took_s:.1f} s"
-            return Reclaim(False, f"{count}: {numbers}", took_s, used)
 
 
 def each(

@@ -16,7 +16,6 @@ from agent_harness import WAIT_S, ended, status, until
 from nvrx_slurm.agent import gate as module
 from nvrx_slurm.agent.gate import Gate, GateSpec, Reclaim
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import gpus
 
 SPEC = GateSpec(("--when=gate", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 GOOD = '{"node": "n", "when": "gate", "findings": [], "notes": [], "seconds": 0, "asked": true}'
@@ -274,27 +273,84 @@ def test_what_cannot_be_told_excludes_nobody_even_if_the_site_says_drain(tmp_pat
         assert run(tmp_path, unfit, asked(finding % ("fail", "/home is gone", action))).said == []
 
 
-def test_a_gate_that_is_closed_in_the_middle_starts_nothing_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def memory(*used_mb: int) -> str:
+    """A program that answers questions of GPU memory with these, and those of checks with GOOD."""
+    line = GOOD.replace('"asked"', '"used_mb": {"GPU 0": %d}, "asked"')
+    return "\n".join(
+        (
+            "import sys",
+            f"left = {list(used_mb)!r}",
+            "for question in sys.stdin:",
+            f"    print({line!r} % left.pop(0) if question.startswith('memory') else {GOOD!r}, flush=True)",
+        )
+    )
+
+
+def test_memory_is_asked_until_it_is_free_and_then_the_checks(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        bench.start()
+        assert await asyncio.wait_for(bench.gate.prepare(1, used=True), WAIT_S) == ""
+        assert await bench.prepare(2) == ""
+
+    (said,) = run(tmp_path, story, replace(told(memory(70000, 600, 5)), reclaim=Reclaim(1000.0, 512.0, 0.01))).said
+    assert said.startswith("GPU memory was free after ") and said.endswith(": GPU 0 70000 -> 5 MiB")
+
+
+def test_one_that_is_stopped_costs_the_wait_for_memory_its_bound_and_the_cycle_nothing(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        pid = bench.start()
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: status(pid, "State").startswith("T"), "that it is stopped")
+        assert await asyncio.wait_for(bench.gate.prepare(1, used=True), WAIT_S) == ""
+        assert bench.gate.pid not in (pid, None)  # the checks are done by another one
+
+    said = run(tmp_path, story, replace(SPEC, reclaim=Reclaim(0.1, 512.0, 2.0))).said
+    assert "GPU memory cannot be read: its process did not answer within 2.1 s; going on all the same" in said
+
+
+def test_junk_instead_of_a_reading_is_said_and_the_node_goes_on(tmp_path: Path) -> None:
+    junk = GOOD.replace('"asked"', '"used_mb": ["GPU 0"], "asked"')
+    program = f"import sys\nfor question in sys.stdin: print({junk!r}, flush=True)"
+
+    async def story(bench: Bench) -> None:
+        bench.start()
+        assert await asyncio.wait_for(bench.gate.prepare(1, used=True), WAIT_S) == ""
+
+    said = run(tmp_path, story, replace(told(program), reclaim=Reclaim(1000.0, 512.0, 2.0))).said
+    assert (
+        "health checks said what they should not: not a reading of GPU memory: used_mb must be numbers by name" in said
+    )
+    assert any(line.startswith("GPU memory cannot be read: ") for line in said)
+
+
+def test_without_checks_the_process_is_there_for_memory_only(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        bench.gate.start()
+        assert await bench.prepare() == "" and bench.gate.pid is None
+        assert await asyncio.wait_for(bench.gate.prepare(1, used=True), WAIT_S) == ""
+        assert bench.gate.pid is not None
+
+    spec = replace(told(memory(5)), reclaim=Reclaim(1000.0, 512.0, 2.0), checks=False)
+    (said,) = run(tmp_path, story, spec).said
+    assert said.startswith("GPU memory was free after ")
+
+
+def test_a_gate_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_path: Path) -> None:
     """It waits for GPU memory, or for an answer, when the job ends."""
-    looked: list[float] = []
-
-    def look(env: object, timeout_s: float) -> dict[str, float]:
-        looked.append(timeout_s)
-        return {"GPU 0": 70000.0}
-
-    monkeypatch.setattr(gpus, "memory_used_mb", look)
+    seen = tmp_path / "seen"
+    program = memory(70000).replace(
+        "for question in sys.stdin:", f"for question in sys.stdin:\n    open({str(seen)!r}, 'w')"
+    )
 
     async def story(bench: Bench) -> None:
         waiting = asyncio.ensure_future(bench.gate.prepare(1, used=True))
-        while not looked:
-            await asyncio.sleep(0)
+        while not seen.exists():
+            await asyncio.sleep(0.01)
         await bench.gate.close()
         assert await asyncio.wait_for(waiting, WAIT_S) == "" and bench.gate.pid is None
         assert await bench.prepare(2) == "" and bench.gate.pid is None
 
-    run(tmp_path, story, replace(SPEC, reclaim=Reclaim(1000.0, 512.0, 1000.0)))
+    assert run(tmp_path, story, replace(told(program), reclaim=Reclaim(1000.0, 512.0, 1000.0))).said == []
 
     async def asked(bench: Bench) -> None:
         pid = bench.start()
