@@ -23,7 +23,8 @@ from nvrx_slurm.system import processes, trust
 
 MAX_OUTPUT_BYTES = 1 << 20  # of stdout; of what is longer the end is kept
 MAX_ERROR_BYTES = 16384
-MAX_QUEUED = 8  # different questions that wait
+MAX_QUEUED = 16  # different questions that wait
+MAX_QUEUED_PER_USER = 4
 _REAP_S = 2.0  # for a killed command to end
 _CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline say it
 _STOPPED = "the service was stopped"
@@ -138,18 +139,20 @@ class Runs:
         self._orphans = processes.Orphans()
         self._child: processes.Child | None = None  # running, or killed and blocked in the kernel
         self._queued: dict[Args, asyncio.Future[Answer | NoAnswer]] = {}
+        self._asked_by: dict[Args, int] = {}  # the uid that was first with a question that waits
         self._asked = asyncio.Event()
         self._closing = False
 
-    async def ask(self, args: Args) -> Answer | NoAnswer:
-        """The answer of a run that begins after now."""
+    async def ask(self, args: Args, uid: int) -> Answer | NoAnswer:
+        """The answer of a run that begins after now, for the user `uid`."""
         key = args if isinstance(self._what, Script) else ()
         if key not in self._queued:
             if self._closing:
                 return NoAnswer("UNAVAILABLE", _STOPPED)
-            if len(self._queued) >= MAX_QUEUED:
+            if len(self._queued) >= MAX_QUEUED or [*self._asked_by.values()].count(uid) >= MAX_QUEUED_PER_USER:
                 return NoAnswer("UNAVAILABLE", "too many different health checks are waiting")
             self._queued[key] = asyncio.get_running_loop().create_future()
+            self._asked_by[key] = uid
             self._asked.set()
         return await asyncio.shield(self._queued[key])
 
@@ -159,6 +162,7 @@ class Runs:
             await self._asked.wait()
             args = next(iter(self._queued))
             future = self._queued.pop(args)
+            del self._asked_by[args]
             if not self._queued:
                 self._asked.clear()
             try:

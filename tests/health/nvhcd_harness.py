@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,19 @@ class Daemon:
         with pytest.raises(grpc.RpcError) as error:
             self.answer(*args)
         return error.value.code().name, error.value.details()
+
+    @contextmanager
+    def connected(self, count: int) -> Iterator[list[Any]]:
+        """So many calls to ask with, each by a connection of its own."""
+        with ExitStack() as stack:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channels = [grpc.insecure_channel(f"unix:{self.socket}", options) for _ in range(count)]
+            yield [
+                stack.enter_context(channel).unary_unary(
+                    METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
+                )
+                for channel in channels
+            ]
 
     def lines(self, name: str) -> list[str]:
         file = self.dir / name

@@ -120,13 +120,14 @@ def test_fifty_at_once_share_a_run_and_no_two_run_at_once(daemon: Daemon) -> Non
     request = pb.HealthCheckRequest(args=["--no-slurm"])
     first = daemon.ask.future(request, timeout=BOUND_S)
     daemon.wait_for("running ")
-    fifty = [daemon.ask.future(request, timeout=BOUND_S) for _ in range(50)]
-    daemon.wait_for("asked with", 50)
-    for waiting in (first, fifty[0]):
-        with open(daemon.dir / "go", "w") as go:  # the script has opened it, too
-            go.write("\n")
-        waiting.result()
-    runs = [json.loads(call.result().output)["run"] for call in (first, *fifty)]
+    with daemon.connected(25) as asks:
+        fifty = [ask.future(request, timeout=BOUND_S) for ask in asks * 2]
+        daemon.wait_for("asked with", 50)
+        for waiting in (first, fifty[0]):
+            with open(daemon.dir / "go", "w") as go:  # the script has opened it, too
+                go.write("\n")
+            waiting.result()
+        runs = [json.loads(call.result().output)["run"] for call in (first, *fifty)]
     assert runs == [1] + [2] * 50
     assert daemon.lines("log") == ["start", "stop"] * 2
     assert daemon.stop().count("running ") == 1  # the first was read above
@@ -137,14 +138,15 @@ def test_different_questions_wait_and_too_many_are_refused(daemon: Daemon) -> No
     daemon.start(BLOCKING)
     first = daemon.ask.future(pb.HealthCheckRequest(), timeout=BOUND_S)
     daemon.wait_for("running ")
-    others = [daemon.ask.future(pb.HealthCheckRequest(args=[str(n)]), timeout=BOUND_S) for n in range(8)]
-    daemon.wait_for("asked with", 8)
-    assert daemon.error("one", "more") == ("UNAVAILABLE", "too many different health checks are waiting")
-    for call in (first, *others):
-        with open(daemon.dir / "go", "w") as go:
-            go.write("\n")
-        assert call.result().success
-    assert daemon.lines("log") == ["start", "stop"] * 9
+    with daemon.connected(4) as asks:
+        others = [ask.future(pb.HealthCheckRequest(args=[str(n)]), timeout=BOUND_S) for n, ask in enumerate(asks)]
+        daemon.wait_for("asked with", 4)
+        assert daemon.error("one", "more") == ("UNAVAILABLE", "too many different health checks are waiting")
+        for call in (first, *others):
+            with open(daemon.dir / "go", "w") as go:
+                go.write("\n")
+            assert call.result().success
+    assert daemon.lines("log") == ["start", "stop"] * 5
 
 
 # --- what scripts leave -----------------------------------------------------------------------------------------------
@@ -217,10 +219,10 @@ nvhcd_runs._REAP_S = 0.2
 async def main():
     runs = nvhcd_runs.Runs(nvhcd_runs.Script(sys.argv[1]), 5.0, {})
     working = asyncio.ensure_future(runs.work())
-    print((await runs.ask(())).text)
-    print((await runs.ask(())).text)
+    print((await runs.ask((), 0)).text)
+    print((await runs.ask((), 0)).text)
     os.kill(runs._child.pid, signal.SIGKILL)
-    print((await runs.ask(("well",))).success)
+    print((await runs.ask(("well",), 0)).success)
     await runs.stop(working)
 
 asyncio.run(main())

@@ -103,10 +103,10 @@ def test_of_daemons_that_start_at_once_one_serves(daemon: Daemon) -> None:
     ("settings", "said"),
     [
         ({"socket_pth": "/run/s"}, "'socket_pth' is not a key; did you mean socket_path?"),
-        ({"zzz": 1}, "'zzz' is not a key; known: socket_path, healthcheck_path, log_level, timeout, group"),
+        ({"zzz": 1}, "'zzz' is not a key; known: socket_path, healthcheck_path, log_level, timeout, group, users"),
         ({"socket_path": "s"}, "socket_path must be an absolute path"),
         ({"socket_path": "/nowhere/s"}, "/nowhere"),
-        ({"socket_path": "/tmp/" + "s" * 100}, "is too long for a Unix socket"),
+        ({"socket_path": "/tmp/" + "s" * 103}, "must be at most 107 bytes long"),
         ({"healthcheck_path": "check.sh"}, "healthcheck_path must be an absolute path"),
         ({"healthcheck_path": "/no/check.sh"}, "/no/check.sh cannot be used: No such file or directory"),
         ({"healthcheck_path": "/etc/passwd"}, "/etc/passwd cannot be executed"),
@@ -116,6 +116,11 @@ def test_of_daemons_that_start_at_once_one_serves(daemon: Daemon) -> None:
         ({"timeout": True}, "timeout must be a number of seconds > 0"),
         ({"timeout": "1h"}, "timeout must be a number of seconds > 0"),
         ({"group": "no-such-group"}, "there is no group 'no-such-group'"),
+        ({"users": ["root", "no-such-user"]}, "there is no user 'no-such-user'"),
+        ({"users": "root"}, "users must be a list of users"),
+        ({"users": [True]}, "users must be a list of users"),
+        ({"users": [-1]}, "users must be a list of users"),
+        ({"user": ["root"]}, "'user' is not a key; did you mean users?"),
     ],
 )
 def test_settings_that_are_wrong_are_told(daemon: Daemon, settings: dict[str, Any], said: str) -> None:
@@ -135,7 +140,7 @@ def test_a_file_that_is_none_is_told(daemon: Daemon, text: str) -> None:
 
 def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("# nothing\nhealthcheck_path:\n")
-    assert config.load(str(tmp_path / "f.yaml")) == ("/var/run/nvhcd.sock", None, "info", 120.0, None)
+    assert config.load(str(tmp_path / "f.yaml")) == ("/var/run/nvhcd.sock", None, "info", 120.0, None, None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")

@@ -1,0 +1,300 @@
+"""`nvrx health serve`: who may ask it, by credentials that the kernel tells, and what those do who only disturb."""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from nvhcd_harness import BOUND_S, Daemon
+from recorded import ended
+
+from nvrx_slurm.health import nvhcd_pb2 as pb
+from nvrx_slurm.health import nvhcd_peers as peers
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+NOBODY, OTHER = 65534, 65533
+# Everything is imported as root, who can read it; then it becomes UID, with group GID and GROUPS.
+ASK_AS = """
+import os, sys
+from nvrx_slurm.health import node_service
+node_service.preload()
+uid, gid, *groups = map(int, sys.argv[2:])
+os.setgroups(groups)
+os.setresgid(gid, gid, gid)
+os.setresuid(uid, uid, uid)
+try:
+    print("well" if node_service.call(sys.argv[1], 30.0).success else "sick")
+except ValueError as error:
+    print(error)
+"""
+# Connects COUNT times as UID, says how many of these the daemon speaks to, and keeps them until its input ends.
+HOLD_AS = """
+import os, select, socket, sys
+path, uid, count, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
+os.setresuid(uid, uid, uid)
+spoken = 0
+held = []
+for _ in range(count):
+    one = socket.socket(socket.AF_UNIX)
+    one.settimeout(60)
+    one.connect(path)
+    try:
+        if first:
+            one.sendall(first)
+        spoken += bool(one.recv(1))
+    except OSError:
+        pass
+    held.append(one)
+print(spoken, flush=True)
+sys.stdin.read()
+"""
+
+
+def ask_as(daemon: Daemon, uid: int, gid: int = NOBODY, *groups: int) -> str:
+    argv = [sys.executable, "-c", ASK_AS, str(daemon.socket), *map(str, (uid, gid, *groups))]
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True).stdout.strip()
+
+
+@contextmanager
+def held_as(daemon: Daemon, uid: int, count: int, first: bytes = b"") -> Iterator[int]:
+    """So many connections of a user that begin with `first`; how many the daemon spoke to."""
+    argv = [sys.executable, "-I", "-c", HOLD_AS, str(daemon.socket), str(uid), str(count), first.hex()]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.communicate(timeout=BOUND_S)
+
+
+def refused(log: str) -> int:
+    (line,) = [line for line in log.splitlines() if "stopping; " in line]
+    return int(line.partition("stopping; ")[2].split()[0])
+
+
+def files_of(daemon: Daemon) -> int:
+    assert daemon.process is not None
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+# --- who may ask ------------------------------------------------------------------------------------------------------
+
+
+@root_only
+@pytest.mark.parametrize(
+    ("settings", "who", "allowed"),
+    [
+        ({}, (NOBODY,), True),
+        ({"users": []}, (NOBODY,), False),
+        ({"users": []}, (0,), True),
+        ({"users": [NOBODY]}, (NOBODY,), True),
+        ({"users": [str(OTHER), "nobody"]}, (NOBODY,), True),
+        ({"users": [OTHER]}, (NOBODY,), False),
+        ({"users": [OTHER], "group": "daemon"}, (OTHER,), True),
+        ({"users": [], "group": "daemon"}, (NOBODY,), False),
+        ({"users": [], "group": "daemon"}, (NOBODY, grp.getgrnam("daemon").gr_gid), True),
+        ({"users": [], "group": "daemon"}, (NOBODY, NOBODY, 7001, grp.getgrnam("daemon").gr_gid), True),
+        ({"users": [], "group": "daemon"}, (NOBODY, NOBODY, *range(7000, 7400)), False),
+        ({"users": [], "group": "daemon"}, (NOBODY, 0, *range(7000, 7400), grp.getgrnam("daemon").gr_gid), True),
+        ({"group": "daemon"}, (NOBODY, NOBODY, grp.getgrnam("daemon").gr_gid), True),
+    ],
+    ids=str,
+)
+def test_who_may_ask(daemon: Daemon, settings: dict[str, Any], who: tuple[int, ...], allowed: bool) -> None:
+    daemon.settings |= settings
+    daemon.start("echo ran >> log")
+    said = ask_as(daemon, *who)
+    log = daemon.stop()
+    assert daemon.lines("log") == (["ran"] if allowed else []), said
+    assert refused(log) == (0 if allowed else 1)
+    if allowed:
+        assert said == "well" and f"uid {who[0]} asked with" in log
+    else:
+        assert said.startswith(f"no answer from {daemon.socket}: unavailable: ")
+        assert f"refused a connection: uid {who[0]} (pid " in log
+
+
+@root_only
+def test_each_refusal_is_counted_and_not_each_is_a_line(daemon: Daemon) -> None:
+    daemon.settings["users"] = []
+    daemon.start("echo ran >> log")
+    with held_as(daemon, NOBODY, 100) as spoken:
+        assert spoken == 0
+    assert daemon.answer().success
+    log = daemon.stop()
+    assert refused(log) == 100
+    assert 1 <= log.count("refused a connection") <= 5
+    assert daemon.lines("log") == ["ran"]
+
+
+def test_nobody_gets_in_behind_the_door(daemon: Daemon) -> None:
+    """gRPC's own socket has no name in any directory."""
+    daemon.start("")
+    assert sorted(path.name for path in daemon.dir.iterdir()) == ["check.sh", "nvhcd.yaml", "s"]
+    daemon.stop()
+
+
+# --- those who only disturb -------------------------------------------------------------------------------------------
+
+
+@root_only
+def test_a_thousand_connections_of_one_user_harm_only_him(daemon: Daemon) -> None:
+    daemon.start("")
+    with held_as(daemon, NOBODY, 1000) as spoken:
+        assert spoken == peers.MAX_CONNECTIONS_PER_USER
+        assert ask_as(daemon, OTHER) == "well" and ask_as(daemon, 0) == "well"
+        assert ask_as(daemon, NOBODY).startswith(f"no answer from {daemon.socket}: unavailable: ")
+    log = daemon.stop()
+    assert refused(log) >= 1000 - spoken + 1
+    assert f"uid {NOBODY} (pid " in log and "has 32 connections already" in log
+
+
+@root_only
+def test_many_users_together_cannot_keep_root_out(daemon: Daemon) -> None:
+    daemon.start("")
+    users = range(70001, 70001 + peers.MAX_CONNECTIONS // peers.MAX_CONNECTIONS_PER_USER)
+    with ExitStack() as stack:
+        for uid in users:
+            spoken = stack.enter_context(held_as(daemon, uid, peers.MAX_CONNECTIONS_PER_USER))
+            assert spoken == peers.MAX_CONNECTIONS_PER_USER
+        assert ask_as(daemon, NOBODY) != "well"
+        assert daemon.answer().success
+    assert "is one too many: 256 connections are open" in daemon.stop()
+
+
+@root_only
+def test_the_questions_of_one_user_leave_room_for_others(daemon: Daemon) -> None:
+    os.mkfifo(daemon.dir / "go")
+    daemon.start("read x < go")
+    with daemon.connected(5) as asks:
+        calls = [asks[0].future(pb.HealthCheckRequest(), timeout=BOUND_S)]
+        daemon.wait_for("running ")
+        for n, ask in enumerate(asks[1:]):
+            calls.append(ask.future(pb.HealthCheckRequest(args=[str(n)]), timeout=BOUND_S))
+        daemon.wait_for("asked with", 4)
+        assert daemon.error("more") == ("UNAVAILABLE", "too many different health checks are waiting")
+        argv = [sys.executable, "-c", ASK_AS, str(daemon.socket), str(NOBODY), str(NOBODY)]
+        other = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        daemon.wait_for(f"uid {NOBODY} asked with")
+        for _ in range(6):
+            with open(daemon.dir / "go", "w") as go:
+                go.write("\n")
+            daemon.wait_for("exit code 0")
+        assert other.communicate(timeout=BOUND_S)[0] == "well\n"
+        assert all(call.result().success for call in calls)
+    daemon.stop()
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def until_closed(peer: socket.socket) -> None:
+    """Read to the end, within the bound."""
+    peer.settimeout(BOUND_S)
+    try:
+        while peer.recv(65536):
+            pass
+    except ConnectionResetError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("sends", "closes"),
+    [
+        (b"", False),
+        (PREFACE[:7], False),
+        (b"\xff" * 100_000, False),
+        (b"GET / HTTP/1.1\r\n\r\n", False),
+        (PREFACE + b"\xff" * 9, False),
+        (PREFACE, True),
+        (b"", True),
+    ],
+    ids=["silent", "stops in the middle", "junk", "HTTP/1", "junk later", "half-closes", "half-closes at once"],
+)
+def test_who_says_nothing_of_use_is_hung_up_on(daemon: Daemon, sends: bytes, closes: bool) -> None:
+    daemon.start("")
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(daemon.socket))
+        try:
+            peer.sendall(sends)
+        except (BrokenPipeError, ConnectionResetError):  # it has heard enough
+            pass
+        if closes:
+            peer.shutdown(socket.SHUT_WR)
+        until_closed(peer)
+        assert daemon.answer().success
+    daemon.stop()
+
+
+def test_nothing_is_left_of_those_who_end_abruptly(daemon: Daemon) -> None:
+    daemon.settings["log_level"] = "info"  # few lines, as nobody reads them meanwhile
+    daemon.start("")
+    daemon.answer()
+    before = files_of(daemon)
+    for n in range(100):
+        with ExitStack() as stack:
+            for _ in range(3):
+                peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+                peer.settimeout(BOUND_S)
+                peer.connect(str(daemon.socket))
+                if n % 3:
+                    assert peer.recv(1)
+                if n % 3 == 2:
+                    peer.sendall(PREFACE)
+        if n % 9 == 8:
+            forgotten(daemon, before)
+    forgotten(daemon, before)
+    assert refused(daemon.stop()) == 0
+
+
+def forgotten(daemon: Daemon, before: int) -> None:
+    """Its files are as few as before, at the latest after it has answered many a question."""
+    for _ in range(200):
+        if files_of(daemon) <= before:
+            return
+        assert daemon.answer().success
+    raise AssertionError(f"{files_of(daemon)} files are open instead of {before}")
+
+
+def test_a_peer_that_does_not_read_holds_nobody_up_at_the_end(daemon: Daemon) -> None:
+    """Its pings are answered until nothing more goes through; SIGTERM ends the daemon all the same."""
+    daemon.start("")
+    ping = (8).to_bytes(3, "big") + b"\x06\0\0\0\0\0" + b"12345678"
+    settings = (0).to_bytes(3, "big") + b"\x04\0\0\0\0\0"
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(2.0)
+        peer.connect(str(daemon.socket))
+        sent = 0
+        try:
+            peer.sendall(PREFACE + settings)
+            while sent < 64 << 20:
+                sent += peer.send(ping * 4096)
+        except OSError:  # it takes no more, or hung up
+            pass
+        assert sent
+        assert daemon.answer().success
+        daemon.stop()
+
+
+def test_sigterm_with_silent_peers_and_a_run_under_way(daemon: Daemon) -> None:
+    os.mkfifo(daemon.dir / "ready")
+    daemon.start("echo $$ > own; echo > ready; exec sleep 600")
+    asking = daemon.ask.future(pb.HealthCheckRequest(), timeout=BOUND_S)
+    with open(daemon.dir / "ready") as ready:
+        ready.readline()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(BOUND_S)
+        silent.connect(str(daemon.socket))
+        assert silent.recv(1)
+        daemon.stop()
+        until_closed(silent)
+    assert asking.details() == "the service was stopped", "the last answers are passed on"
+    assert ended(int(*daemon.lines("own")))
