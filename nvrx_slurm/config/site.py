@@ -6,6 +6,7 @@ belong to `health` and are handed in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -189,7 +190,7 @@ def _own(raw: object, where: str, rules: _Rules) -> OwnCheck:
     if "name" not in given or ("run" in given) == ("python" in given):
         raise UsageError(f"{where} must have a name and one of run (a command) and python (package.module:NAME)")
     name = str(_value(TEXT, given["name"], f"{where}.name"))
-    if not all(part.isalnum() and part.isascii() and part.islower() or part.isdigit() for part in name.split("-")):
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
     return OwnCheck(
         name=name,

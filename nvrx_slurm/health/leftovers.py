@@ -21,7 +21,8 @@ from nvrx_slurm.system.hardware import Absent
 WAIT_S = 5.0  # for them to end; a process that holds on longer is blocked in the driver
 NAME = "gpu-leftovers"
 _MARGIN_S = 0.3
-_GPU = re.compile(r"nvidia\d+")
+_GPU = re.compile(r"nvidia[0-9]+")
+_PID = re.compile(r"[0-9]{1,9}")
 
 
 class Job(NamedTuple):
@@ -55,7 +56,7 @@ def end(node: NodeView, job: Job) -> Facts:
     if not any(_GPU.fullmatch(name) for name in node.names("/dev")):
         raise Absent("there is no GPU")
     waiting: dict[int, str] = {}  # pidfd -> who
-    for pid in [int(name) for name in node.names("/proc") if name.isdigit() and int(name) != os.getpid()]:
+    for pid in [int(name) for name in node.names("/proc") if _PID.fullmatch(name) and int(name) != os.getpid()]:
         if not _to_end(node, job, pid):
             continue
         try:

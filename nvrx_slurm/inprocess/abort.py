@@ -159,7 +159,7 @@ def _dump(c10d: ModuleType, directory: Path, state: FrozenState) -> None:
 def _cut_store() -> int:
     """Last, since NCCL's abort may still write to the store."""
     port = os.environ.get("MASTER_PORT", "")
-    if _kept is None or not port.isdigit():
+    if _kept is None or not (port.isdecimal() and len(port) < 6):
         return 0
     return connections.cut(found for found in connections.to_port(int(port)) if found.inode not in _kept)
 

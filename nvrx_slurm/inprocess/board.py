@@ -37,7 +37,7 @@ class Board:
     def from_env(cls) -> Board | None:
         """The one that NVRX_BOARD and NVRX_CYCLE name."""
         path, cycle = os.environ.get(BOARD_ENV), os.environ.get("NVRX_CYCLE", "")
-        return cls(path, int(cycle) if cycle.isdigit() else None) if path else None
+        return cls(path, int(cycle) if cycle.isdecimal() and len(cycle) < 10 else None) if path else None
 
     @property
     def fd(self) -> int | None:

@@ -50,7 +50,7 @@ class Environment:
         master, port = self.original["MASTER_ADDR"], self.original["MASTER_PORT"] or ""
         if master and initial_rank == 0:
             return master
-        if master and port.isdigit():
+        if master and port.isdecimal() and len(port) < 6:
             try:
                 family, *_, address = socket.getaddrinfo(master, int(port), type=socket.SOCK_DGRAM)[0]
                 with socket.socket(family, socket.SOCK_DGRAM) as probe:

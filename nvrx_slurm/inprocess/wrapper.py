@@ -154,7 +154,7 @@ def _check_caller() -> None:
 def _with_hardware(health_check: HealthCheck | None) -> HealthCheck | None:
     """Under a launcher (LOCAL_RANK is set) a restart also checks this rank's hardware; the user's check comes last."""
     local_rank = os.environ.get("LOCAL_RANK", "")
-    if not local_rank.isdigit():
+    if not (local_rank.isascii() and local_rank.isdecimal() and len(local_rank) < 10):
         return health_check
     index = int(local_rank)
     hardware = (ChainedGPUHealthCheck(index), ChainedNVLHealthCheck(index), ChainedNicHealthCheck(index))

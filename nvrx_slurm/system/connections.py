@@ -119,6 +119,6 @@ def _is_pipe(fd: int) -> bool:
 
 def _numbers(directory: Path) -> list[int]:
     try:
-        return [int(name) for name in os.listdir(directory) if name.isdigit()]
+        return [int(name) for name in os.listdir(directory) if name.isdecimal()]
     except OSError:
         return []

@@ -8,6 +8,7 @@ More readings, for the health checks: `gpu_facts`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import ModuleType
@@ -301,7 +302,7 @@ def _present(nvml: ModuleType) -> list[int]:
 
 def _number(nvml: ModuleType, entry: str, present: list[int]) -> int:
     """NVML's number for an entry of CUDA_VISIBLE_DEVICES: a number among those we may use, or a UUID's beginning."""
-    if entry.isdigit():
+    if re.fullmatch(r"[0-9]{1,9}", entry):
         if int(entry) < len(present):
             return present[int(entry)]
         raise HardwareError(f"CUDA_VISIBLE_DEVICES names GPU {entry}, but NVML shows {len(present)} GPUs")

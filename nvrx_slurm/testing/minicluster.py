@@ -233,7 +233,7 @@ class MiniCluster:
         """
         client, mark = f"SLURM_CONF={self.conf}".encode(), f"{_MARK}={self.root}".encode()
         found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
+        for entry in filter(str.isdecimal, os.listdir("/proc")):
             try:
                 words = Path("/proc", entry, "environ").read_bytes().split(b"\0")
                 here = os.readlink(f"/proc/{entry}/cwd") == str(self.root)

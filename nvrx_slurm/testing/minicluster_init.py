@@ -63,7 +63,7 @@ def descendants(pid: int) -> list[Process]:
     children: dict[int, list[int]] = defaultdict(list)
     seen: dict[int, tuple[Process, int, str]] = {}
     for entry in os.listdir(_PROC):
-        if entry.isdigit() and (found := _stat(int(entry))) is not None:
+        if entry.isdecimal() and (found := _stat(int(entry))) is not None:
             seen[found[0].pid] = found
             children[found[1]].append(found[0].pid)
     order, queue = [], list(children[pid])

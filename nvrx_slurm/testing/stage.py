@@ -197,7 +197,7 @@ def make_stage(root: Path, want_slurm: bool) -> tuple[Stage, str | None]:
 def running_with(text: str) -> list[init.Process]:
     """Living processes, this one left out, that have `text` in their command line or environment."""
     found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
         try:
             seen = Path("/proc", entry, "cmdline").read_bytes() + Path("/proc", entry, "environ").read_bytes()
         except OSError:

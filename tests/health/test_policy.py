@@ -106,6 +106,8 @@ def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
         ("own: [{run: /bin/true}]", "own[0] must have a name"),
         ("own: [{name: x, run: /bin/true, python: a:b}]", "own[0] must have a name and one of run"),
         ("own: [{name: My Check, run: /bin/true}]", "own[0].name must be lower-case words"),
+        ("own: [{name: raid-²³, run: /bin/true}]", "own[0].name must be lower-case words"),
+        ("own: [{name: raid-, run: /bin/true}]", "own[0].name must be lower-case words"),
         ("own: [{name: lustre, run: /bin/true}]", "there is a check called lustre already"),
         ("own: [{name: x, run: /bin/true, shell: yes}]", "'shell' is not a key"),
         ("expect: {cpus: 4", "not valid YAML"),
