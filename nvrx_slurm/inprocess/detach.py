@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 from collections.abc import Collection
-from pathlib import Path
 
 from nvrx_slurm.inprocess.log import LOGGER_NAME
 
@@ -58,12 +57,12 @@ def _close_all_but(kept: Collection[int]) -> None:
 
 def _unmap_devices() -> None:
     """A mapping of a GPU's device file keeps the GPU busy after its process is gone."""
+    with open("/proc/self/maps", "rb") as maps:
+        devices = [line.split()[0] for line in maps if b" /dev/nvidia" in line]  # all lines: 0.3 MB of our own
     libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, *_, path = line.split(maxsplit=5) if line.count(" ") > 4 else (line, "")
-        if path.strip().startswith("/dev/nvidia"):
-            start, end = (int(part, 16) for part in span.split("-"))
-            libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
+    for span in devices:
+        start, end = (int(part, 16) for part in span.split(b"-"))
+        libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
 
 
 def log_to(path: str | None) -> None:
