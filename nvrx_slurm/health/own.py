@@ -53,12 +53,12 @@ def check(own: OwnCheck, where: str) -> Check:
 
 
 def _require_usable(argv: list[str]) -> None:
-    """Raises UsageError unless the command can be executed and root trusts it with all files that it is given.
+    """Raises UsageError unless the command can be executed and is trusted; by root with all files that it is given.
 
     The path itself is executed, not what its links lead to: many programs look at the name by which they are called.
     """
     for word in argv:
-        if word is argv[0] or (word.startswith("/") and os.path.lexists(word)):
+        if word is argv[0] or (trust.as_root() and word.startswith("/") and os.path.lexists(word)):
             trust.require(word, UsageError)
     if not os.path.isfile(argv[0]) or not os.access(argv[0], os.X_OK):
         raise UsageError(f"{argv[0]} cannot be executed; name a program, or give it mode 755")

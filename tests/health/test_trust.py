@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +16,12 @@ from hooks_harness import BOUND_S, REPO, Hooks, as_root
 from recorded import Node
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import own
 from nvrx_slurm.system import trust
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
 
-NOBODY = 65534
+NOBODY, OTHER = 65534, 65533
 
 
 @pytest.fixture
@@ -80,6 +83,128 @@ def test_links_without_end_and_into_proc_are_refused(tmp_path: Path) -> None:
     (tmp_path / "magic").symlink_to("/proc/self/root/bin/sh")
     assert "leads into /proc" in refused(tmp_path / "magic")
     assert "No such file" in refused(tmp_path / "nothing")
+
+
+# --- where we are not root --------------------------------------------------------------------------------------------
+
+# As UID: what is said of each path, "" if it is trusted.
+JUDGE = """
+import os, sys
+from nvrx_slurm.system import trust
+uid = int(sys.argv[1])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+for path in sys.argv[2:]:
+    try:
+        assert trust.require(path, ValueError) == os.path.realpath(path)
+        print()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def judged(*paths: Path, prefix: tuple[str, ...] = (), uid: int = NOBODY) -> list[str]:
+    argv = [*prefix, sys.executable, "-c", JUDGE, str(uid), *map(str, paths)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True, cwd=REPO)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that everybody may look into: pytest's own are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="nvrx-trust-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_user_trusts_what_is_his_or_roots(shared: Path) -> None:
+    roots, mine, other, open_ = (script(shared / name, "") for name in ("roots", "own", "other", "open"))
+    give(mine, open_)
+    os.chown(other, OTHER, -1)
+    open_.chmod(0o666)
+    (shared / "link").symlink_to(other)
+    project = shared / "project"  # somebody else's, and its group may write
+    project.mkdir()
+    inside = script(project / "inside", "")
+    inside.chmod(0o664)
+    give(inside)
+    os.chown(project, OTHER, -1)
+    project.chmod(0o775)
+    theirs = f"uid {OTHER}'s, neither ours nor root's; use a copy"
+    said = judged(roots, mine, inside, project, other, shared / "link", open_, shared / "none")
+    assert said[:4] == [""] * 4
+    assert said[4].endswith(theirs) and said[5].endswith(theirs)
+    assert said[6].endswith(f"everybody can change {open_}; correct its mode")
+    assert "No such file" in said[7]
+    assert all("can be changed by others than root" in refused(path) for path in (mine, inside, project, other, open_))
+    assert trust.require(str(roots), UsageError) == str(roots)
+
+
+def test_a_users_check_may_be_given_other_users_files(shared: Path) -> None:
+    """Data that a check looks at is no program; root cannot tell, and refuses."""
+    data = script(shared / "data", "")
+    os.chown(data, OTHER, -1)
+    with pytest.raises(UsageError, match="can be changed by others than root"):
+        own._require_usable(["/bin/cat", str(data)])
+    done = subprocess.run(
+        [sys.executable, "-c", USABLE, str(data)], stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True,
+        cwd=REPO,
+    )  # fmt: skip
+    first, second = done.stdout.splitlines()
+    assert first == "None" and second.endswith("neither ours nor root's; use a copy")
+
+
+USABLE = """
+import os, sys
+from nvrx_slurm.health import own
+os.setresuid(65534, 65534, 65534)
+for argv in (["/bin/cat", sys.argv[1]], [sys.argv[1]]):
+    try:
+        print(own._require_usable(argv))
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_directory_of_everybody_is_nobodys_but_a_sticky_one(shared: Path) -> None:
+    own = script(shared / "own", "")
+    give(own)
+    shared.chmod(0o777)
+    assert judged(own)[0].endswith(f"everybody can change {shared}; correct its mode")
+    shared.chmod(0o1777)
+    assert judged(own) == [""]
+
+
+def test_root_of_a_namespace_of_one_user_is_that_user(shared: Path) -> None:
+    """A container that maps its user to root: what is root's outside looks like nobody's."""
+    outside = script(shared / "outside", "")
+    unshare = ("/usr/bin/unshare", "-U", "--map-root-user")
+    if subprocess.run([*unshare, "/bin/true"], capture_output=True, timeout=BOUND_S, check=False).returncode:
+        pytest.skip("there are no user namespaces here")
+    os.chown(outside, OTHER, -1)
+    argv = [*unshare, sys.executable, "-c", "import os, sys\nfrom nvrx_slurm.system import trust\n"
+            "print(os.geteuid(), trust.as_root(), trust.require(sys.argv[1], ValueError))", str(outside)]  # fmt: skip
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True, cwd=REPO)
+    assert done.stdout.split() == ["0", "False", str(outside)]
+    assert trust.as_root() and "can be changed by others" in refused(outside)
+
+
+def test_hooks_of_a_user_run_what_is_his(shared: Path) -> None:
+    """Not only root may try hooks: for others the files may be their own; for root they may not."""
+    hooks = shared / "hooks"
+    shutil.copytree(REPO / "prolog", hooks)
+    ran = shared / "ran"
+    ran.touch()
+    python = script(shared / "python", f"echo $(/usr/bin/id -u) >>{ran}")
+    (hooks / "hooks.conf").write_text(f"PYTHON={python}\nON_ERROR=fail\n")
+    give(shared, hooks, python, ran, *hooks.iterdir())
+    for user, code, lines in ((0, 1, []), (NOBODY, 0, [str(NOBODY)])):
+        done = subprocess.run(
+            [str(hooks / "prolog")], user=user, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S,
+            check=False,
+        )  # fmt: skip
+        assert (done.returncode, ran.read_text().split()) == (code, lines)
 
 
 # --- links into a user's mount namespace ------------------------------------------------------------------------------
