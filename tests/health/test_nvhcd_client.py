@@ -189,6 +189,51 @@ def test_a_service_that_dies_in_the_middle_is_unknown(place: Path, serve: Serve)
     assert verdict is Verdict.UNKNOWN and text.startswith(f"no answer from {path}: unavailable: "), text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts what others could have made")
+@pytest.mark.parametrize("whose", ["socket", "directory", "link", "directory everybody writes to"])
+def test_root_believes_no_users_socket_and_a_user_does(place: Path, serve: Serve, whose: str) -> None:
+    """A user's daemon, however well it speaks, says nothing to what runs as root."""
+    own = place / "own"
+    own.mkdir()
+    path = own / "s"
+    serve("sick", path)
+    place.chmod(0o755)
+    path.chmod(0o666)
+    assert ask(path)[0] is Verdict.FAIL, "who may connect cannot change it"
+    changed = {"socket": path, "directory": own}.get(whose)
+    if changed:
+        os.chown(changed, 65534, -1)
+    elif whose == "link":
+        changed = own / "link"
+        changed.symlink_to(path)
+        os.chown(changed, 65534, -1, follow_symlinks=False)
+        path = changed
+    else:
+        changed = own
+        own.chmod(0o777)
+    verdict, text = ask(path)
+    assert verdict is Verdict.UNKNOWN and "is not trusted by root, as" in text and f"{changed} can be" in text, text
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_AS_NOBODY, str(path)], stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True
+    )
+    assert done.stdout == "False\n", "a user's agent asks whom the user named"
+
+
+# Everything is imported as root, who can read it.
+ASK_AS_NOBODY = """
+import os, sys, time
+from nvrx_slurm.health import node_service
+from nvrx_slurm.health.check import NodeView
+node_service.preload()
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+node = NodeView("/")
+node.deadline_s = time.monotonic() + 60
+print(node_service.gather(node, {"node_service": sys.argv[1]}).success)
+"""
+
+
 def test_any_path_can_be_the_socket(place: Path, serve: Serve) -> None:
     path = place / "a b%20#c?d=\u00e9.sock"
     serve("well", path)
