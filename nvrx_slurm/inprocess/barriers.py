@@ -31,13 +31,13 @@ Any process may die between any two writes, so their order matters, and whoever 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
 from nvrx_slurm.core.ranks import to_runs
 from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word, call_roll
 from nvrx_slurm.inprocess import leader
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
+from nvrx_slurm.inprocess.progress import OwnTime
 from nvrx_slurm.inprocess.store import StoreView
 
 ENTRY = -1  # the round before iteration 0: the initial barrier
@@ -47,7 +47,7 @@ FOREVER_S = 86400.0  # longest single wait for an event that may rightly never c
 _LATEST = "latest"
 _ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
-_CHUNK_S = 10.0
+_LOOK_S = (0.5, 10.0)  # shortest and longest between two looks at who is missing
 
 
 class Round:
@@ -83,7 +83,7 @@ class Round:
 
     def await_end(self) -> bool:
         """Until the iteration has ended; whether the function has returned everywhere."""
-        while not self.keys.came(["ended"], FOREVER_S):
+        while not self.keys.look(["ended"], FOREVER_S):
             pass
         return self.keys.get("end") == COMPLETED
 
@@ -150,18 +150,19 @@ def coordinate(
     """Wait until all members of the round have said their word, and give the verdict.
 
     Members are the initial ranks 0..`world_size`-1 without `gone`. Who says nothing for `overdue_s` seconds after the
-    iteration has ended is declared gone; at the initial barrier nobody may begin then. `before_the_last` is called
-    before a verdict after which no round follows.
+    iteration has ended is declared gone; at the initial barrier nobody may begin then. Time in which this process was
+    stopped does not count. `before_the_last` is called before a verdict after which no round follows.
     """
     members = [rank for rank in range(world_size) if rank not in gone]
     keys = [f"out/{rank}" for rank in members]
-    since_s = time.monotonic() if this.number == ENTRY or this.keys.check(["ended"]) else None
-    while not this.keys.came(keys, min(overdue_s / 4, _CHUNK_S)):
-        if since_s is None and this.keys.check(["ended"]):
-            since_s = time.monotonic()
+    look_s = min(max(overdue_s / 10, _LOOK_S[0]), overdue_s, _LOOK_S[1])
+    waited = OwnTime(look_s) if this.number == ENTRY or this.keys.check(["ended"]) else None
+    while not this.keys.look(keys, look_s):
+        if waited is None and this.keys.check(["ended"]):
+            waited = OwnTime(look_s)
         if this.has_verdict():
             break
-        if since_s is not None and time.monotonic() > since_s + overdue_s:
+        if waited is not None and waited.seconds() > overdue_s:
             missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
             if this.number == ENTRY:
                 before_the_last()

@@ -44,6 +44,7 @@ from nvrx_slurm.inprocess.progress import (
     STOPPING,
     SUSPENDED,
     WATCHED,
+    OwnTime,
     Page,
     StandsStill,
     seconds_since,
@@ -257,9 +258,10 @@ class Monitor:
 
     def _outlast(self, over: threading.Event, timeout_s: float) -> None:
         """Stay for the others, or until nobody can be reached."""
-        deadline_s = time.monotonic() + timeout_s
-        while not over.wait(min(_OUTLAST_S, self._longest_s)):
-            if self._is_lost() or time.monotonic() >= deadline_s:
+        look_s = min(_OUTLAST_S, self._longest_s)
+        waited = OwnTime(look_s)
+        while not over.wait(look_s):
+            if self._is_lost() or waited.seconds() >= timeout_s:
                 return
 
     @property

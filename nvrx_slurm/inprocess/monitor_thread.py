@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.inprocess.progress import WAITING, Page
+from nvrx_slurm.inprocess.progress import WAITING, OwnTime, Page
 from nvrx_slurm.inprocess.stopping import RankShouldRestart
 
 __all__ = ["MonitorThread", "RankShouldRestart"]
 
 _JOIN_S = 0.2
+_LOOK_S = 5.0  # longest between two looks at how long something was waited for
 
 
 class MonitorThread(threading.Thread):
@@ -46,13 +46,12 @@ class MonitorThread(threading.Thread):
         self._jobs.put(job)
 
     def answer(self, timeout_s: float) -> Any:
-        """The answer of the oldest job, in the main thread. Raises what the job raised; TimeoutError."""
+        """The answer of the oldest job, in the main thread. Raises what the job raised; TimeoutError, for which time
+        does not count in which this process was stopped."""
         words = self._page.words
         words[WAITING] = 1
         try:
-            value, error = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"nothing happened for {timeout_s:g} s") from None
+            value, error = self._take(timeout_s)
         finally:
             self._page.beat()
             words[WAITING] = 0
@@ -61,13 +60,22 @@ class MonitorThread(threading.Thread):
             raise error
         return value
 
+    def _take(self, timeout_s: float) -> tuple[Any, BaseException | None]:
+        look_s = min(timeout_s / 4, _LOOK_S)
+        waited = OwnTime(look_s)
+        while True:
+            try:
+                return self._answers.get(timeout=look_s)
+            except queue.Empty:
+                if waited.seconds() >= timeout_s:
+                    raise TimeoutError(f"nothing happened for {timeout_s:g} s") from None
+
     def call(self, job: Callable[[], Any], timeout_s: float) -> Any:
-        """`ask` and `answer`, after all that was asked before has been answered."""
-        deadline_s = time.monotonic() + timeout_s
+        """`ask` and `answer`, after all that was asked before has been answered; each within the time."""
         self.ask(job)
         while self.pending > 1:
-            self.answer(max(0.0, deadline_s - time.monotonic()))
-        return self.answer(max(0.0, deadline_s - time.monotonic()))
+            self.answer(timeout_s)
+        return self.answer(timeout_s)
 
     def answer_instead(self, error: BaseException) -> None:
         """From another thread, when this one is stuck: answer the pending job."""

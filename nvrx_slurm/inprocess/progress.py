@@ -65,6 +65,23 @@ class Page:
         return seconds_since(oldest)
 
 
+class OwnTime:
+    """How long others have been waited for, by the clock of who waits and looks at it about every `look_s` seconds:
+    between two looks no more than that is counted. If more has passed, this process was stopped, or its machine was,
+    perhaps with all others (scontrol suspend), and nobody is to blame for that time."""
+
+    def __init__(self, look_s: float) -> None:
+        self._look_s = look_s
+        self._seconds, self._looked_s = 0.0, time.monotonic()
+
+    def seconds(self) -> float:
+        """Since it was made."""
+        now_s = time.monotonic()
+        self._seconds += min(now_s - self._looked_s, self._look_s)
+        self._looked_s = now_s
+        return self._seconds
+
+
 class StandsStill:
     """For how long something that counts has not moved, by the clock of who looks at it about every `interval_s`.
     Who has not looked (this process was stopped, or its machine was) blames nobody."""

@@ -20,7 +20,7 @@ from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.coordinator import overdue_slack_s
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded, RestartError
 from nvrx_slurm.inprocess.helpers import Helpers
-from nvrx_slurm.inprocess.progress import ROUND, STOPPING, WATCHED
+from nvrx_slurm.inprocess.progress import ROUND, STOPPING, WATCHED, OwnTime
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 from nvrx_slurm.inprocess.stopping import RankShouldRestart, Stopper, nudges
@@ -108,7 +108,7 @@ class Runner:
         self._thread.ask(lambda: self._wait_verdict(this, gone, patience_s))
         if this.number > ENTRY:
             gc.collect()
-        verdict: Verdict = self._thread.answer(patience_s + self._barrier_s)
+        verdict: Verdict = self._thread.answer(patience_s + 2 * self._barrier_s)
         if verdict.outcome is Outcome.REFUSED:
             self._entered = False
             self._helpers.has_read_the_last_verdict(len(verdict.gone))
@@ -399,7 +399,7 @@ class _Disturbed(Exception):
 class _Assigning(StoreView):
     """The store as a rank assignment sees it: a wait for other ranks ends when one is lost."""
 
-    _CHUNK_S = 2.0
+    _LOOK_S = 2.0
 
     def __init__(self, this: Round, call: StoreView) -> None:
         stable = call.under("stable")
@@ -409,11 +409,12 @@ class _Assigning(StoreView):
 
     def came(self, keys: Any, timeout_s: float) -> bool:
         """See `StoreView`; raises _Disturbed."""
-        deadline_s = time.monotonic() + timeout_s
-        while not super().came(keys, max(0.001, min(self._CHUNK_S, deadline_s - time.monotonic()))):
+        look_s = min(self._LOOK_S, self.look_s(timeout_s))
+        waited = OwnTime(look_s)
+        while not self.look(keys, look_s):
             if self._round.keys.check(["ended"]):
                 raise _Disturbed("a rank was lost meanwhile")
-            if time.monotonic() >= deadline_s:
+            if waited.seconds() >= timeout_s:
                 return False
         return True
 

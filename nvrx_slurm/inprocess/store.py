@@ -21,11 +21,14 @@ import torch.distributed as dist
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has it here, too
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
+from nvrx_slurm.inprocess.progress import OwnTime
 from nvrx_slurm.system import bounded, connections
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
 _HANDSHAKE_S = 60.0  # longest wait for the first answer of a server that listens
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
+_SHORTEST_LOOK_S = 0.5  # a FileStore needs a second for any that is in vain
+_LOOKS = 4  # in one wait for others; torch says two lines on stderr after each that was in vain
 
 
 class StoreLost(InternalError):
@@ -266,7 +269,23 @@ class StoreView:
             raise TimeoutError(f"no {', '.join(keys)[:200]} within {timeout.total_seconds():g} s")
 
     def came(self, keys: Sequence[str], timeout_s: float) -> bool:
-        """Whether all keys exist before the time is over. torch says on stderr if it runs out."""
+        """Whether all keys exist before the time is over, of which only counts what this process has seen."""
+        look_s = self.look_s(timeout_s)
+        waited = OwnTime(look_s)
+        while not self.look(keys, look_s):
+            left_s = timeout_s - waited.seconds()
+            if left_s < 0.001:
+                return False
+            look_s = min(look_s, left_s)
+        return True
+
+    @staticmethod
+    def look_s(timeout_s: float) -> float:
+        """How long to look at a time, in a wait so long."""
+        return max(timeout_s / _LOOKS, min(timeout_s, _SHORTEST_LOOK_S))
+
+    def look(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """Whether all keys exist before the time is over, be this process stopped or not: a part of a longer wait."""
         began = time.monotonic()
         names = [self._key(key) for key in keys]
         try:

@@ -7,13 +7,22 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from scenarios import Rank, block, pause, scenario
 
 from nvrx_slurm import inprocess
+from nvrx_slurm.core.rollcall import Stand, Word
 from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.barriers import Round, coordinate
+from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.progress import Page
+from nvrx_slurm.inprocess.runner import _Assigning
+from nvrx_slurm.inprocess.store import StoreView
 
 
 def await_file(rank: Rank, name: str) -> None:
@@ -75,8 +84,6 @@ def one_fault(rank: Rank) -> None:
 @scenario
 def serve(rank: Rank) -> None:
     """Not a rank: the server of the store, in a process of its own, as a launcher may have one."""
-    import torch.distributed as dist
-
     port = int(os.environ["MASTER_PORT"])
     server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     rank.say("serving")
@@ -154,3 +161,38 @@ def garbage(rank: Rank) -> None:
         block()
 
     rank.call(fn, **where(rank))
+
+
+@scenario
+def waits(rank: Rank) -> None:
+    """Not a rank: waits in one of the ways that ranks wait for each other, for 2 s, until some time after "go"."""
+    port = int(os.environ["MASTER_PORT"])
+    here, there = (StoreView(dist.TCPStore("127.0.0.1", port, wait_for_workers=False)) for _ in range(2))
+    this, bound_s = Round(here, 0), 2.0
+    this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))
+
+    def tell() -> str:
+        pause(0.3)
+        rank.say("waiting")  # for a while by now
+        await_file(rank, "go")
+        pause(0.3)
+        there.set("1/assign/key" if rank.arguments["what"] == "assignment" else "key", "1")
+        Round(there, 0).arrive(0, Word(Stand.READY, 0, 1))
+        return "in time"
+
+    def answer() -> str:
+        thread = MonitorThread(Page())
+        thread.start()
+        thread.ask(tell)
+        return thread.answer(bound_s)
+
+    def came() -> str:
+        view = _Assigning(Round(here, 1), here) if rank.arguments["what"] == "assignment" else here
+        return "in time" if view.came(["key"], bound_s) else "too late"
+
+    def verdict() -> str:
+        return "too late" if coordinate(this, 1, (), bound_s, lambda: None).gone else "in time"
+
+    if rank.arguments["what"] != "answer":
+        threading.Thread(target=tell, daemon=True).start()
+    rank.say("waited", result={"answer": answer, "coordinate": verdict}.get(rank.arguments["what"], came)())

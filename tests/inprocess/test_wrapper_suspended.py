@@ -36,18 +36,22 @@ def suspend(job: Job, pids: list[int], seconds: float) -> None:
     job.until(lambda: time.monotonic() >= until_s, "the time has passed")
 
 
-@pytest.mark.parametrize("place", ["function", "finalize"])
+@pytest.mark.parametrize("place", ["function", "finalize", "barrier"])
 @pytest.mark.parametrize("first", ["monitors", "ranks"])
 def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path, first: str, place: str) -> None:
     """For longer than any limit there is; nobody is killed, and no iteration ends because of it."""
-    job.start("one_fault", 2, module="scenarios_lost", victim=1, slow=[0, 1], times=TIMES)
+    slow = [1] if place == "barrier" else [0, 1]
+    debug = {"NVRX_LOG_LEVEL": "DEBUG"}
+    job.start("one_fault", 2, module="scenarios_lost", victim=1, slow=slow, times=TIMES, env=debug)
     job.await_events(range(2), "entered")
-    if place == "finalize":  # where a limit on the restart applies
+    if place != "function":  # where a limit on the restart applies
         (tmp_path / "fault").touch()
         job.await_events(range(2), "finalize")
+    if place == "barrier":
+        job.until(lambda: " arrive\n" in job.err(0).read_text(), "rank 0 waits for rank 1")
     monitors = [int((tmp_path / f"monitor{rank}.pid").read_text()) for rank in range(2)]
     ranks = [job.pids[rank] for rank in range(2)]
-    suspend(job, monitors + ranks, 5.5)
+    suspend(job, monitors + ranks, 8.5 if place == "barrier" else 5.5)  # the coordinator's patience is 7 s
     awake, asleep = (monitors, ranks) if first == "monitors" else (ranks, monitors)
     for pid in awake:
         os.kill(pid, signal.SIGCONT)
@@ -65,6 +69,21 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path, first: str, 
         assert "TIMEOUT" not in log(tmp_path, rank) and "killed" not in log(tmp_path, rank)
         assert not job.of(rank, "entered", iteration=2)
     job.await_nothing_left()
+
+
+@pytest.mark.parametrize("what", ["answer", "came", "coordinate", "assignment"])
+def test_who_was_stopped_while_it_waited_waits_on(job: Job, tmp_path: Path, what: str) -> None:
+    """For 2 s of its own time; what it waits for comes soon after it was resumed."""
+    job.start_rank("serve", 9, 0, module="scenarios_lost")
+    job.await_event(9, "serving")
+    job.start_rank("waits", 0, 1, module="scenarios_lost", what=what)
+    job.await_event(0, "waiting")
+    suspend(job, [job.pids[0]], 3.0)
+    job.kill(0, signal.SIGCONT)
+    (tmp_path / "go").touch()
+    assert job.await_event(0, "waited")["result"] == "in time"
+    assert job.await_end(0) == 0
+    job.kill(9)
 
 
 def log(tmp_path: Path, rank: int) -> str:
