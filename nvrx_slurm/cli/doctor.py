@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import glob
 import json
 import os
@@ -326,6 +327,21 @@ def _site_file(site: Site) -> Iterator[Line]:
         yield Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}, {len(own)} of them drain")
     except NvrxError as error:
         yield Line("site-file", FAIL, str(error), "until then no hook checks anything")
+    yield from _site_file_of_jobs(path, policy.DEFAULT_CONFIG)
+
+
+def _site_file_of_jobs(path: str, default: str) -> Iterator[Line]:
+    """`path` is the hooks'. Who is no hook knows nothing of hooks.conf: he reads `default`."""
+    text = ""
+    try:
+        if not filecmp.cmp(path, default, shallow=False):
+            text = f"agents and nvrx health read {default}, which is not the same as the hooks' {path}"
+    except OSError as error:
+        text = f"agents and nvrx health read {default}, not the hooks' {path}, but: {error.strerror}"
+    if text:
+        yield Line("site-file-of-jobs", WARN, text, f"unless that is meant: ln -s {path} {default}")
+    else:
+        yield Line("site-file-of-jobs", OK, f"agents and nvrx health read the same rules in {default}")
 
 
 def _spool(site: Site) -> Iterator[Line]:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from nvrx_slurm.cli import doctor
 from nvrx_slurm.cli.doctor import Line
 from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.health import policy
 from nvrx_slurm.health.policy import HookSettings
 from nvrx_slurm.slurm.munge import Munge
 
@@ -65,6 +66,8 @@ class Installed:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(policy, "DEFAULT_CONFIG", str(tmp_path / "default.yaml"))
+    (tmp_path / "default.yaml").symlink_to("health.yaml")
     monkeypatch.setattr(Munge, "find", lambda socket: None)  # without a munged, libmunge tries for seconds
     return Installed(tmp_path)
 
@@ -98,6 +101,11 @@ def _open_spool(installed: Installed) -> None:
     (installed.root / "spool").mkdir()
     (installed.root / "spool").chmod(0o1777)
     os.chown(installed.root / "spool", 65534, -1)
+
+
+def _other_rules_for_jobs(installed: Installed) -> None:
+    (installed.root / "default.yaml").unlink()
+    (installed.root / "default.yaml").write_text("expect: {cpus: 1}\n")
 
 
 def _users_python(installed: Installed) -> None:
@@ -136,6 +144,8 @@ SPOILT: list[tuple[str, Callable[[Installed], object], str, str]] = [
     ("python", _spoil_conf("PYTHON", "/no/such/python"), "fail", "No such file"),
     ("python", _spoil_conf("PACKAGE", "/usr/share"), "fail", "No module named 'nvrx_slurm'"),
     ("python", _users_python, "fail", "can be changed by others than root"),
+    ("site-file-of-jobs", _other_rules_for_jobs, "warn", "default.yaml, which is not the same as the hooks' "),
+    ("site-file-of-jobs", lambda i: (i.root / "default.yaml").unlink(), "warn", "ln -s "),
     ("site-file", _spoil_conf("CONFIG", "/no/such.yaml"), "fail", "nvrx health init"),
     ("site-file", lambda i: (i.root / "health.yaml").write_text("cheks: {}"), "fail", "did you mean checks"),
     ("suspicions", _open_spool, "fail", "the next prolog makes it"),
