@@ -171,11 +171,6 @@ def _locked(directory: str) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"socket_path: {directory}: {error.strerror}; make the directory") from None
     try:
-        mode = os.fstat(fd).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise UsageError(
-                f"socket_path: everybody can write to {directory} and replace the socket; correct its mode"
-            )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

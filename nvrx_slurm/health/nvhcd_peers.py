@@ -166,23 +166,28 @@ class Door:
         self._quiet_until_s, self._unsaid = now_s + _QUIET_S, 0
 
     async def _pass(self, outer: socket.socket, uid: int) -> None:
-        """Bytes both ways until both ends have ended, or a moment after one has."""
-        ways: list[asyncio.Task[None]] = []
-        with outer, socket.socket(socket.AF_UNIX) as inner:
+        """One connection, to gRPC's socket and back."""
+        with outer:
             try:
-                inner.setblocking(False)
-                inner.bind(f"\0nvhcd-{secrets.token_hex(8)}-{uid}")  # nobody can guess it and be there first
-                await asyncio.get_running_loop().sock_connect(inner, self._inner)
-                ways = [asyncio.ensure_future(_copy(*way)) for way in ((outer, inner), (inner, outer))]
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.wait(ways, timeout=_LINGER_S)
+                with socket.socket(socket.AF_UNIX) as inner:
+                    inner.setblocking(False)
+                    inner.bind(f"\0nvhcd-{secrets.token_hex(8)}-{uid}")  # nobody can guess it and be there first
+                    await asyncio.get_running_loop().sock_connect(inner, self._inner)
+                    await _both_ways(outer, inner)
             except OSError as error:
                 self._say(f"a connection of uid {uid} cannot be passed on: {error.strerror}")
-            finally:
-                for way in ways:
-                    way.cancel()
-                if ways:
-                    await asyncio.wait(ways)  # before the sockets are closed
+
+
+async def _both_ways(one: socket.socket, other: socket.socket) -> None:
+    """Pass bytes on until both have ended, or a moment after one has."""
+    ways = [asyncio.ensure_future(_copy(*way)) for way in ((one, other), (other, one))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ways, timeout=_LINGER_S)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)  # before the sockets are closed
 
 
 async def _copy(source: socket.socket, sink: socket.socket) -> None:

@@ -203,7 +203,12 @@ class Runs:
 
     async def _execute(self, argv: list[str]) -> Ended:
         log.debug("running %s", listed(argv, 20))
-        out, err = _Tail(MAX_OUTPUT_BYTES), _Tail(MAX_ERROR_BYTES)
+        out = _Tail(MAX_OUTPUT_BYTES)
+        try:
+            err = _Tail(MAX_ERROR_BYTES)
+        except OSError:
+            out.close()
+            raise
         child = code = None
         try:
             child = self._child = processes.start(argv, self._env, out.theirs, err.theirs)

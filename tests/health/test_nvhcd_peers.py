@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -191,6 +192,26 @@ def test_the_questions_of_one_user_leave_room_for_others(daemon: Daemon) -> None
         assert other.communicate(timeout=BOUND_S)[0] == "well\n"
         assert all(call.result().success for call in calls)
     daemon.stop()
+
+
+def test_without_file_descriptors_it_waits_for_some(daemon: Daemon) -> None:
+    daemon.settings["log_level"] = "info"
+    daemon.start("")
+    assert daemon.answer().success
+    assert daemon.process is not None
+    before = files_of(daemon)
+    soft, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (before + 9, hard))
+    with ExitStack() as stack:
+        for _ in range(60):
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+            peer.settimeout(BOUND_S)
+            peer.connect(str(daemon.socket))
+        daemon.wait_for("Too many open files")
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert daemon.answer().success
+    forgotten(daemon, before)
+    assert "never retrieved" not in daemon.stop()
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -65,14 +65,24 @@ def test_nothing_but_a_socket_is_replaced(daemon: Daemon, what: str) -> None:
     assert daemon.socket.lstat() == before and target.is_socket()
 
 
-def test_what_came_in_its_place_is_not_removed(daemon: Daemon) -> None:
+@pytest.mark.parametrize("what", ["file", "directory", "link", "socket"])
+def test_what_came_in_its_place_is_not_removed(daemon: Daemon, what: str) -> None:
     daemon.start("")
-    daemon.socket.unlink()
-    daemon.socket.write_text("mine")
-    assert daemon.process is not None
-    daemon.process.terminate()
-    daemon.process.communicate(timeout=BOUND_S)
-    assert daemon.socket.read_text() == "mine"
+    aside = daemon.dir / "aside"
+    daemon.socket.rename(aside)
+    with socket.socket(socket.AF_UNIX) as other:
+        {
+            "file": daemon.socket.touch,
+            "directory": daemon.socket.mkdir,
+            "link": lambda: daemon.socket.symlink_to(aside),
+            "socket": lambda: other.bind(str(daemon.socket)),
+        }[what]()
+        before = daemon.socket.lstat()
+        assert daemon.process is not None
+        daemon.process.terminate()
+        _, err = daemon.process.communicate(timeout=BOUND_S)
+        assert daemon.process.returncode == 0 and "Traceback" not in err
+        assert daemon.socket.lstat() == before
 
 
 def test_of_daemons_that_start_at_once_one_serves(daemon: Daemon) -> None:
@@ -129,10 +139,17 @@ def test_settings_that_are_wrong_are_told(daemon: Daemon, settings: dict[str, An
     assert list(daemon.dir.glob("s*")) == []
 
 
-@pytest.mark.parametrize("text", ["- a", "a: [", "text", "\tb: 1", "timeout: 1\ntimeout: 2"])
+@pytest.mark.parametrize(
+    "text", ["- a", "a: [", "text", "\tb: 1", "timeout: 1\ntimeout: 2", "\0\1", "\udcff: 1", "FIFO", "DIR"]
+)
 def test_a_file_that_is_none_is_told(daemon: Daemon, text: str) -> None:
     file = daemon.dir / "f.yaml"
-    file.write_text(text)
+    if text == "FIFO":
+        os.mkfifo(file)
+    elif text == "DIR":
+        file.mkdir()
+    else:
+        file.write_text(text, errors="surrogateescape")
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and str(file) in done.stderr
