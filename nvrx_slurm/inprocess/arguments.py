@@ -16,6 +16,7 @@ from nvrx_slurm.inprocess.finalize import Finalize
 from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.rank_assignment import RankAssignment
+from nvrx_slurm.inprocess.store import answering_within
 from nvrx_slurm.inprocess.terminate import Terminate
 
 _PLUGINS: dict[str, type] = {
@@ -26,6 +27,8 @@ _PLUGINS: dict[str, type] = {
     "completion": Completion,
     "terminate": Terminate,
 }
+_STORE_TIMEOUT = timedelta(seconds=300)  # torch's and ours, where no `timeout` is among store_kwargs
+_A_BIT_S = 10.0
 _FILES = ("monitor_process_logfile", "monitor_process_pidfile")
 
 # Each must be shorter than the next one.
@@ -121,7 +124,15 @@ class Arguments:
 
     def make_store(self) -> Any:
         """A new store, or another connection to the same one."""
-        return self.store_factory(**dict(self.store_kwargs or {}))
+        with answering_within(self.seconds("heartbeat_timeout")):
+            return self.store_factory(**dict(self.store_kwargs or {}))
+
+    @property
+    def first_store_s(self) -> float:
+        """How long the first one may take in a rank that comes early: as long as it may itself, and a bit."""
+        own = (self.store_kwargs or {}).get("timeout", _STORE_TIMEOUT)
+        own_s = (own if isinstance(own, timedelta) else _STORE_TIMEOUT).total_seconds()
+        return max(own_s, self.seconds("barrier_timeout")) + self.seconds("heartbeat_timeout") + _A_BIT_S
 
     def file_of(self, name: str, initial_rank: int) -> str | None:
         """One of the two files, with `{rank}` filled in."""

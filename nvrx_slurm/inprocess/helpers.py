@@ -25,7 +25,7 @@ from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.monitor_keeper import MonitorKeeper
 from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.progress import LEFT, LOST, STOPPING, Page, ProgressWatchdog
+from nvrx_slurm.inprocess.progress import LEFT, LOST, STOPPING, OwnTime, Page, ProgressWatchdog
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.inprocess.stopping import Stopper
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
@@ -52,6 +52,7 @@ class Helpers:
         keeper = MonitorKeeper(self.monitor, self.page, arguments.seconds("heartbeat_timeout"), interval_s)
         self._watchdog = ProgressWatchdog(self.page, interval_s, (keeper.look, self._look_at_store))
         self.call_or_none: StoreView | None = None
+        self._reached: StoreView | None = None  # the last connection that was made
         self._waiting: StoreView | None = None
         self._watching: tuple[FrozenState, Stopper] | None = None
         self._serves = False
@@ -76,20 +77,29 @@ class Helpers:
             self.monitor.await_ready(timeout_s)
         self.thread.start()
         self._watchdog.start()
-        self.call_or_none = self._connect()
-        self._waiting = self.thread.call(self._connect, timeout_s)
+        self.call_or_none = self._connection(self._arguments.first_store_s)
+        self._waiting = self._connection(timeout_s)
         if self.me.rank != 0:
             self.monitor.await_ready(timeout_s)
         if self.call.add(f"entered/{self.me.rank}", 1) > 1:
             raise UsageError(f"two processes of this job have RANK={self.me.rank}, or the store is not new")
 
+    def _connection(self, timeout_s: float) -> StoreView:
+        """Made in the monitor thread: the main thread must not wait for a server that may be silent."""
+        try:
+            made: StoreView = self.thread.call(self._connect, timeout_s)
+        except TimeoutError:
+            factory = self._arguments.store_factory
+            raise StoreLost(f"no store: {factory!r} (store_factory) has not made one for {timeout_s:g} s") from None
+        return made
+
     def _connect(self) -> StoreView:
         """A connection to this call's server, not to the one of an earlier call that is about to end."""
-        deadline_s = time.monotonic() + self._arguments.seconds("barrier_timeout")
+        waited, timeout_s = OwnTime(1.0), self._arguments.seconds("barrier_timeout")
         while True:
-            made = self._arguments.make_store()
-            if not StoreView(made).check([CLOSED]) or time.monotonic() > deadline_s:
-                return StoreView(made).under(self.me.prefix)
+            made = self._reached = StoreView(self._arguments.make_store())
+            if not made.check([CLOSED]) or waited.seconds() > timeout_s:
+                return made.under(self.me.prefix)
             time.sleep(0.005)
 
     def before_call(self) -> None:
@@ -135,17 +145,20 @@ class Helpers:
     def _look_at_store(self) -> None:
         """If the store does not answer any more, whoever waits for it may do so for ever: end the connections."""
         words = self.page.words
-        if not words[LOST] or words[LEFT] or self._told_lost or self.call_or_none is None:
+        if not words[LOST] or words[LEFT] or self._told_lost or self._reached is None:
             return
         self._told_lost = True
-        logger.error("the store at %s is lost", self.call_or_none.place)
-        if not self.call_or_none.hang_up() and self._watching is not None:
-            threading.Thread(target=self._answer_instead, args=self._watching, name="nvrx-lost", daemon=True).start()
+        logger.error("the store at %s is lost", self._reached.place)
+        if not self._reached.hang_up():
+            threading.Thread(
+                target=self._answer_instead, args=(self._reached.place,), name="nvrx-lost", daemon=True
+            ).start()
 
-    def _answer_instead(self, state: FrozenState, stopper: Stopper) -> None:
+    def _answer_instead(self, place: str) -> None:
         """A store without connections that we know of: the monitor thread stays where it is."""
-        self._stop(state, stopper)
-        self.thread.answer_instead(StoreLost("the store does not answer any more"))
+        if self._watching is not None:
+            self._stop(*self._watching)
+        self.thread.answer_instead(StoreLost(f"the store ({place}) does not answer any more; start all ranks again"))
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -179,8 +192,7 @@ class Helpers:
                 self.monitor.leave(15.0)
         if self.thread.ident is not None:
             self.thread.stop()
-        self.call_or_none = None
-        self._waiting = None
+        self.call_or_none = self._reached = self._waiting = None
         self.environment.restore()
         if self._serves and self.me.rank != 0:
             self._await_free_port()

@@ -146,6 +146,7 @@ class Link(threading.Thread):
         """Until `over`."""
         try:
             self._call = self._make_view()
+            self.passes += 1  # from here on silence counts
             self._this = Round(self._call, ENTRY)
             self._heartbeats = Heartbeats(self._call, self._me, self._world_size, self._times)
             self._loop()

@@ -12,7 +12,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,8 @@ from nvrx_slurm.inprocess.progress import OwnTime
 from nvrx_slurm.system import bounded, connections
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
-_HANDSHAKE_S = 60.0  # longest wait for the first answer of a server that listens
+_PROBE_S = 5.0  # longest wait for a connection to be taken
+_answer_s = ContextVar("answer_s", default=60.0)  # longest wait for the first answer of a server that listens
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 _SHORTEST_LOOK_S = 0.5  # a FileStore needs a second for any that is in vain
 _LOOKS = 4  # in one wait for others; torch says two lines on stderr after each that was in vain
@@ -33,6 +35,16 @@ _LOOKS = 4  # in one wait for others; torch says two lines on stderr after each 
 
 class StoreLost(InternalError):
     """The store cannot be reached any more; without it no fault can be handled."""
+
+
+@contextlib.contextmanager
+def answering_within(seconds: float) -> Iterator[None]:
+    """A TCPStore that is made in this block takes a server that gives no first answer for so long as lost."""
+    token = _answer_s.set(seconds)
+    try:
+        yield
+    finally:
+        _answer_s.reset(token)
 
 
 class StoreMixin:
@@ -87,12 +99,9 @@ class TCPStore(StoreMixin, dist.TCPStore):
             use_libuv=use_libuv,
         )
         try:  # torch waits for the server's first answer without a bound
-            bounded.call(lambda: self._connect(arguments), _HANDSHAKE_S, "nvrx-store")
+            bounded.call(lambda: self._connect(arguments), _answer_s.get(), "nvrx-store")
         except bounded.Overrun:
-            raise StoreLost(
-                f"the store cannot be reached: who listens on {host}:{number} does not answer like a store;"
-                " if that is another program, choose another MASTER_PORT"
-            ) from None
+            raise StoreLost(_no_answer(host, number)) from None
 
     def _connect(self, arguments: dict[str, Any]) -> None:
         try:
@@ -155,8 +164,8 @@ def _listen(host: str, port: int) -> socket.socket | None:
 
 def _await_server(host: str, port: int, timeout_s: float) -> None:
     """Until somebody listens. torch's own retries are seconds apart, and it complains about each."""
-    deadline_s, pause_s = time.monotonic() + timeout_s, _BACKOFF_S[0]
-    while time.monotonic() < deadline_s:
+    waited, pause_s = OwnTime(_PROBE_S + _BACKOFF_S[1]), _BACKOFF_S[0]
+    while waited.seconds() < timeout_s:
         if not refused(host, port):
             return
         time.sleep(pause_s)
@@ -167,10 +176,26 @@ def _await_server(host: str, port: int, timeout_s: float) -> None:
     )
 
 
+def _no_answer(host: str, port: int) -> str:
+    """Why there was none, and what to do."""
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError as error:
+        return (
+            f"the store cannot be reached: {host}:{port} (MASTER_ADDR, MASTER_PORT) takes no connection ({error}),"
+            f" and has not for {_answer_s.get():g} s; see whether rank 0's host is up, and no firewall is in between"
+        )
+    return (
+        f"the store cannot be reached: who listens on {host}:{port} does not answer like a store (nothing for"
+        f" {_answer_s.get():g} s); see whether rank 0 or its host is stopped; if that is another program, choose"
+        " another MASTER_PORT"
+    )
+
+
 def refused(host: str, port: int) -> bool:
     """Whether nobody listens there."""
     try:
-        with socket.create_connection((host, port), timeout=5) as probe:
+        with socket.create_connection((host, port), timeout=min(_PROBE_S, _answer_s.get())) as probe:
             return bool(probe.getsockname()[:2] == probe.getpeername()[:2])  # TCP can connect to itself
     except ConnectionRefusedError:
         return True
@@ -212,7 +237,11 @@ class StoreView:
 
     def _sentence(self, what: str, error: BaseException) -> str:
         first = (str(error).splitlines() or [""])[0]
-        return f"the store cannot be reached any more ({self.place}, {what}: {first[:200]})"
+        return (
+            f"the store cannot be reached any more ({self.place}, {what}: {first[:200]}); whoever serves it, which is"
+            " rank 0's monitor process unless it was there before, has ended or does not answer: see what happened on"
+            " its host, and start all ranks again"
+        )
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key; its waiters wake up."""

@@ -92,6 +92,23 @@ def serve(rank: Rank) -> None:
 
 
 @scenario
+def enters(rank: Rank) -> None:
+    """The server of the store, process `server`, is stopped when rank 1 has made its `nth` store."""
+    mine, made = os.getpid(), []
+
+    def make() -> Any:
+        store = inprocess.store.TCPStore()
+        if os.getpid() == mine and rank.initial == 1:
+            made.append(1)
+            if len(made) == rank.arguments["nth"]:
+                os.kill(rank.arguments["server"], signal.SIGSTOP)
+                rank.say("fault")
+        return store
+
+    rank.call(rank.entered, store_factory=make)
+
+
+@scenario
 def abort_and_stay(rank: Rank) -> None:
     """Rank 0 leaves in iteration 0, and lives on until it has no child process any more."""
 

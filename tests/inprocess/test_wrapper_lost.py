@@ -165,6 +165,36 @@ def test_a_server_outside_is_silent(job: Job) -> None:
     job.await_nothing_left()
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_server_outside_falls_silent_while_ranks_enter(job: Job, nth: int) -> None:
+    """Between a connection and the first question; rank 2 was never started."""
+    job.start_rank("serve", 9, 0, module="scenarios_lost")
+    job.await_event(9, "serving")
+    job.start("enters", 3, module="scenarios_lost", ranks=range(2), nth=nth, server=job.pids[9], times=QUICK)
+    job.await_event(1, "fault")
+    for rank in range(2):
+        said = job.await_event(rank, "raised")["chain"][0]
+        assert "StoreLost: the store cannot be reached" in said and f"127.0.0.1:{job.port}" in said
+        assert "see what happened on its host" in said or "see whether rank 0 or its host is stopped" in said
+        assert job.await_end(rank) == 1
+    job.kill(9)
+    job.await_nothing_left()
+
+
+def test_a_server_outside_is_silent_from_the_beginning(job: Job) -> None:
+    """It takes connections (the kernel does)."""
+    job.start_rank("serve", 9, 0, module="scenarios_lost")
+    job.await_event(9, "serving")
+    job.kill(9, signal.SIGSTOP)
+    job.start("one_fault", 2, module="scenarios_lost", times=QUICK)
+    for rank in range(2):
+        said = job.await_event(rank, "raised")["chain"][0]
+        assert f"who listens on 127.0.0.1:{job.port} does not answer like a store (nothing for 3 s)" in said
+        assert job.await_end(rank) == 1
+    job.kill(9)
+    job.await_nothing_left()
+
+
 def test_a_server_outside_that_has_lost_everything_is_no_store(job: Job, tmp_path: Path) -> None:
     """It ends, and with it rank 0's monitor process: the one that takes its place must not serve a store of its own."""
     job.start_rank("serve", 9, 0, module="scenarios_lost")

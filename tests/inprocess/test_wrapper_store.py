@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -92,12 +93,30 @@ def test_whoever_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_program_that_is_no_store_at_master_port(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
     """It takes connections and says nothing, which torch waits for without a bound."""
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(store, "_HANDSHAKE_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent, store.answering_within(0.3):
         port = silent.getsockname()[1]
         with pytest.raises(StoreLost, match=f"who listens on 127.0.0.1:{port} does not answer like a store"):
             TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2))
-    for thread in threading.enumerate():  # one that comes back from C++ while Python ends would abort the process
+    _await_store_threads()
+
+
+def test_a_host_that_takes_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were down, or behind a firewall: a full queue of connections that nobody takes does the same."""
+    monkeypatch.setenv("RANK", "1")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        port = full.getsockname()[1]
+        for _ in range(4):
+            queued = stack.enter_context(socket.socket())
+            queued.setblocking(False)
+            queued.connect_ex(("127.0.0.1", port))
+        with store.answering_within(0.3), pytest.raises(StoreLost, match=f"127.0.0.1:{port} .* takes no connection"):
+            TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2))
+    _await_store_threads()
+
+
+def _await_store_threads() -> None:
+    """One that comes back from C++ while Python ends would abort the process."""
+    for thread in threading.enumerate():
         if thread.name == "nvrx-store":
             thread.join(30.0)
             assert not thread.is_alive()
