@@ -139,8 +139,10 @@ def test_different_questions_wait_and_too_many_are_refused(daemon: Daemon) -> No
     first = daemon.ask.future(pb.HealthCheckRequest(), timeout=BOUND_S)
     daemon.wait_for("running ")
     with daemon.connected(4) as asks:
-        others = [ask.future(pb.HealthCheckRequest(args=[str(n)]), timeout=BOUND_S) for n, ask in enumerate(asks)]
-        daemon.wait_for("asked with", 4)
+        others = []
+        for n, ask in enumerate(asks):  # in this order
+            others.append(ask.future(pb.HealthCheckRequest(args=[str(n)]), timeout=BOUND_S))
+            daemon.wait_for("asked with")
         assert daemon.error("one", "more") == ("UNAVAILABLE", "too many different health checks are waiting")
         for call in (first, *others):
             with open(daemon.dir / "go", "w") as go:
