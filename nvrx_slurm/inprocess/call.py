@@ -40,20 +40,28 @@ class CallWrapper:
         return self._state.iteration
 
     def ping(self) -> None:
-        """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout)."""
-        self._words[MANUAL] = time.monotonic_ns()
+        """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout).
+        In a process that the function has forked it does nothing: that one's progress is not the rank's."""
+        if not self._page.is_of_another:
+            self._words[MANUAL] = time.monotonic_ns()
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """A block that is not interrupted by a restart, and is not begun any more once one is under way.
 
-        For what must be done wholly or not at all, such as replacing a checkpoint. May be nested.
+        For what must be done wholly or not at all, such as replacing a checkpoint. May be nested. In a process that
+        the function has forked, where nothing is interrupted, it is a plain block.
         """
+        if self._page.is_of_another:
+            return contextlib.nullcontext()
         assert self._stopper is not None
         return self._stopper.atomic()
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """A block in which neither soft nor hard timeout applies. May be nested."""
+        """A block in which neither soft nor hard timeout applies. May be nested. A plain block in a forked process."""
+        if self._page.is_of_another:
+            yield
+            return
         self._words[SUSPENDED] += 1
         try:
             yield

@@ -24,7 +24,7 @@ from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.monitor_keeper import MonitorKeeper
 from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
-from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.monitor_thread import MonitorThread, end_child_after
 from nvrx_slurm.inprocess.progress import LEFT, LOST, STOPPING, OwnTime, Page, ProgressWatchdog
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.inprocess.stopping import Stopper
@@ -137,7 +137,10 @@ class Helpers:
             try:
                 self._arguments.abort(state)
             except Exception:
+                if self.page.is_of_another:
+                    raise
                 logger.exception("abort failed")
+            self.page.still_the_rank()
         stopper.stop(self._arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0)
 
     # --- the watchdog's looks -----------------------------------------------------------------------------------------
@@ -157,7 +160,8 @@ class Helpers:
     def _answer_instead(self, place: str) -> None:
         """A store without connections that we know of: the monitor thread stays where it is."""
         if self._watching is not None:
-            self._stop(*self._watching)
+            state, stopper = self._watching
+            end_child_after(lambda: self._stop(state, stopper), self.page)
         self.thread.answer_instead(StoreLost(f"the store ({place}) does not answer any more; start all ranks again"))
 
     # --- end ----------------------------------------------------------------------------------------------------------

@@ -6,18 +6,46 @@ learns of a fault anywhere the moment it is told (the store's server pushes it),
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from nvrx_slurm.inprocess.progress import WAITING, OwnTime, Page
+from nvrx_slurm.inprocess.progress import WAITING, OwnTime, Page, ReturnedInChild
 from nvrx_slurm.inprocess.stopping import RankShouldRestart
 
 __all__ = ["MonitorThread", "RankShouldRestart"]
 
 _JOIN_S = 0.2
 _LOOK_S = 5.0  # longest between two looks at how long something was waited for
+
+
+def end_child_after(job: Callable[[], Any], page: Page) -> Any:
+    """What `job` returns or raises. A child that `abort` has forked in it ends here, since it has no main thread to go
+    on with: with 0 if it just came back, 1 if it raised, or the code of its SystemExit."""
+    try:
+        return job()
+    except BaseException as error:
+        if page.is_of_another:
+            _end(error)
+        raise
+
+
+def _end(error: BaseException) -> NoReturn:
+    code = 1
+    if isinstance(error, ReturnedInChild):
+        code = 0
+    elif isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
+            stream.flush()
+    os._exit(code)
 
 
 class MonitorThread(threading.Thread):
@@ -34,7 +62,7 @@ class MonitorThread(threading.Thread):
         """Until `stop`."""
         while (job := self._jobs.get()) is not None:
             try:
-                answer: tuple[Any, BaseException | None] = (job(), None)
+                answer: tuple[Any, BaseException | None] = (end_child_after(job, self._page), None)
             except BaseException as error:
                 answer = (None, error)
             self._answers.put(answer)

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,11 @@ class Page:
         the wrapper in it. It shares the page, the store's connections and the channel with its rank, and uses none."""
         return os.getpid() != self._maker
 
+    def still_the_rank(self, value: Any = None) -> None:
+        """To be asked whenever the user's code has returned. Raises ReturnedInChild in a child that it has forked."""
+        if self.is_of_another:
+            raise ReturnedInChild(value)
+
     def beat(self) -> None:
         """The main thread is known to be alive now."""
         self.words[AUTO] = time.monotonic_ns()
@@ -63,6 +69,10 @@ class Page:
         auto, manual = words[AUTO], words[MANUAL]
         oldest = min(auto, manual) if manual and words[WATCHED] and not words[WAITING] else auto
         return seconds_since(oldest)
+
+
+class ReturnedInChild(BaseException):
+    """In a child that the user's code has forked, which must not go on as the rank: the function returns `args[0]`."""
 
 
 class OwnTime:

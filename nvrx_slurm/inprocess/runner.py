@@ -156,7 +156,7 @@ class Runner:
         try:
             context = RankAssignmentCtx(state, view, set(verdict.terminated))
             new = assign(self._arguments.rank_assignment, context)
-            self._still_the_rank()
+            self._page.still_the_rank()
         except (RestartError, TimeoutError, _Disturbed) as error:
             # "end" comes before what wakes those who wait for others, and that before "ended"
             if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
@@ -202,7 +202,7 @@ class Runner:
     def run_function(self) -> None:
         """Keeps what it returns."""
         self._value = self._function()
-        self._still_the_rank(self._value)
+        self._page.still_the_rank(self._value)
 
     def call_function(self) -> object:
         """On an active rank."""
@@ -360,17 +360,12 @@ class Runner:
             return faulted
         return done
 
-    def _still_the_rank(self, value: Any = None) -> None:
-        """To be asked whenever the user's code has returned. Raises ReturnedInChild in a child that it has forked."""
-        if self._page.is_of_another:
-            raise ReturnedInChild(value)
-
     def _plugin(self, name: str) -> None:
         plugin = getattr(self._arguments, name)
         if plugin is None:
             return
         result = plugin(self._state.freeze())
-        self._still_the_rank()
+        self._page.still_the_rank()
         if result is not None and not isinstance(result, (FrozenState, State)):
             raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
 
@@ -386,10 +381,6 @@ class Runner:
             self._cause = mine
         else:
             self._cause = InternalError(self._verdict.why) if self._verdict.why else None
-
-
-class ReturnedInChild(BaseException):
-    """In a child that the user's code has forked, which must not go on as the rank: the function returns `args[0]`."""
 
 
 class _Disturbed(Exception):

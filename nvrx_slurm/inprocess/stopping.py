@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import signal
 import sys
 import threading
@@ -60,7 +61,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._thread_id = threading.get_ident()
+        self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._armed = self._sent = False
         self._depth = 0  # of atomic blocks
         self._free = threading.Event()
@@ -96,10 +97,14 @@ class Stopper:
         try:
             yield
         finally:
-            with self._lock:
-                self._depth -= 1
-                if not self._depth:
-                    self._free.set()
+            if os.getpid() == self._pid:  # else forked in the block: the lock may have been held at that moment
+                self._leave_block()
+
+    def _leave_block(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                self._free.set()
 
     # --- monitor thread -----------------------------------------------------------------------------------------------
 

@@ -28,8 +28,9 @@ from nvrx_slurm.inprocess.health_check import (
 from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.log import setup_logger
+from nvrx_slurm.inprocess.progress import ReturnedInChild
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
-from nvrx_slurm.inprocess.runner import ReturnedInChild, Runner
+from nvrx_slurm.inprocess.runner import Runner
 from nvrx_slurm.inprocess.store import TCPStore
 from nvrx_slurm.inprocess.terminate import Terminate
 

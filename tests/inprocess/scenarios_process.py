@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.progress import SUSPENDED
+from nvrx_slurm.inprocess.progress import MANUAL, SUSPENDED
 
 
 def _raise() -> str:
@@ -60,6 +61,54 @@ def forks(rank: Rank) -> None:
         return "done"
 
     rank.call(fn, initialize=Initialize(rank, "initialize"), **where(rank))
+
+
+@scenario
+def abort_forks(rank: Rank) -> None:
+    """Rank 1 raises in iteration 0; `abort` forks a child that does `how`, and is waited for."""
+
+    class Forks(inprocess.abort.Abort):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            pid = os.fork()
+            if pid == 0:
+                ENDS[rank.arguments["how"]]()
+                return state
+            rank.say("child", code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return state
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            rank.together("entered")
+            if rank.initial == 1:
+                raise ValueError("wanted")
+            block()
+        return "done"
+
+    rank.call(fn, abort=Forks())
+
+
+@scenario
+def child_asks(rank: Rank) -> None:
+    """A child forked in an atomic block while another thread held its lock leaves the block, and uses all there is."""
+
+    def fn(call: CallWrapper) -> str:
+        assert call._stopper is not None
+        with contextlib.ExitStack() as block:
+            block.enter_context(call.atomic())
+            with call._stopper._lock:
+                pid = os.fork()
+            if pid == 0:
+                call._stopper._lock.acquire()  # as it would have been for good
+                block.close()
+                with call.atomic(), call.disable_hang_protection():
+                    call.ping()
+                    os.kill(os.getpid(), signal.SIGKILL) if call._words[SUSPENDED] else os._exit(0)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        rank.say("child", code=code, pinged=bool(call._words[MANUAL]), suspended=call._words[SUSPENDED])
+        return "done"
+
+    rank.call(fn)
 
 
 @scenario

@@ -40,6 +40,27 @@ def test_a_child_that_the_user_forks_is_no_rank(
     job.await_nothing_left()
 
 
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("return", 0)])
+def test_a_child_that_abort_forks_ends(job: Job, how: str, code: int) -> None:
+    """It has neither main thread nor function; the rank goes on."""
+    job.start("abort_forks", 2, module="scenarios_process", how=how)
+    for rank in range(2):
+        assert job.await_event(rank, "child")["code"] == code
+        job.await_event(rank, "entered", iteration=1, WORLD_SIZE="2")
+        assert job.await_end(rank) == 0
+        assert ("ValueError: of the child" in job.err(rank).read_text()) == (how == "raise")
+    job.await_nothing_left()
+
+
+def test_what_a_child_asks_of_the_wrapper_concerns_no_rank(job: Job) -> None:
+    """Even if the monitor thread held the lock of atomic blocks when it was forked."""
+    job.start("child_asks", 1, module="scenarios_process")
+    assert job.await_event(0, "child")["code"] == 0
+    assert job.of(0, "child", pinged=False, suspended=0)
+    assert job.await_event(0, "returned")["value"] == "done"
+    job.await_nothing_left()
+
+
 @pytest.mark.parametrize("closed", [[0], [0, 1, 2]])
 def test_no_socket_takes_the_place_of_a_closed_stream(job: Job, closed: list[int]) -> None:
     job.start("closed", 2, module="scenarios_process", closed=closed)
