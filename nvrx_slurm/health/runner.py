@@ -4,7 +4,7 @@ To be called in a process without threads (fork): `nvrx health`, or `python -I -
 Checks of one lane share a child and are done one after the other; where one does not answer at once, those behind it go
 on in a child of their own. A child writes each finding as one JSON line into a pipe; its process group is killed as
 soon as all are there or the time of one is up. A child that cannot be killed (blocked in the kernel) is not waited for:
-init gets it when we end.
+init gets it when we end. That it is blocked is what /proc says, and not that it takes its time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from nvrx_slurm.system.hardware import Absent
 
 MAX_RESULT_BYTES = 16384
 _PATIENCE_S = 0.25  # with a check that others wait behind
-_REAP_S = 0.1  # for killed children to end
+_REAP_S = 1.0  # for killed children to end, on a machine with too much to do; one that is blocked is seen before
+_LOOK_S = 0.07  # twice: a thread that is in the kernel at both looks, and has not run in between, is blocked
 _JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
@@ -40,7 +41,7 @@ class Result:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.learned: dict[str, Any] = {}  # see `Run(learning=True)`
-        self.left = 0  # children that could not be killed
+        self.left = 0  # children that have not ended
 
 
 class _Child:
@@ -92,6 +93,42 @@ class _Child:
         self.note.close()
 
 
+class _Dying:
+    """A killed child that is not seen dead yet."""
+
+    def __init__(self, child: _Child) -> None:
+        self.pid, self.pidfd = child.pid, child.pidfd
+        self.look_s = time.monotonic() + _LOOK_S
+        self._until_s = time.monotonic() + _REAP_S
+        self._before: set[tuple[str, ...]] = set()
+        self.blocked = False
+        self.given_up = False
+
+    def look(self) -> None:
+        """See whether it is to be waited for."""
+        now_s = time.monotonic()
+        if self.given_up or now_s < self.look_s:
+            return
+        blocked = _blocked_threads(self.pid)
+        self.blocked = bool(blocked & self._before)
+        self.given_up = self.blocked or now_s >= self._until_s
+        self._before, self.look_s = blocked, now_s + _LOOK_S
+
+
+def _blocked_threads(pid: int) -> set[tuple[str, ...]]:
+    """Threads that are blocked in the kernel now, with how often they ran; none where /proc does not tell."""
+    found = set[tuple[str, ...]]()
+    try:
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+            if any(line.startswith("State:\tD") for line in lines):
+                found.add((tid, *(line for line in lines if "ctxt_switches" in line)))
+    except OSError:  # it has just ended
+        return set()
+    return found
+
+
 def run(
     checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learning: bool = False
 ) -> Result:
@@ -135,8 +172,7 @@ class Run:
         self._findings: dict[str, Finding] = {}
         self._result = Result()
         self._children: list[_Child] = []
-        self._dying: list[_Child] = []  # killed, and not seen dead yet
-        self._reap_s = self._end_s
+        self._dying: list[_Dying] = []
 
     def begin(self) -> None:
         """Start all lanes."""
@@ -152,7 +188,7 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether all findings are there, and the children gone or not to be waited for."""
-        return not self._children and (not self._dying or time.monotonic() >= self._reap_s)
+        return not self._children and all(child.given_up for child in self._dying)
 
     @property
     def gone(self) -> bool:
@@ -165,25 +201,28 @@ class Run:
 
     def look_s(self) -> float:
         """When `go_on` is to be called at the latest, by time.monotonic()."""
-        if self._children:
-            return min(child.look_s for child in self._children)
-        return self._reap_s if not self.done else float("inf")
+        looks_s = [child.look_s for child in self._children]
+        looks_s += [child.look_s for child in self._dying if not child.given_up]
+        return min(looks_s, default=float("inf"))
 
     def go_on(self, ready: set[int]) -> None:
         """Take what was told, end what is over."""
         for child in list(self._children):
             self._look(child, child.pipe in ready)
-        for child in list(self._dying):
-            if child.pidfd in ready:
-                self._bury(child)
+        for dying in list(self._dying):
+            if dying.pidfd in ready:
+                self._bury(dying)
+            else:
+                dying.look()
 
     def result(self) -> Result:
         """When it is done."""
         self._result.left = len(self._dying)
-        if self._dying:
-            self._result.notes.append(
-                f"{len(self._dying)} check process(es) are blocked in the kernel and could not be ended"
-            )
+        blocked = sum(child.blocked for child in self._dying)
+        if blocked:
+            self._result.notes.append(f"{blocked} check process(es) are blocked in the kernel and could not be ended")
+        if slow := len(self._dying) - blocked:
+            self._result.notes.append(f"{slow} check process(es) were killed and have not ended within {_REAP_S:g} s")
         self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
         return self._result
 
@@ -192,9 +231,9 @@ class Run:
         for child in list(self._children):
             self._end(child)
         while self._dying and not self.done:
-            self.go_on(wait(self.fds(), self._reap_s))
-        for child in self._dying:
-            os.close(child.pidfd)
+            self.go_on(wait(self.fds(), self.look_s()))
+        for dying in self._dying:
+            os.close(dying.pidfd)
         self._dying.clear()
 
     # --- one child ----------------------------------------------------------------------------------------------------
@@ -264,10 +303,9 @@ class Run:
     def _end(self, child: _Child) -> None:
         child.kill()
         self._children.remove(child)
-        self._dying.append(child)
-        self._reap_s = time.monotonic() + _REAP_S
+        self._dying.append(_Dying(child))
 
-    def _bury(self, child: _Child) -> None:
+    def _bury(self, child: _Dying) -> None:
         os.waitpid(child.pid, 0)
         os.close(child.pidfd)
         self._dying.remove(child)

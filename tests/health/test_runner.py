@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import signal
+import struct
 import sys
 import threading
 import time
@@ -293,6 +295,13 @@ class HungMount:
         assert self._libc.umount2(self._target, 2) == 0
         os.close(self._fd)
 
+    def take(self) -> None:
+        """Take a question, and never answer: who asked cannot even be killed any more."""
+        while (question := os.read(self._fd, 1 << 20))[4:8] == b"\x1a\0\0\0":  # FUSE_INIT has to be answered
+            header, version = struct.unpack_from("<IIQ", question), struct.unpack_from("<II", question, 40)
+            answer = struct.pack("<IIIIHHIIHHI28x", *version, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
+            os.write(self._fd, struct.pack("<IiQ", 16 + len(answer), 0, header[2]) + answer)
+
 
 @pytest.fixture
 def hung_home(dgx: Node) -> Iterator[Node]:
@@ -325,3 +334,66 @@ def test_a_storage_path_that_hangs_is_named(hung_home: Node) -> None:
     code, report = hung_home.program("--only", "storage-paths", "--deadline", "1", *expect)
     (finding,) = report.findings
     assert (code, finding.text) == (3, f"timed out: /home/alice did not answer{SILENT}")
+
+
+# --- killed, and not gone yet -----------------------------------------------------------------------------------------
+
+
+def test_one_that_takes_its_time_to_end_is_not_said_to_be_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine: SIGKILL takes effect only later."""
+    timers = []
+
+    def late(pid: int, signum: int) -> None:
+        timers.append(threading.Timer(0.4, kill, (pid, signum)))
+        timers[-1].start()
+
+    def kill(pid: int, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            send(pid, signum)
+
+    send = os.kill
+    monkeypatch.setattr(runner.os, "kill", late)
+    monkeypatch.setattr(runner.os, "killpg", late)
+    result = runner.run([check(forever, budget_s=0.1)], NodeView("/", {}), {}, BOUND_S)
+    for timer in timers:
+        timer.join()
+    assert len(timers) == 2 and (result.left, result.notes) == (0, [])
+
+
+def test_one_that_does_not_end_at_all_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = []
+    monkeypatch.setattr(runner, "_REAP_S", 0.3)
+    monkeypatch.setattr(runner.os, "kill", lambda pid, signum: killed.append(pid))
+    monkeypatch.setattr(runner.os, "killpg", lambda pid, signum: None)
+    result = runner.run([check(forever, budget_s=0.1)], NodeView("/", {}), {}, BOUND_S)
+    monkeypatch.undo()
+    os.kill(killed[0], signal.SIGKILL)
+    os.waitpid(killed[0], 0)
+    assert (result.left, result.notes) == (1, ["1 check process(es) were killed and have not ended within 0.3 s"])
+
+
+def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> None:
+    try:
+        mount = HungMount(tmp_path)
+    except OSError as error:
+        pytest.skip(f"no FUSE mount can be made here: {error}")
+
+    def looks(node: NodeView, expected: Expected) -> list[str]:
+        os.close(mount._fd)  # else nobody could let it go
+        return os.listdir(tmp_path)
+
+    taker = threading.Thread(target=mount.take, daemon=True)
+    taker.start()
+    before = children()
+    try:
+        started_s = time.monotonic()
+        result = runner.run([check(looks, budget_s=1.0)], NodeView("/", {}), {}, BOUND_S)
+        took_s = time.monotonic() - started_s
+        taker.join(BOUND_S)
+        assert not taker.is_alive(), "nobody asked"
+    finally:
+        mount.close()  # lets it go
+    for pid in children() - before:
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert result.notes == ["1 check process(es) are blocked in the kernel and could not be ended"]
+    assert result.left == 1 and took_s < BOUND_S / 2
