@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import resource
 import socket
@@ -121,6 +122,37 @@ def test_who_may_ask(daemon: Daemon, settings: dict[str, Any], who: tuple[int, .
     else:
         assert said.startswith(f"no answer from {daemon.socket}: unavailable: ")
         assert f"refused a connection: uid {who[0]} (pid " in log
+
+
+# The daemon as nobody. What it imports late is imported as root, who can read it.
+SERVE_AS_NOBODY = """
+import os, sys
+import encodings.utf_8_sig, tempfile, yaml
+from nvrx_slurm.config import files
+from nvrx_slurm.health import node_service, nvhcd_daemon
+node_service.preload()
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+sys.exit(nvhcd_daemon.main(sys.argv[1]))
+"""
+
+
+@root_only
+def test_a_daemon_of_a_user_answers_him_and_root(daemon: Daemon) -> None:
+    """Whether its script can be run is another matter: this Python may be root's alone."""
+    file = daemon.dir / "nvhcd.yaml"
+    daemon.settings |= {"users": [], "healthcheck_path": "/bin/true"}
+    file.write_text(json.dumps(daemon.settings))
+    os.chown(daemon.dir, NOBODY, -1)
+    daemon.process = subprocess.Popen(
+        [sys.executable, "-c", SERVE_AS_NOBODY, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    daemon.wait_for("listening on")
+    said = [ask_as(daemon, uid) for uid in (NOBODY, 0, OTHER)]
+    log = daemon.stop()
+    assert f"uid {NOBODY} asked with" in log and "uid 0 asked with" in log and f"uid {OTHER} asked with" not in log
+    assert refused(log) == 1 and "unavailable" not in said[0] + said[1] and "unavailable" in said[2]
 
 
 @root_only
