@@ -6,7 +6,9 @@ yaml is imported only when there is a file, so that `nvrx-run --help` stays fast
 from __future__ import annotations
 
 import os
+import select
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from nvrx_slurm.errors import UsageError
 SECTION_KEY = "fault_tolerance"
 # Pure-Python YAML reads about 100 kB per second; a configuration is a few kB.
 MAX_YAML_BYTES = 256 * 1024
+_PIPE_S = 10.0  # for whoever writes to a pipe
 
 
 class MissingSection(UsageError):
@@ -22,11 +25,12 @@ class MissingSection(UsageError):
 
 
 def read_section(path: str) -> tuple[str, Mapping[object, object]]:
-    """(path of keys, content) of the only `fault_tolerance:` section, at any depth, of a file of at most 256 KiB.
+    """(path of keys, content) of the only `fault_tolerance:` section, at any depth, of a file, or a pipe (`<(...)` of
+    a shell), of at most 256 KiB.
 
     Raises UsageError: no such file or section (MissingSection), two sections, not UTF-8, not YAML, not a mapping.
     """
-    sections = list(_sections(read_document(path, "--ft-cfg-path")))
+    sections = list(_sections(read_document(path, "--ft-cfg-path", pipes=True)))
     if not sections:
         raise MissingSection(f"{path} has no {SECTION_KEY}: section; add one, or remove --ft-cfg-path")
     if len(sections) > 1:
@@ -40,6 +44,14 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
             f"{path}: {where} must be a mapping of names to values, not {type(section).__name__}; indent its keys"
         )
     return where, section
+
+
+def is_pipe(path: str) -> bool:
+    """Whether there is a pipe, which can be read once, and by processes of this host only."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def write_section(path: str, plain: Mapping[str, object]) -> None:
@@ -72,8 +84,9 @@ def _sections(document: object) -> Iterator[tuple[str, object]]:
                 todo.append((place, value))
 
 
-def read_document(path: str, flag: str) -> object:
-    """The one YAML document of a file of at most 256 KiB that the flag called `flag` named.
+def read_document(path: str, flag: str, pipes: bool = False) -> object:
+    """The one YAML document of a file of at most 256 KiB that the flag called `flag` named. `pipes`: it may also be a
+    pipe, which is read until its end, for 10 s at most; not for what is read as root.
 
     Raises UsageError with file, line and what is wrong; MissingSection if there is no such file.
     """
@@ -92,7 +105,7 @@ def read_document(path: str, flag: str) -> object:
                 seen.add(name)
             return node
 
-    text = _read_text(path, flag)
+    text = _read_text(path, flag, pipes)
     try:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
@@ -106,12 +119,16 @@ def read_document(path: str, flag: str) -> object:
         raise UsageError(f"{path}: nested too deeply; make it flatter") from None
 
 
-def _read_text(path: str, flag: str) -> str:
+def _read_text(path: str, flag: str, pipes: bool) -> str:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO: do not wait
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path} is not a regular file; correct {flag} or remove it")
-            data = file.read(MAX_YAML_BYTES + 1)
+            kind = os.fstat(file.fileno()).st_mode
+            if pipes and stat.S_ISFIFO(kind):
+                data = _from_pipe(file.fileno(), path, flag)
+            elif not stat.S_ISREG(kind):
+                raise UsageError(f"{path} is not a regular file{' or pipe' * pipes}; correct {flag} or remove it")
+            else:
+                data = file.read(MAX_YAML_BYTES + 1)
     except FileNotFoundError:
         raise MissingSection(f"{path} does not exist; correct {flag} or remove it") from None
     except (OSError, ValueError) as error:
@@ -125,3 +142,20 @@ def _read_text(path: str, flag: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _from_pipe(fd: int, path: str, flag: str) -> bytes:
+    """All that is written until the end, or a little more than is allowed. Raises UsageError if that takes too long."""
+    data, until_s = b"", time.monotonic() + _PIPE_S
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    while len(data) <= MAX_YAML_BYTES:
+        if not poller.poll(max(0.0, until_s - time.monotonic()) * 1000):
+            raise UsageError(
+                f"{path} is a pipe whose end was not written within {_PIPE_S:g} s; correct {flag} or give it a file"
+            )
+        more = os.read(fd, MAX_YAML_BYTES)
+        if not more:
+            break
+        data += more
+    return data

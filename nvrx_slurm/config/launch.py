@@ -215,7 +215,7 @@ class LaunchConfig(Section):
         CONFIGURATION,
         env="both",
         aliases=("--fault-tol-cfg-path",),
-        help="YAML file with a fault_tolerance: section at any depth.",
+        help="YAML file with a fault_tolerance: section at any depth; in a task, or without Slurm, also a pipe.",
     )
     ft_ignore_missing_cfg: bool = setting(
         v.BOOL,
