@@ -17,6 +17,7 @@ import gc
 import logging
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -52,6 +53,10 @@ from nvrx_slurm.inprocess.progress import (
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
+
+# 3.12 warns of any fork with threads; see above why this one is safe. Once and for all, since `catch_warnings` around
+# the fork would undo, in the watchdog thread, what other threads do to the filters meanwhile.
+warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning, rf"{re.escape(__name__)}$")
 
 _LEAVE = b"L"
 _READY, _SERVING = b"+", b"+s"  # it works; it works, and the store's server is in it
@@ -96,9 +101,7 @@ class MonitorProcess:
     def _fork(self, channel: socket.socket, again: bool) -> int:
         rank_pidfd = os.pidfd_open(os.getpid())
         try:
-            with warnings.catch_warnings():  # 3.12 warns of any fork with threads; see above why this one is safe
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+            pid = os.fork()
             if pid == 0:
                 _child(Monitor(self._arguments, self._identity, self._page, rank_pidfd, channel, again))
             return pid

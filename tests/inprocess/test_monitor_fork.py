@@ -1,0 +1,51 @@
+"""Forking the monitor process, which a thread may do beside the user's code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from nvrx_slurm.inprocess import Wrapper
+from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
+from nvrx_slurm.inprocess.progress import Page
+
+
+def test_warning_filters_that_change_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of the main thread may, while the watchdog thread replaces a monitor process."""
+    children = []
+
+    def fork() -> int:
+        warnings.filterwarnings("ignore", "put there meanwhile")
+        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        return children[0].pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    monitor = MonitorProcess(Wrapper()._arguments, Identity(0, 1, "p", Environment()), Page())
+    with warnings.catch_warnings():
+        monitor.start()
+        assert any(text and text.pattern == "put there meanwhile" for _, text, *_ in warnings.filters)
+    monitor.kill()
+    monitor.leave(30.0)
+    assert children[0].wait(30.0) is not None
+
+
+SCRIPT = """
+import warnings
+import nvrx_slurm.inprocess.monitor_process
+text = "This process (pid=1) is multi-threaded, use of fork() may lead to deadlocks in the child."
+for module in ("nvrx_slurm.inprocess.monitor_process", "of_a_user"):
+    warnings.warn_explicit(text, DeprecationWarning, f"{module}.py", 1, module)
+"""
+
+
+@pytest.mark.torch
+def test_a_fork_beside_threads_is_warned_of_elsewhere_only() -> None:
+    """In the words of Python 3.12."""
+    done = subprocess.run([sys.executable, "-W", "always", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "of_a_user.py:1: DeprecationWarning" in done.stderr and "monitor_process.py:1" not in done.stderr
