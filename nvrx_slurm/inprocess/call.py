@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import os
 import time
 import types
 import typing
@@ -23,7 +24,7 @@ class CallWrapper:
     """
 
     def __init__(self, page: Page) -> None:
-        self._page = page
+        self._page, self._pid = page, os.getpid()
         self._words = page.words
         self._state: State | None = None
         self._stopper: Stopper | None = None
@@ -42,7 +43,7 @@ class CallWrapper:
     def ping(self) -> None:
         """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout).
         In a process that the function has forked it does nothing: that one's progress is not the rank's."""
-        if not self._page.is_of_another:
+        if os.getpid() == self._pid:
             self._words[MANUAL] = time.monotonic_ns()
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
