@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import time
 import traceback
@@ -29,7 +30,6 @@ from nvrx_slurm.inprocess.store import StoreLost, StoreView
 logger = logging.getLogger(__name__)
 
 _GAVE_UP = ": base exception: RestartAbort: "  # in the sentence about a rank that raised that
-_LEAVE_S = 30.0  # for a rank that leaves: how long it waits for its own abort
 
 
 class Runner:
@@ -206,7 +206,10 @@ class Runner:
 
     def call_function(self) -> object:
         """On an active rank."""
-        return self._guarded(self.run_function, phases.Returned(), phases.Faulted())
+        event = self._guarded(self.run_function, phases.Returned(), phases.Faulted())
+        if isinstance(event, phases.Returned):
+            _refuse_what_has_not_run(self._value)
+        return event
 
     def run_or_wait(self) -> object:
         """The function, or nothing on a reserve."""
@@ -304,7 +307,7 @@ class Runner:
             this.interrupt(self._record(kind, describe(self._error)))
         if self._watched and not discarded:
             try:
-                self._ended(_LEAVE_S + self._arguments.seconds("last_call_wait"))
+                self._ended(sum(map(self._arguments.seconds, ("last_call_wait", "termination_grace_time"))))
             except (Exception, RankShouldRestart) as error:
                 logger.warning("abort did not end: %s", describe(error))
         this.bury(self._helpers.me.rank)
@@ -412,6 +415,18 @@ class _Assigning(StoreView):
     def wait(self, keys: Any, timeout: timedelta) -> None:
         """See `StoreView`; raises _Disturbed."""
         super().wait(keys, timeout)
+
+
+def _refuse_what_has_not_run(value: Any) -> None:
+    """Raises TypeError for what an async function returns: nothing of it has run. Another try would do the same."""
+    if not inspect.iscoroutine(value) and not inspect.isasyncgen(value):
+        return
+    if inspect.iscoroutine(value):
+        value.close()  # else Python would say that it was never awaited
+    raise TypeError(
+        f"the wrapped function returned {type(value).__name__.replace('_', ' ')} {value.__qualname__!r}, of which"
+        " nothing has run; have it run it to its end (asyncio.run)"
+    )
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

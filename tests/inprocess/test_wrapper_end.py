@@ -100,6 +100,18 @@ def test_sigterm_that_is_handled_in_the_middle_of_a_restart(job: Job, place: str
     job.await_nothing_left()
 
 
+def test_sigterm_while_abort_never_ends(job: Job) -> None:
+    """Its rank leaves after the grace time; no launcher has lost patience by then."""
+    job.start("ended", 3, module="scenarios_end", victims=[0], place="abort", how="wait", handler=True)
+    job.await_event(1, "fault")
+    job.kill(1, signal.SIGTERM)
+    assert job.await_event(1, "raised", timeout_s=25.0)["kind"] == "SystemExit"  # 5 s by default, and for long 30 s
+    assert job.await_end(1) == 5
+    assert "abort did not end" in job.err(1).read_text()
+    restarted(job, [0, 2])
+    job.await_nothing_left()
+
+
 SCRIPT = """
     import os, sys
     from nvrx_slurm import inprocess

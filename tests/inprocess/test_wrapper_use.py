@@ -169,6 +169,17 @@ def test_a_hundred_restarts_leave_nothing_behind(job: Job, assignment: str, sett
     job.await_nothing_left()
 
 
+@pytest.mark.parametrize("how", ["coroutine", "async generator"])
+def test_a_function_that_returns_what_has_not_run_is_refused(job: Job, how: str) -> None:
+    job.start("later", 2, how=how)
+    for rank in range(2):
+        said = job.await_event(rank, "raised")["chain"][0]
+        assert said.startswith(f"TypeError: the wrapped function returned {how} 'later.<locals>.")
+        assert (job.await_end(rank), len(job.of(rank, "entered"))) == (1, 1)
+        assert "never awaited" not in job.err(rank).read_text()
+    job.await_nothing_left()
+
+
 def test_threads_that_outlive_the_function_are_left_alone(job: Job) -> None:
     job.start("outlived", 1)
     all_return(job, [0])
