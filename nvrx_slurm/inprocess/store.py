@@ -133,7 +133,7 @@ def _from_env(name: str) -> str:
 
 def _port_from_env() -> int:
     text = _from_env("MASTER_PORT")
-    if not text.isdigit() or not 0 < int(text) < 65536:
+    if not (text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536):
         raise UsageError(f"MASTER_PORT={text!r} is not a port (1..65535)")
     return int(text)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import leftovers
 from nvrx_slurm.health.check import NodeView
-from nvrx_slurm.inprocess import abort, wrapper
+from nvrx_slurm.inprocess import abort, store, wrapper
 from nvrx_slurm.inprocess.board import Board
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.system import gpus
@@ -49,3 +50,5 @@ def test_an_environment_without_numbers_is_as_if_it_were_not_set(word: str, monk
     assert Board.from_env() is not None
     assert abort._cut_store() == 0
     assert Environment()._address(1)
+    with pytest.raises(UsageError, match="is not a port"):
+        store._port_from_env()
