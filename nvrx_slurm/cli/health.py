@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ _SYSROOT = click.option(
     "--sysroot", metavar="DIR", default="/", help="Where the node's /proc, /sys, mounts etc. are (default: /)."
 )
 _NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
+_JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
 _CONTEXT = click.Choice(CONTEXTS)
 
 
@@ -56,38 +58,77 @@ def run(when: str, as_json: bool, everything: bool, sysroot: str, deadline: floa
 
 
 @health.command(name="list")
+@_JSON
 @_NODE
 @_CONFIG
 @_SYSROOT
-def list_checks(**given: str) -> None:
-    """The checks there are: what each reads, when it fails, its time budget, where it runs on this node."""
-    for check in _rules(**given).checks.values():
-        where = ",".join(check.contexts) or "nowhere"
-        click.echo(f"{check.name}  ({check.budget_s:g} s; {where}{'; root' if check.needs_root else ''})")
+def list_checks(as_json: bool, **given: str) -> None:
+    """The checks there are: what each reads, when it fails, its time budget, where and how it runs on this node."""
+    rules = _rules(**given)
+    if as_json:
+        click.echo(json.dumps([_plain(check, rules) for check in rules.checks.values()]))
+        return
+    for check in rules.checks.values():
+        how = [f"{check.budget_s:g} s", ",".join(check.contexts) or "nowhere"]
+        how += [f"lane {check.lane}"] if check.lane else []
+        how += [f"ahead every {check.ahead_s:g} s"] if _is_ahead(check) else []
+        how += ["root"] if check.needs_root else []
+        click.echo(f"{check.name}  ({'; '.join(how)})")
         click.echo(f"    reads {check.reads}\n    {check.fails}")
+
+
+def _is_ahead(check: Check) -> bool:
+    """Whether the gate takes a result that was prepared: there is no such thing elsewhere."""
+    return check.ahead_s > 0 and "gate" in check.contexts
+
+
+def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
+    """For machines. `lane`: null = a process of its own; `ahead_s`: null = looked at when the gate asks."""
+    return {
+        "name": check.name,
+        "reads": check.reads,
+        "fails": check.fails,
+        "contexts": check.contexts,
+        "lane": check.lane or None,
+        "ahead_s": check.ahead_s if _is_ahead(check) else None,
+        "budget_s": check.budget_s,
+        "reuse_s": check.reuse_s or None,
+        "needs_root": check.needs_root,
+        "on_fail": check.on_fail,
+        "on_unknown": check.on_unknown,
+        "expects": {setting.name: rules.expected[setting.name] for setting in check.settings},
+    }
 
 
 @health.command()
 @click.argument("name")
+@_JSON
 @_NODE
 @_CONFIG
 @_SYSROOT
-def explain(name: str, **given: str) -> None:
+def explain(name: str, as_json: bool, **given: str) -> None:
     """All about the check NAME, with what is expected of this node."""
     from nvrx_slurm.health.registry import require_known
 
     rules = _rules(**given)
     _told(require_known, [name], rules.checks, "nvrx health explain")
     check: Check = rules.checks[name]
+    if as_json:
+        click.echo(json.dumps({"node": rules.node, **_plain(check, rules)}))
+        return
+    lane = f"lane {check.lane}: those of a lane share a process, one after the other" if check.lane else ""
     rows = [
         ("reads", check.reads),
         ("fails", check.fails),
         ("runs", ", ".join(check.contexts) or "nowhere"),
+        ("in", lane or "a process of its own"),
         ("budget", f"{check.budget_s:g} s"),
         ("as", "root only" if check.needs_root else "any user"),
         ("a failure", f"does: {check.on_fail}"),
         ("unknown", f"does: {check.on_unknown}"),
     ]
+    if _is_ahead(check):
+        rows.append(("ahead", f"by the agent, every {check.ahead_s:g} s: the gate takes the last result, with its age"))
     if check.reuse_s:
         rows.append(("reuse", f"a result of this node up to {check.reuse_s:g} s old"))
     for setting in check.settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_a_report_survives_json() -> None:
 def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
     site = dgx.site(checks={"lustre": {"when": ["gate"], "budget": 1.5}}, expect={"mounts": ["/home"]})
     listed = nvrx(dgx, "list", "--config", site).stdout
-    assert "lustre  (1.5 s; gate)" in listed
+    assert "lustre  (1.5 s; gate; lane quick)" in listed
     assert "kernel-log" in listed and "root)" in listed
     explained = nvrx(dgx, "explain", "mounts", "--config", site, "--node", "dgx07").stdout
     assert "mounts on dgx07" in explained and "mounts: /home  (mount targets" in explained
@@ -112,6 +113,34 @@ def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
         2,
         "nvrx health: nvrx health explain: there is no check 'mount'; did you mean mounts?\n",
     )
+
+
+def test_list_and_explain_tell_how_a_check_runs(dgx: Node) -> None:
+    site = dgx.site(checks={"mounts": {"when": ["gate", "prolog"]}, "storage-paths": {"when": ["manual"]}})
+    listed = nvrx(dgx, "list", "--config", site).stdout
+    assert re.search(r"^mounts  \(\S+ s; (gate,prolog|prolog,gate); ahead every 30 s\)$", listed, re.M)
+    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M), "ahead of no gate"
+    assert re.search(r"^gpu-ecc  \(\S+ s; .*; lane NVML\)$", listed, re.M)
+    assert re.search(r"^kernel-log  \(\S+ s; .*; lane quick; root\)$", listed, re.M)
+    mounts = nvrx(dgx, "explain", "mounts", "--config", site).stdout
+    assert "in         a process of its own" in mounts
+    assert "ahead      by the agent, every 30 s: the gate takes the last result, with its age" in mounts
+    gpu = nvrx(dgx, "explain", "gpu-ecc").stdout
+    assert "in         lane NVML: those of a lane share a process" in gpu and "ahead" not in gpu
+
+
+def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
+    site = dgx.site(checks={"mounts": {"when": ["gate"], "budget": 1.5}}, expect={"mounts": ["/home"]})
+    listed = {one["name"]: one for one in json.loads(nvrx(dgx, "list", "--json", "--config", site).stdout)}
+    explained = json.loads(nvrx(dgx, "explain", "mounts", "--json", "--config", site, "--node", "dgx07").stdout)
+    assert explained == {"node": "dgx07", **listed["mounts"]}
+    told = {key: explained[key] for key in ("contexts", "lane", "ahead_s", "budget_s", "needs_root", "on_fail")}
+    assert told == {
+        "contexts": ["gate"], "lane": None, "ahead_s": 30.0, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
+    }  # fmt: skip
+    assert explained["expects"]["mounts"] == ["/home"]
+    assert (listed["gpu-ecc"]["lane"], listed["gpu-ecc"]["ahead_s"]) == ("NVML", None)
+    assert nvrx(dgx, "explain", "mount", "--json").exit_code == 2
 
 
 def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Node, tmp_path: Path) -> None:
