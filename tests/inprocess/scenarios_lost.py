@@ -59,7 +59,16 @@ def where(rank: Rank) -> dict[str, Any]:
     if rank.arguments.get("file_store"):
         path = os.path.join(place, "store")
         return {**files, "store_factory": inprocess.store.FileStore, "store_kwargs": {"file_name": path}}
+    if port := rank.arguments.get("own_store"):
+        return {**files, "store_factory": OwnStore, "store_kwargs": {"port": port}}
     return files
+
+
+class OwnStore(dist.TCPStore):
+    """Of a user: torch's, whose server has nothing to do with the ranks."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__("127.0.0.1", port, wait_for_workers=False)
 
 
 @scenario

@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job
+from ranks_harness import Job, free_port
 
 QUICK = {
     "heartbeat_timeout": 3.0,
     "heartbeat_interval": 0.1,
     "monitor_process_interval": 0.1,
     "progress_watchdog_interval": 0.1,
+}
+
+TAKEN_OVER = {
+    **QUICK,
+    "soft_timeout": 1.5,
+    "hard_timeout": 1.8,
+    "barrier_timeout": 2.5,
+    "heartbeat_timeout": 2.0,
+    "last_call_wait": 0.0,
+    "termination_grace_time": 0.5,
+    "monitor_thread_interval": 0.1,
 }
 
 
@@ -92,19 +103,21 @@ def test_a_monitor_process_that_is_stopped_is_replaced(job: Job, tmp_path: Path)
 # --- a store elsewhere ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["a file", "a server outside"])
+@pytest.fixture(params=["a file", "a server outside", "a store_factory"])
 def elsewhere(request: pytest.FixtureRequest, job: Job) -> dict[str, Any]:
     """Arguments for ranks whose store is in none of their monitor processes."""
     if request.param == "a file":
         return {"file_store": True}
     job.start_rank("serve", 9, 0, module="scenarios_lost")
     job.await_event(9, "serving")
-    return {}
+    return (
+        {"own_store": job.port, "env": {"MASTER_PORT": str(free_port())}} if request.param == "a store_factory" else {}
+    )
 
 
 def all_restart(job: Job, ranks: range) -> None:
-    for rank in ranks:
-        job.await_event(rank, "entered", iteration=1, WORLD_SIZE=str(len(ranks)))
+    for place, rank in enumerate(ranks):
+        job.await_event(rank, "entered", iteration=1, RANK=str(place), WORLD_SIZE=str(len(ranks)))
         job.await_event(rank, "returned")
         assert job.await_end(rank) == 0
     if 9 in job.pids:
@@ -140,6 +153,22 @@ def test_the_coordinator_dies_between_a_fault_and_the_verdict(
     replaced(job, tmp_path, 0)
     (tmp_path / "go").touch()
     all_restart(job, range(3))
+
+
+def test_the_coordinator_dies_and_is_not_replaced(job: Job, tmp_path: Path, elsewhere: dict[str, Any]) -> None:
+    """With rank 0, as a host does, while rank 1 is at the barrier and rank 2 is not: one of them takes over."""
+    job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=TAKEN_OVER, **elsewhere)
+    job.await_events(range(3), "entered")
+    (tmp_path / "fault").touch()
+    job.await_events(range(3), "finalize")
+    coordinator = monitor(tmp_path, 0)
+    job.kill(0, signal.SIGSTOP)  # so that it replaces nothing
+    os.kill(coordinator, signal.SIGKILL)
+    job.kill(0)
+    (tmp_path / "go").touch()
+    all_restart(job, range(1, 3))
+    assert job.await_end(0) == -signal.SIGKILL
+    assert any("no verdict for" in job.err(rank).read_text() for rank in (1, 2))
 
 
 def test_the_coordinator_dies_with_the_store(job: Job, tmp_path: Path) -> None:
