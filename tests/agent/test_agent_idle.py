@@ -1,0 +1,85 @@
+"""A hot spare that falls sick while nobody needs it, by a check of the gate that is not watched: it is out by the time
+somebody would."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from agent_harness import Launcher, Rig
+from test_agent_gate import events, said_of
+from test_agent_nodes import QUICK, UNTIL_TOLD, finish, kill, up
+from test_agent_requests import cycles, last_line, result
+
+from nvrx_slurm.errors import ExitCode
+
+# All checks of an idle node are run every 12 intervals.
+FLAGS = (
+    "--max-restarts=2",
+    "--ft-enable-dist-storage-healthcheck=true",
+    "--ft-node-health-check-interval=0.05",
+    *QUICK,
+)
+SICK = "NOT HEALTHY\n"
+WHY = "is not healthy: lustre: /sys/fs/lustre/health_check says 'NOT HEALTHY' instead of healthy"
+
+
+def lustre(rig: Rig, rank: int) -> Path:
+    """What Lustre says of itself on a node."""
+    return rig.dir / f"node{rank}" / "sys/fs/lustre/health_check"
+
+
+def started(rig: Rig, nnodes: str, count: int, *flags: str) -> list[Launcher]:
+    """Nodes with a Lustre each, which is well; the first two work, the others are spares."""
+    script, nodes = rig.script(UNTIL_TOLD), []
+    for rank in range(count):
+        lustre(rig, rank).parent.mkdir(parents=True)
+        lustre(rig, rank).write_text("healthy\n")
+        nodes.append(rig.node(rank, nnodes, script, *FLAGS, f"--sysroot={rig.dir}/node{rank}", *flags))
+    assert [up(nodes[rank], 0)[0] for rank in (0, 1)] == [0, 1]
+    for spare in nodes[2:]:
+        spare.line("this node is a hot spare")
+    return nodes
+
+
+def fall_sick(rig: Rig, nodes: list[Launcher], rank: int) -> None:
+    """A spare is sick from now on: it leaves, nobody else is disturbed, and everybody is told why."""
+    lustre(rig, rank).write_text(SICK)
+    assert nodes[rank].wait() == ExitCode.NODE_REFUSED
+    assert last_line(nodes[rank]).endswith(WHY) and cycles(nodes[rank]) == []
+    nodes[0].line(rf"node {rank} \(\S+\) is not healthy: lustre: ")
+    assert said_of(nodes[0], rank, WHY) and "restart 1" not in nodes[0].text
+    assert "says 'NOT HEALTHY'" in events(rig)
+
+
+def lose(nodes: list[Launcher], rank: int, cycle: int) -> None:
+    kill(nodes[rank], [up(nodes[rank], cycle)[1]])
+
+
+def tidy_up(rig: Rig) -> None:
+    """What an agent that was killed has left."""
+    for directory in (rig.dir / "tmp").iterdir():
+        shutil.rmtree(directory)
+
+
+def test_another_spare_is_promoted_and_not_the_sick_one(rig: Rig) -> None:
+    nodes = started(rig, "2:4", 4)
+    fall_sick(rig, nodes, 2)
+    lustre(rig, 2).write_text("healthy\n")  # too late: it is out
+    lose(nodes, 1, 0)
+    assert (up(nodes[0], 1)[0], up(nodes[3], 1)[0]) == (0, 1)
+    finish(rig, 1)
+    assert [nodes[rank].wait() for rank in (0, 3)] == [0, 0], nodes[0].text
+    assert "restart 1 of 2" in nodes[0].text and result(rig)["code"] == 0
+    tidy_up(rig)
+
+
+def test_with_no_other_spare_it_is_said_that_there_is_none(rig: Rig) -> None:
+    nodes = started(rig, "2:3", 3, "--rdzv-conf=join_timeout=2,last_call_timeout=1")
+    fall_sick(rig, nodes, 2)
+    lose(nodes, 1, 0)
+    assert nodes[0].wait() == ExitCode.TOO_FEW_NODES
+    assert up(nodes[0], 0)[0] == 0 and cycles(nodes[0]) == [0]
+    assert "1 of at least 2 nodes are here" in nodes[0].text
+    assert "1 of at least 2 nodes are here" in result(rig)["reason"]
+    tidy_up(rig)
