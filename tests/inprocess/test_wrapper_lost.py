@@ -110,9 +110,9 @@ def elsewhere(request: pytest.FixtureRequest, job: Job) -> dict[str, Any]:
         return {"file_store": True}
     job.start_rank("serve", 9, 0, module="scenarios_lost")
     job.await_event(9, "serving")
-    return (
-        {"own_store": job.port, "env": {"MASTER_PORT": str(free_port())}} if request.param == "a store_factory" else {}
-    )
+    if request.param == "a server outside":
+        return {}
+    return {"own_store": job.port, "env": {"MASTER_PORT": str(free_port())}}
 
 
 def all_restart(job: Job, ranks: range) -> None:
@@ -155,6 +155,7 @@ def test_the_coordinator_dies_between_a_fault_and_the_verdict(
     all_restart(job, range(3))
 
 
+@pytest.mark.parametrize("elsewhere", ["a file", "a store_factory"], indirect=True)
 def test_the_coordinator_dies_and_is_not_replaced(job: Job, tmp_path: Path, elsewhere: dict[str, Any]) -> None:
     """With rank 0, as a host does, while rank 1 is at the barrier and rank 2 is not: one of them takes over."""
     job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=TAKEN_OVER, **elsewhere)
