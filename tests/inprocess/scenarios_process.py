@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -107,6 +109,25 @@ def child_asks(rank: Rank) -> None:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         rank.say("child", code=code, pinged=bool(call._words[MANUAL]), suspended=call._words[SUSPENDED])
         return "done"
+
+    rank.call(fn)
+
+
+@scenario
+def later(rank: Rank) -> None:
+    """A plain function, by its looks, that returns what an async function does."""
+
+    async def coroutine() -> str:
+        return "done"
+
+    async def stream() -> AsyncIterator[str]:
+        yield "done"
+
+    made = {"coroutine": coroutine, "async generator": stream}[rank.arguments["how"]]
+
+    def fn(call: CallWrapper) -> object:
+        rank.entered(call)
+        return functools.partial(made)()
 
     rank.call(fn)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from scenarios import Assignment, Rank, block, pause, scenario
@@ -282,25 +281,6 @@ def many_restarts(rank: Rank) -> None:
 def _uss_kb(pid: int) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
-
-
-@scenario
-def later(rank: Rank) -> None:
-    """A plain function, by its looks, that returns what an async function does."""
-
-    async def coroutine() -> str:
-        return "done"
-
-    async def stream() -> AsyncIterator[str]:
-        yield "done"
-
-    made = {"coroutine": coroutine, "async generator": stream}[rank.arguments["how"]]
-
-    def fn(call: CallWrapper) -> object:
-        rank.entered(call)
-        return functools.partial(made)()
-
-    rank.call(fn)
 
 
 @scenario

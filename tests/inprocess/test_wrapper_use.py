@@ -171,7 +171,7 @@ def test_a_hundred_restarts_leave_nothing_behind(job: Job, assignment: str, sett
 
 @pytest.mark.parametrize("how", ["coroutine", "async generator"])
 def test_a_function_that_returns_what_has_not_run_is_refused(job: Job, how: str) -> None:
-    job.start("later", 2, how=how)
+    job.start("later", 2, module="scenarios_process", how=how)
     for rank in range(2):
         said = job.await_event(rank, "raised")["chain"][0]
         assert said.startswith(f"TypeError: the wrapped function returned {how} 'later.<locals>.")
