@@ -30,6 +30,7 @@ _PROBE_S = 5.0  # longest wait for a connection to be taken
 _answer_s = ContextVar("answer_s", default=60.0)  # longest wait for the first answer of a server that listens
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 _SHORTEST_LOOK_S = 0.5  # a FileStore needs a second for any that is in vain
+_LAST_LOOK_S = 0.01  # torch cuts off what is less than a millisecond: not much of any
 _LOOKS = 4  # in one wait for others; torch says two lines on stderr after each that was in vain
 
 
@@ -303,9 +304,9 @@ class StoreView:
         waited = OwnTime(look_s)
         while not self.look(keys, look_s):
             left_s = timeout_s - waited.seconds()
-            if left_s < 0.001:
+            if left_s <= 0.0:
                 return False
-            look_s = min(look_s, left_s)
+            look_s = max(min(look_s, left_s), _LAST_LOOK_S)
         return True
 
     @staticmethod

@@ -47,6 +47,8 @@ def test_a_view_does_what_stores_do(view: StoreView) -> None:
     below.set("a", "4")
     assert view.get("q/a") == b"4" and below.stable is view
     assert view.came(["b"], 1.0) and not view.came(["never"], 0.05)
+    for timeout_s in (0.0101, 0.0119, 0.5019):  # torch waits for whole milliseconds: still no reason to call it lost
+        assert not view.came(["never"], timeout_s)
     with pytest.raises(TimeoutError, match="no never within 0.05 s"):
         view.wait(["never"], timedelta(milliseconds=50))
 
