@@ -12,8 +12,8 @@ PYTHON='' PACKAGE='' CONFIG='' LOG='' SCONTROL='' SYSROOT='' ON_ERROR=pass
 PROLOG_BUDGET=6 EPILOG_BUDGET=30 HEALTHCHECK_BUDGET=50 # seconds
 conf=$SLURM_CONF
 
-say() { # to the system's log, without waiting for it
-    /usr/bin/logger -p daemon.err -t "nvrx-$hook" -- "$1" 2>/dev/null &
+say() { # to the system's log, without waiting for it; where it does not listen, not for ever
+    /usr/bin/timeout -s KILL 5 /usr/bin/logger -p daemon.err -t "nvrx-$hook" -- "$1" 2>/dev/null &
     echo "nvrx-$hook: $1" >&2
 }
 

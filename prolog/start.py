@@ -14,9 +14,9 @@ import os
 import signal
 import stat
 import sys
-import syslog
 import time
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
 
 TYPE_CHECKING = False  # typing itself takes as long to load as Python
 if TYPE_CHECKING:
@@ -27,21 +27,21 @@ _TURN_OF_BUDGET = 0.6  # longest wait for one's turn, as a part of the hook's ti
 _trusted: set[str] = set()
 
 
-def _source(name: str) -> dict[str, Any]:
-    """A file beside this one, run: nobody has looked whose its compiled form is. hook.sh has looked at the file."""
-    path = f"{os.path.dirname(os.path.abspath(__file__))}/{name}"
-    namespace: dict[str, Any] = {"__name__": name}
-    with open(path, "rb") as file:
-        exec(compile(file.read(), path, "exec"), namespace)
-    return namespace
+class FromSource(SourceFileLoader):
+    """Not from its compiled form: nobody has looked whose that is. hook.sh has looked at the source."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See the class."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
-_require = _source("trust.py")["require"]
+_trust = ModuleType("trust")
+FromSource("trust", f"{os.path.dirname(os.path.abspath(__file__))}/trust.py").exec_module(_trust)
 
 
 def require(path: str) -> None:
     """ImportError if anybody but root could have written or replaced `path`."""
-    _require(path, ImportError, _trusted)
+    _trust.require(path, ImportError, _trusted)
 
 
 class Turn:
@@ -118,6 +118,17 @@ def places() -> list[str]:
     return [place for place in dict.fromkeys(wanted) if place and os.path.isdir(place)]
 
 
+def say(text: str) -> None:
+    """As hook.sh does: the system's log is not waited for, and whoever tells it gives up if it does not listen."""
+    logger = ["/usr/bin/logger", "-p", "daemon.err", "-t", f"nvrx-{sys.argv[1]}", "--", text[:2000].replace("\0", "?")]
+    try:
+        print(text, file=sys.stderr)
+        if sys.argv[1] != "version":
+            os.posix_spawn("/usr/bin/timeout", ["timeout", "-s", "KILL", "5", *logger], {})
+    except OSError:
+        return
+
+
 def main() -> int:
     """Returns the exit code for hook.sh."""
     for name in [name for name, value in os.environ.items() if not value]:
@@ -136,11 +147,8 @@ def main() -> int:
         from nvrx_slurm.health import hooks
 
         return hooks.main(sys.argv[1], ready=mine.over)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        syslog.openlog(f"nvrx-{sys.argv[1]}", syslog.LOG_PID, syslog.LOG_DAEMON)
-        syslog.syslog(syslog.LOG_ERR, text)
-        print(text, file=sys.stderr)
+    except (Exception, SystemExit) as error:  # a module that exits would say that the node is well
+        say(f"{type(error).__name__}: {error}")
         return BROKEN
 
 

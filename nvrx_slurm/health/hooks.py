@@ -4,14 +4,14 @@
     epilog     ends left-over GPU processes; checks if the job failed or suspected the node; a failure drains
     periodic   checks; a failure drains; takes back what we drained if the checks that asked for it pass now
 
-A healthy node costs no call of slurmctld. All is over within the time that hook.sh watches.
+A healthy node costs no call of slurmctld. What is told never decides (`hook_log`). All is over
+within the time that hook.sh watches.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import syslog
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.health import cache, drain, leftovers, policy, report, runner, suspicion
 from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
+from nvrx_slurm.health.hook_log import HookLog
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Hook(NamedTuple):
     failed: bool
     config: str | None
     scontrol: str
-    log_file: str
+    log: HookLog
     came_s: float
     until_s: float
 
@@ -57,25 +58,8 @@ class Hook(NamedTuple):
         return max(_MIN_S, self.until_s - _RESERVE_S - time.monotonic())
 
     def say(self, level: int, text: str) -> None:
-        """To the system's log, to LOG of hooks.conf, and to a person who runs the hook in a terminal."""
-        line = f"{self.name}{f' job {self.job}' if self.job else ''}: {text}"
-        syslog.syslog(level, line)
-        print(f"nvrx-{self.when}: {line}", file=sys.stderr)
-        if self.log_file:
-            self._write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} nvrx-{self.when}: {line}\n")
-
-    def _write(self, line: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            trust.require(os.path.dirname(self.log_file), UsageError)
-            fd = os.open(self.log_file, flags, 0o640)
-        except (OSError, NvrxError) as error:
-            syslog.syslog(syslog.LOG_ERR, f"LOG={self.log_file} cannot be used: {error}")
-            return
-        try:
-            os.write(fd, line.encode())
-        finally:
-            os.close(fd)
+        """To whoever listens; never waits, never raises. `level`: of syslog(3)."""
+        self.log.say(level, f"{self.name}{f' job {self.job}' if self.job else ''}: {text}")
 
 
 def main(when: str, env: Mapping[str, str] | None = None, ready: Callable[[], None] = lambda: None) -> int:
@@ -84,7 +68,6 @@ def main(when: str, env: Mapping[str, str] | None = None, ready: Callable[[], No
     `ready` is called when all is loaded, before the checks.
     """
     hook = _hook(when, os.environ if env is None else env)
-    syslog.openlog(f"nvrx-{when}", syslog.LOG_PID, syslog.LOG_DAEMON)
     runner.stop_on_sigterm()
     try:
         rules = policy.read_rules(hook.config, hook.node.root, hook.name)
@@ -93,6 +76,8 @@ def main(when: str, env: Mapping[str, str] | None = None, ready: Callable[[], No
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"this hook does not work: {error}")
         return int(error.exit_code)
+    finally:
+        hook.log.write(max(_MARGIN_S, hook.until_s - _MARGIN_S - time.monotonic()))
 
 
 def _hook(when: str, env: Mapping[str, str]) -> Hook:
@@ -112,7 +97,7 @@ def _hook(when: str, env: Mapping[str, str]) -> Hook:
         failed=any(code.strip("0:") for code in codes),
         config=env.get("NVRX_CONFIG") or None,
         scontrol=env.get("NVRX_SCONTROL", ""),
-        log_file=env.get("NVRX_LOG", ""),
+        log=HookLog(when, env.get("NVRX_LOG", "")),
         came_s=now_s - elapsed_s,
         until_s=time.monotonic() + budget_s - elapsed_s,
     )

@@ -47,6 +47,7 @@ class Hooks:
         self.slurm_says(IDLE)
         (node / "/run").mkdir(exist_ok=True)
         self.spool = root / "spool"
+        self.around: list[str] = []  # a command that runs the hook
         self.site()
         self.configure(
             PYTHON=sys.executable, PACKAGE=REPO, LOG=root / "log", SCONTROL=scontrol, SYSROOT=node.root,
@@ -83,8 +84,8 @@ class Hooks:
         job = {} if hook == "healthcheck" else {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
         started_s = time.monotonic()
         done = subprocess.run(
-            [str(self.directory / hook)], env={"SLURMD_NODENAME": "n1", **job, **env}, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=BOUND_S, check=False,
+            [*self.around, str(self.directory / hook)], env={"SLURMD_NODENAME": "n1", **job, **env},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S, check=False,
         )  # fmt: skip
         took_s = time.monotonic() - started_s
         assert (done.stdout, done.stderr) == (b"", b""), "slurmd's pipe is for people in terminals only"
