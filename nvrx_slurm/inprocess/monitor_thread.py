@@ -48,66 +48,82 @@ def _end(error: BaseException) -> NoReturn:
     os._exit(code)
 
 
+class Answer:
+    """What a job will have returned or raised. Taking it leaves it there: a signal's exception, which may come between
+    any two steps of the main thread, makes nobody wait for what has been taken already."""
+
+    def __init__(self) -> None:
+        self._said: tuple[Any, BaseException | None] | None = None
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def give(self, value: Any, error: BaseException | None = None) -> None:
+        """The first counts."""
+        if self._said is None:
+            self._said = (value, error)
+            self._bell.put(None)
+
+    def take(self, timeout_s: float) -> Any:
+        """Raises what the job raised; TimeoutError, for which time does not count in which this process was stopped."""
+        look_s = min(timeout_s / 4, _LOOK_S)
+        waited = OwnTime(look_s)
+        while self._said is None:
+            try:
+                self._bell.get(timeout=look_s)
+            except queue.Empty:
+                if waited.seconds() >= timeout_s:
+                    raise TimeoutError(f"nothing happened for {timeout_s:g} s") from None
+        value, error = self._said
+        if error is not None:
+            raise error
+        return value
+
+
 class MonitorThread(threading.Thread):
     """Does one job after the other; each gives one answer, or what it raised."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
-        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self.pending = 0  # answers that the main thread has not taken yet
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
+        self._asked = Answer()  # the last one
+        self._instead: BaseException | None = None
 
     def run(self) -> None:
         """Until `stop`."""
-        while (job := self._jobs.get()) is not None:
+        while (asked := self._jobs.get()) is not None:
+            job, answer = asked
             try:
-                answer: tuple[Any, BaseException | None] = (end_child_after(job, self._page), None)
+                answer.give(end_child_after(job, self._page))
             except BaseException as error:
-                answer = (None, error)
-            self._answers.put(answer)
-            del job, answer
+                answer.give(None, error)
+            del asked, job, answer
 
-    def ask(self, job: Callable[[], Any]) -> None:
+    def ask(self, job: Callable[[], Any]) -> Answer:
         """From the main thread."""
-        self.pending += 1
-        self._jobs.put(job)
+        answer = self._asked = Answer()
+        self._jobs.put((job, answer))
+        if self._instead is not None:
+            answer.give(None, self._instead)
+        return answer
 
-    def answer(self, timeout_s: float) -> Any:
-        """The answer of the oldest job, in the main thread. Raises what the job raised; TimeoutError, for which time
-        does not count in which this process was stopped."""
+    def answer(self, asked: Answer, timeout_s: float) -> Any:
+        """What `asked` says, in the main thread; see there."""
         words = self._page.words
         words[WAITING] = 1
         try:
-            value, error = self._take(timeout_s)
+            return asked.take(timeout_s)
         finally:
             self._page.beat()
             words[WAITING] = 0
-        self.pending -= 1
-        if error is not None:
-            raise error
-        return value
-
-    def _take(self, timeout_s: float) -> tuple[Any, BaseException | None]:
-        look_s = min(timeout_s / 4, _LOOK_S)
-        waited = OwnTime(look_s)
-        while True:
-            try:
-                return self._answers.get(timeout=look_s)
-            except queue.Empty:
-                if waited.seconds() >= timeout_s:
-                    raise TimeoutError(f"nothing happened for {timeout_s:g} s") from None
 
     def call(self, job: Callable[[], Any], timeout_s: float) -> Any:
-        """`ask` and `answer`, after all that was asked before has been answered; each within the time."""
-        self.ask(job)
-        while self.pending > 1:
-            self.answer(timeout_s)
-        return self.answer(timeout_s)
+        """`ask` and `answer`."""
+        return self.answer(self.ask(job), timeout_s)
 
     def answer_instead(self, error: BaseException) -> None:
-        """From another thread, when this one is stuck: answer the pending job."""
-        self._answers.put((None, error))
+        """From another thread, when this one is stuck for good: this is the answer from now on."""
+        self._instead = error
+        self._asked.give(None, error)
 
     def stop(self) -> None:
         """End it; if it is stuck in a call it is left behind, as a daemon."""

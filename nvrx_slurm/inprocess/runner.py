@@ -21,6 +21,7 @@ from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.coordinator import overdue_slack_s
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded, RestartError
 from nvrx_slurm.inprocess.helpers import Helpers
+from nvrx_slurm.inprocess.monitor_thread import Answer
 from nvrx_slurm.inprocess.progress import ROUND, STOPPING, WATCHED, OwnTime
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
@@ -46,7 +47,7 @@ class Runner:
         self._this: Round | None = None
         self._verdict = Verdict(Outcome.NEXT)
         self._entered = False  # the others count on this rank
-        self._watched = False  # the end of the iteration is being waited for
+        self._end: Answer | None = None  # of the iteration: what the monitor thread was asked for
         self._value: Any = None
         self._error: BaseException | None = None
         self._cause: BaseException | None = None  # what interrupted the last iteration
@@ -105,10 +106,10 @@ class Runner:
         self._page.words[STOPPING] = 0
         gone = self._verdict.gone
         patience_s = self._barrier_s + 1.0 + word.rank  # so that one after the other tries
-        self._thread.ask(lambda: self._wait_verdict(this, gone, patience_s))
+        asked = self._thread.ask(lambda: self._wait_verdict(this, gone, patience_s))
         if this.number > ENTRY:
             gc.collect()
-        verdict: Verdict = self._thread.answer(patience_s + 2 * self._barrier_s)
+        verdict: Verdict = self._thread.answer(asked, patience_s + 2 * self._barrier_s)
         if verdict.outcome is Outcome.REFUSED:
             self._entered = False
             self._helpers.has_read_the_last_verdict(len(verdict.gone))
@@ -149,7 +150,7 @@ class Runner:
         this = self._this = Round(self._helpers.call, ENTRY + 1 if last is None else last.number + 1)
         self._page.words[ROUND] = this.number
         self._page.words[STOPPING] = time.monotonic_ns()  # who assigns ranks for ever is not ready either
-        self._watched = False
+        self._end = None
         self._stopper = Stopper()
         state = replace(self._state, iteration=this.number, fn_exception=None)
         view = _Assigning(this, self._helpers.call)
@@ -186,9 +187,8 @@ class Runner:
         return phases.Assigned()
 
     def _watch(self, this: Round) -> None:
-        self._watched = True
         state, stopper = self._state.freeze(), self._stopper
-        self._thread.ask(lambda: self._helpers.await_end(this, state, stopper))
+        self._end = self._thread.ask(lambda: self._helpers.await_end(this, state, stopper))
 
     def initialize(self) -> object:
         """May this be tried?"""
@@ -305,7 +305,7 @@ class Runner:
             kind = Interruption.BASE_EXCEPTION if base else Interruption.TERMINATED
             assert self._error is not None
             this.interrupt(self._record(kind, describe(self._error)))
-        if self._watched and not discarded:
+        if self._end is not None and not discarded:
             try:
                 self._ended(sum(map(self._arguments.seconds, ("last_call_wait", "termination_grace_time"))))
             except (Exception, RankShouldRestart) as error:
@@ -325,10 +325,9 @@ class Runner:
 
     def _ended(self, timeout_s: float | None) -> object:
         """How the iteration ended; the answer is there when this rank's part in that is done."""
-        if not self._watched:
+        if self._end is None:
             return phases.Interrupted()
-        completed = self._thread.answer(timeout_s if timeout_s is not None else 366 * 86400.0)
-        self._watched = False
+        completed = self._thread.answer(self._end, timeout_s if timeout_s is not None else 366 * 86400.0)
         return phases.Completed() if completed else phases.Interrupted()
 
     def _guarded(self, function: Callable[[], Any], done: object, faulted: object) -> object:

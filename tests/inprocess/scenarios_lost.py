@@ -209,8 +209,7 @@ def waits(rank: Rank) -> None:
     def answer() -> str:
         thread = MonitorThread(Page())
         thread.start()
-        thread.ask(tell)
-        return thread.answer(bound_s)
+        return thread.call(tell, bound_s)
 
     def came() -> str:
         view = _Assigning(Round(here, 1), here) if rank.arguments["what"] == "assignment" else here
