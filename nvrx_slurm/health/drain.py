@@ -52,8 +52,8 @@ def parse(text: str) -> Reason | None:
 
 
 def may_drain(note: Note) -> bool:
-    """Whether the node is in use at all: nobody's drain, nor his note, is written over."""
-    return not note.states & _OUT
+    """Whether the node is surely in use: nobody's drain, nor his note, is written over."""
+    return bool(note.states) and not note.states & _OUT
 
 
 def ours(note: Note) -> Reason | None:

@@ -51,8 +51,12 @@ class Scontrol:
         self.until_s = until_s
 
     def note(self) -> Note:
-        """What Slurm says about the node now."""
-        return parse_note(self._run("show", "node", self.node, "-o"))
+        """What Slurm says about the node now. An answer without its name and a state is none."""
+        line = self._run("show", "node", self.node, "-o")
+        found = parse_note(line)
+        if not found.states or control.parse_fields(line.strip()).get("NodeName") != self.node:
+            raise SlurmError(f"{self.path} show node {self.node} does not tell its state: {line.strip()[:80]!r}")
+        return found
 
     def drain(self, reason: str) -> None:
         """No new jobs on the node."""

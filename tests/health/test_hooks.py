@@ -209,6 +209,17 @@ def test_slurm_drains_if_we_cannot(hooks: Hooks, trouble: str) -> None:
     assert len(hooks.asked()) == 1 and ran.took_s < 6 + SLACK_S
 
 
+@pytest.mark.parametrize("note", ["", "junk", "NodeName=n2 State=IDLE", "NodeName=n1 Reason=keep: fan [alice@Unknown]"])
+@pytest.mark.parametrize(("hook", "code"), [("prolog", 1), ("epilog", 1), ("healthcheck", 0)])
+def test_a_node_whose_note_cannot_be_read_is_not_drained_by_us(hooks: Hooks, note: str, hook: str, code: int) -> None:
+    """It may be somebody's. The exit code keeps the job away, and Slurm drains with words of its own."""
+    hooks.slurm_says(note)
+    hooks.break_lustre()
+    ran = hooks.run(hook, **{**SUCCESS, "SLURM_JOB_EXIT_CODE2": "1:0"})
+    assert ran.code == code and "cannot be drained" in ran.log and "does not tell its state" in ran.log
+    assert set(hooks.asked()) == {SHOW}
+
+
 @pytest.mark.parametrize(("on_unknown", "code"), [("warn", 0), ("drain", 1)])
 def test_a_mount_that_hangs_is_named_in_time(hooks: Hooks, on_unknown: str, code: int) -> None:
     hooks.site(checks={"mounts": {"on_unknown": on_unknown}})
