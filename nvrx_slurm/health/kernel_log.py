@@ -18,6 +18,9 @@ from nvrx_slurm.health.xid import Event, Remedy, meaning, parsed, remedy
 from nvrx_slurm.system.hardware import Absent
 
 KMSG = "/dev/kmsg"
+_LEVEL_BITS = 3  # syslog(3): a priority is a facility and, in its lowest bits, a level
+_KERNEL = 0
+_DIGITS = 20  # of 64 bits
 _MAX_RECORD_BYTES = 8192  # the kernel's CONSOLE_EXT_LOG_MAX
 _MAX_RECORDS = 1_000_000
 _MAX_FILE_BYTES = 64 << 20
@@ -74,10 +77,13 @@ def _chunks(fd: int) -> Iterator[bytes]:
 
 
 def _record(chunk: bytes) -> Record | None:
-    """ "priority,sequence,microseconds,flags;text" and continuation lines; None for anything else."""
+    """ "priority,sequence,microseconds,flags;text" and continuation lines; None for anything else, and for what is
+    not the kernel's own: a process that may write there says which facility it is (user, daemon), but never that."""
     head, separator, text = chunk.partition(b";")
     fields = head.split(b",")
-    if not separator or len(fields) < 3 or not fields[1].isdigit():
+    if not separator or len(fields) < 3 or not all(field.isdigit() and len(field) <= _DIGITS for field in fields[:2]):
+        return None
+    if int(fields[0]) >> _LEVEL_BITS != _KERNEL:
         return None
     return Record(int(fields[1]), text.partition(b"\n")[0].decode(errors="replace"))
 

@@ -63,7 +63,11 @@ XIDS: dict[int, tuple[Remedy, str]] = {
 }
 
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has ...", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, ..."
-_LINE = re.compile(r"\b(S?Xid) \(PCI:([0-9a-fA-F:.]{4,16})\): (\d{1,9})\b,? ?(.*)", re.ASCII)
+# Only what a record begins with is the driver's: further on the kernel quotes names that users choose (of cgroups).
+_LINE = re.compile(
+    r"(?:NVRM: (?:GPU at [0-9A-Fa-f:.]{4,16}: )?|nvidia-nvswitch\d+: (?=SXid))(S?Xid) \(PCI:([0-9a-fA-F:.]{4,16})\): (\d{1,9})\b,? ?(.*)",
+    re.ASCII,
+)
 _ACTIONS = (
     ("Node Reboot", Remedy.REBOOT),
     ("GPU Reset", Remedy.RESET),
@@ -73,8 +77,8 @@ _ACTIONS = (
 
 
 def parsed(line: str, sequence: int) -> Event | None:
-    """The event that a line of the kernel's log tells, or None."""
-    found = _LINE.search(line)
+    """The event that a record of the kernel's log tells, or None."""
+    found = _LINE.match(line)
     if found is None:
         return None
     return Event(found[1].upper(), int(found[3]), found[2], found[4].strip(), sequence)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import Node
 
-from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.kernel_log import judge
+from nvrx_slurm.health.check import NodeView, Verdict
+from nvrx_slurm.health.kernel_log import gather, judge
 from nvrx_slurm.health.xid import XIDS, Event, Remedy, meaning, parsed, remedy
 
 EXPECTED = {"xid_ignore": (), "xid_fail": ()}
@@ -22,14 +23,14 @@ CHANGED = "GPU recovery action changed from"
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Remedy.REBOOT),
         ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python, Ch 8, MMU Fault", 31, Remedy.MONITOR),
         ("NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  Fatal", 149, Remedy.MONITOR),
-        ("[ 12.3] NVRM: Xid (PCI:0000:3b:00): 54", 54, Remedy.ISOLATE),
+        ("NVRM: GPU at 0000:3b:00.0: Xid (PCI:0000:3b:00): 54", 54, Remedy.ISOLATE),
         ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, An uncorrectable double bit error", 48, Remedy.RESET),
         ("NVRM: Xid (PCI:0000:3b:00): 99999, news", 99999, Remedy.MONITOR),
         ("nvidia-nvswitch3: SXid (PCI:0000:3b:00): 20034, Fatal, Link 32 LTSSM Fault", 20034, Remedy.RESET),
         ("nvidia-nvswitch0: SXid (PCI:0000:3b:00): 12028, Non-fatal, Link 5 egress", 12028, Remedy.MONITOR),
-        (f"Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x2 (Node Reboot Required)", 154, Remedy.REBOOT),
-        (f"Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Remedy.RESET),
-        (f"Xid (PCI:0000:3b:00): 154, {CHANGED} 0x1 (GPU Reset Required) to 0x0 (None)", 154, Remedy.MONITOR),
+        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x2 (Node Reboot Required)", 154, Remedy.REBOOT),
+        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Remedy.RESET),
+        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x1 (GPU Reset Required) to 0x0 (None)", 154, Remedy.MONITOR),
     ],
 )
 def test_lines(line: str, code: int, due: Remedy) -> None:
@@ -41,10 +42,24 @@ def test_lines(line: str, code: int, due: Remedy) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "NVRM: Xid", "Xid (PCI:0000:3b:00): x", "MyXid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:../../etc): 79"]
-)
+    "line",
+    [
+        "", "NVRM: Xid", "NVRM: Xid (PCI:0000:3b:00): x", "NVRM: MyXid (PCI:0000:3b:00): 79",
+        "NVRM: Xid (PCI:../../etc): 79", "Xid (PCI:0000:3b:00): 79", " NVRM: Xid (PCI:0000:3b:00): 79",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/user/Xid (PCI:0000:1b:00): 79, x,task_memcg=/x",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/user/NVRM: Xid (PCI:0000:1b:00): 79, x",
+        "python[7]: segfault at 0 in\nNVRM: Xid (PCI:0000:1b:00): 79", "nvidia-nvswitch3: Xid (PCI:0000:3b:00): 79",
+    ],
+)  # fmt: skip
 def test_lines_that_are_none(line: str) -> None:
     assert parsed(line, 1) is None
+
+
+@pytest.mark.parametrize(("priority", "there"), [(0, True), (4, True), (7, True), (8, False), (12, False), (30, False)])
+def test_only_records_of_the_kernel_itself_count(dgx: Node, priority: int, there: bool) -> None:
+    """8 and more: of a facility, which is what a process said there (root's, or whose container may)."""
+    dgx.write("/dev/kmsg", f"{priority},7,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n")
+    assert [event.code for event in gather(NodeView(str(dgx.root)), {})] == [79] * there
 
 
 @given(st.text())
