@@ -122,6 +122,9 @@ class NodeView:
             data = b""
             while len(data) < limit and (more := os.read(fd, limit - len(data))):
                 data += more
+        except OSError as error:
+            error.filename = absolute  # read(2) was not told it
+            raise
         finally:
             os.close(fd)
         return data.decode(errors="replace")

@@ -77,6 +77,8 @@ def judge_clock(clock: Clock, expected: Expected) -> tuple[Verdict, str]:
     wanted = expected["clock_source"]
     if not clock.current:
         return Verdict.UNKNOWN, f"{_CLOCK}/current_clocksource is empty"
+    if clock.current not in clock.available:  # from which the kernel chose it
+        return Verdict.UNKNOWN, f"{_CLOCK}/current_clocksource holds {clock.current[:40]!r}, which is not available"
     if wanted and clock.current != wanted:
         return Verdict.FAIL, f"the clock source is {clock.current} instead of {wanted}"
     fast = [name for name in clock.available if name in _FAST_CLOCKS]

@@ -57,6 +57,14 @@ def _xid(text: str) -> Callable[[Node], None]:
     return add
 
 
+def _directory(path: str) -> Callable[[Node], None]:
+    def replace(node: Node) -> None:
+        (node / path).unlink()
+        (node / path).mkdir()
+
+    return replace
+
+
 def _process(pid: int, comm: str, state: str) -> Callable[[Node], None]:
     def add(node: Node) -> None:
         node.write(f"/proc/{pid}/stat", node.recorded.stat_line(pid, comm, state))
@@ -200,6 +208,9 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
     ("cpu-count", _set(f"{CPU}/present", "0-²"), {}, U, f"{CPU}/present holds '0-²', which is no list"),
     ("cpu-count", _set(f"{CPU}/online", "0-" + "9" * 5000), {}, U, f"{CPU}/online holds '0-99"),
     ("clock-source", _set(CLOCK, "hpet\n"), {}, F, "hpet though there is tsc"),
+    ("clock-source", _set(CLOCK, "junk\n"), {}, U, "current_clocksource holds 'junk', which is not available"),
+    ("clock-source", _set(CLOCK, "junk\n"), {"clock_source": "tsc"}, U, "which is not available"),
+    ("clock-source", _directory(CLOCK), {}, U, "current_clocksource"),
     ("clock-source", lambda node: None, {"clock_source": "hpet"}, F, "tsc instead of hpet"),
     ("clock-source", _gone("/sys/devices/system/clocksource"), {}, N, "does not tell"),
     ("stuck-processes", _process(4711, "python) R (x", "D"), {"stuck_s": 0.01}, F, "python) R (x (4711)"),
