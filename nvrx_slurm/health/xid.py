@@ -65,7 +65,8 @@ XIDS: dict[int, tuple[Remedy, str]] = {
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has ...", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, ..."
 # Only what a record begins with is the driver's: further on the kernel quotes names that users choose (of cgroups).
 _LINE = re.compile(
-    r"(?:NVRM: (?:GPU at [0-9A-Fa-f:.]{4,16}: )?|nvidia-nvswitch\d+: (?=SXid))(S?Xid) \(PCI:([0-9a-fA-F:.]{4,16})\): (\d{1,9})\b,? ?(.*)",
+    r"(?:NVRM: (?:GPU at [0-9A-Fa-f:.]{4,16}: )?|nvidia-nvswitch\d+: (?=SXid))"
+    r"(S?Xid) \(PCI:([0-9a-fA-F:.]{4,16})\): (\d{1,9})\b,? ?(.*)",
     re.ASCII,
 )
 _ACTIONS = (

@@ -298,7 +298,7 @@ def test_every_check_is_broken_somewhere_above(family: str) -> None:
 def test_what_cannot_be_read_is_unknown(dgx: Node) -> None:
     (dgx / LUSTRE).unlink()
     (dgx / LUSTRE).mkdir()
-    assert found(dgx, "lustre") == (Verdict.UNKNOWN, "Is a directory")
+    assert found(dgx, "lustre") == (Verdict.UNKNOWN, f"{LUSTRE}: Is a directory")
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.name)
