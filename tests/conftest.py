@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import standin
 
 from nvrx_slurm.testing.minicluster import MiniCluster
 
@@ -28,6 +29,15 @@ def needs_slurm() -> None:
         if os.environ.get("NVRX_REQUIRE_SLURM") == "1":
             pytest.fail(f"NVRX_REQUIRE_SLURM=1, but {reason}")
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def nvml_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with a libnvidia-ml.so.1 that does as told (tests/nvml); skips without a compiler."""
+    try:
+        return standin.built(tmp_path_factory.mktemp("nvml"))
+    except LookupError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

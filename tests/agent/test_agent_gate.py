@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S, Launcher, Rig, status, until
-from standin import StandIn, built
+from standin import StandIn
 from test_agent_nodes import QUICK, UNTIL_TOLD, UP, finish, kill, up
 from test_agent_requests import cycles, last_line, result
 
@@ -109,18 +109,10 @@ def test_paths_that_are_there_are_well(rig: Rig) -> None:
 # --- a node that falls sick ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return built(tmp_path_factory.mktemp("nvml"))
-    except LookupError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
-def gpus(library: Path, tmp_path: Path) -> StandIn:
+def gpus(nvml_standin: Path, tmp_path: Path) -> StandIn:
     """Two GPUs, which are well."""
-    stand_in = StandIn(library, tmp_path / "state")
+    stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*WELL)
     return stand_in
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_harness import Launcher, Rig, until
-from standin import StandIn, built
+from standin import StandIn
 from test_agent_gate import WAITS_ONCE, WELL
 from test_agent_nodes import UP, up
 from test_agent_requests import cycles
@@ -20,18 +20,10 @@ from nvrx_slurm.health import suspicion
 OFF = "--ft-node-health-checks=false"
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return built(tmp_path_factory.mktemp("nvml"))
-    except LookupError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
-def gpus(library: Path, tmp_path: Path) -> StandIn:
+def gpus(nvml_standin: Path, tmp_path: Path) -> StandIn:
     """Two GPUs, which are well."""
-    stand_in = StandIn(library, tmp_path / "state")
+    stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*WELL)
     return stand_in
 

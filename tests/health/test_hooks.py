@@ -51,6 +51,16 @@ def waiting_for(inode: int) -> int:
     return len(re.findall(rf" -> POSIX .*:{inode} ", Path("/proc/locks").read_text()))
 
 
+def hung_lustre(hooks: Hooks) -> Path:
+    """The prolog's check `lustre` hangs until somebody writes there."""
+    place = hooks.node / "/sys/fs/lustre/health_check"
+    place.unlink()
+    os.mkfifo(place)
+    hooks.add(PROLOG_BUDGET=60)
+    hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50}})
+    return place
+
+
 @contextlib.contextmanager
 def all_turns_taken(hooks: Hooks) -> Iterator[int]:
     """No hook may load what it needs. The inode of the file that they wait for."""
@@ -72,11 +82,7 @@ def test_a_healthy_node_gets_its_job_and_slurmctld_is_not_asked(hooks: Hooks) ->
 
 def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> None:
     """The first one's check hangs until all others wait for it; then it finds a fault, and nobody looks again."""
-    place = hooks.node / "/sys/fs/lustre/health_check"
-    place.unlink()
-    os.mkfifo(place)
-    hooks.add(PROLOG_BUDGET=60)
-    hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50}})
+    place = hung_lustre(hooks)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         first = pool.submit(hooks.run, "prolog")
         fifo = os.open(place, os.O_WRONLY)  # until it reads
@@ -94,11 +100,7 @@ def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> No
 
 def test_a_prolog_that_waits_for_its_turn_takes_what_was_found_meanwhile(hooks: Hooks) -> None:
     """It came before the other one was done, and has not even loaded its checks."""
-    place = hooks.node / "/sys/fs/lustre/health_check"
-    place.unlink()
-    os.mkfifo(place)
-    hooks.add(PROLOG_BUDGET=60)
-    hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50}})
+    place = hung_lustre(hooks)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         first = pool.submit(hooks.run, "prolog")
         fifo = os.open(place, os.O_WRONLY)  # until it reads

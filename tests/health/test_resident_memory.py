@@ -13,23 +13,15 @@ from typing import Any
 
 import pytest
 from recorded import BOUND_S, ended
-from standin import StandIn, built
+from standin import StandIn
 
 GPUS = ("count 4", "used 3")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return built(tmp_path_factory.mktemp("nvml"))
-    except LookupError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
-def gpus(library: Path, tmp_path: Path) -> StandIn:
+def gpus(nvml_standin: Path, tmp_path: Path) -> StandIn:
     """Four, of which nobody uses any memory."""
-    stand_in = StandIn(library, tmp_path / "state")
+    stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*GPUS)
     return stand_in
 

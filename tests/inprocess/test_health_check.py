@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import standin
 from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.inprocess import exception, health_check
@@ -59,17 +58,8 @@ print(json.dumps([said, lines]))
 )
 
 
-@pytest.fixture(scope="session")
-def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory with a libnvidia-ml.so.1 that does as told."""
-    try:
-        return standin.built(tmp_path_factory.mktemp("nvml"))
-    except LookupError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
-def worlds(fake_nvml: Path, tmp_path: Path):
+def worlds(nvml_standin: Path, tmp_path: Path):
     """Make a check in the first of these worlds and call it in each: (what it raised, or "", each time; log lines)."""
 
     def run(name: str, *texts: str, env: dict[str, str] | None = None, timeout_s: float = 0, **arguments):
@@ -78,7 +68,7 @@ def worlds(fake_nvml: Path, tmp_path: Path):
             [sys.executable, "-c", CHILD, json.dumps([name, arguments, texts, timeout_s])],
             env={
                 **inherited,
-                "LD_LIBRARY_PATH": str(fake_nvml),
+                "LD_LIBRARY_PATH": str(nvml_standin),
                 "NVML_STANDIN": str(tmp_path / "world"),
                 **(env or {}),
             },
