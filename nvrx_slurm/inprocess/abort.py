@@ -25,6 +25,10 @@ _DUMP_TIMEOUT_S = 5.0
 _STEP_TIMEOUT_S = 10.0
 # torch 2.8+ has one recorder for all backends; before, only NCCL's.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+_WORLD = (  # torch's tables of process groups; 2.13 has `comms` too
+    *("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state"),
+    "comms",
+)
 
 
 class Abort(ABC):
@@ -48,6 +52,26 @@ def keep_connections() -> None:
 
 
 _kept: frozenset[int] | None = None  # inodes; None: nobody said, so no store's connection is ever cut
+
+
+def forget_half_made_groups() -> None:
+    """Where torch.distributed is not initialized it has the state of a new process, whatever was begun before.
+
+    torch numbers process groups from the moment `init_process_group` is called, and takes the count back only when a
+    world that was complete is destroyed; the number is part of the keys in the store, so ranks that have been stopped
+    in that call would never again meet those that have not.
+    """
+    c10d = sys.modules.get(_C10D)
+    world = getattr(c10d, "_world", None)
+    if c10d is None or world is None or c10d.is_initialized():
+        return
+    tables = [table for name in _WORLD if (table := getattr(world, name, None))]
+    for table in tables:
+        table.clear()
+    if tables and (unregister := getattr(c10d, "_unregister_all_process_groups", None)):
+        unregister()
+    if getattr(world, "group_count", 0):
+        world.group_count = 0
 
 
 class AbortTorchDistributed(Abort):
@@ -87,6 +111,7 @@ class AbortTorchDistributed(Abort):
         if initialized:
             _step("aborting the process groups", lambda: _abort_groups(c10d), self.timeout.total_seconds())
         _step("cutting the store's connections", _cut_store, _STEP_TIMEOUT_S)
+        _step("forgetting groups that were being made", forget_half_made_groups, _STEP_TIMEOUT_S)
         return state
 
 

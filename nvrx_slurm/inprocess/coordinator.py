@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end takes no new call
 ALL_LEFT = "all_left"
+SERVES = "serves"  # "1" if the monitor process of rank 0 runs the store's server, set when it has made the store
 _GOODBYE_S = 5.0
 
 
@@ -68,7 +69,9 @@ class Coordinator(threading.Thread):
 
 
 def _close(call: StoreView) -> None:
-    call.store.set(CLOSED, "1")
+    """Only a server of ours ends with the call; any other store is there for the next one."""
+    if call.check([SERVES]) and call.get(SERVES) == b"1":
+        call.store.set(CLOSED, "1")
 
 
 def overdue_slack_s(arguments: Arguments) -> float:

@@ -1,9 +1,10 @@
-"""The environment variables that `init_process_group` reads, right for every iteration and as they were afterwards."""
+"""What `init_process_group` reads and changes in this process, right for every iteration and as it was afterwards."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store import is_loopback
@@ -17,12 +18,19 @@ class Environment:
 
     def __init__(self) -> None:
         self.original = {name: os.environ.get(name) for name in _NAMES}
+        self._excepthook = sys.excepthook
         self._reserved: PortReservation | None = None
 
     def restore(self) -> None:
         """As it was."""
         self.release()
         self.restore_variables()
+        self._restore_excepthook()
+
+    def _restore_excepthook(self) -> None:
+        """`init_process_group` wraps it each time, so that it would grow, and say "[rank0]: " once for each."""
+        if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed."):
+            sys.excepthook = self._excepthook
 
     def restore_variables(self) -> None:
         """The variables only."""
@@ -63,6 +71,7 @@ class Environment:
 
     def meet_at(self, state: State, address: str, port: int) -> None:
         """For the iteration that begins."""
+        self._restore_excepthook()
         state.set_distributed_vars()
         os.environ["MASTER_ADDR"] = address
         os.environ["MASTER_PORT"] = str(port)

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess import store
-from nvrx_slurm.inprocess.abort import keep_connections
+from nvrx_slurm.inprocess.abort import forget_half_made_groups, keep_connections
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.barriers import Round
-from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED
+from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED, SERVES
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.monitor_keeper import MonitorKeeper
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
 _UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not hit
-_GONE_S = 0.5  # longest wait for the store's port to be free again
+_GONE_S = 0.5  # longest wait for the store's server to end
 
 
 class Helpers:
@@ -103,8 +102,9 @@ class Helpers:
             time.sleep(0.005)
 
     def before_call(self) -> None:
-        """What is open now belongs to the wrapper."""
+        """What is open now belongs to the wrapper, and torch.distributed is the same on all ranks."""
         keep_connections()
+        forget_half_made_groups()
 
     # --- the monitor thread's job -------------------------------------------------------------------------------------
 
@@ -132,16 +132,23 @@ class Helpers:
 
     def _stop(self, state: FrozenState, stopper: Stopper) -> None:
         stopper.begin()
-        breaks = self._arguments.abort is not None and dist.is_initialized()  # a collective, so the function may end
-        if self._arguments.abort is not None:
-            try:
-                self._arguments.abort(state)
-            except Exception:
-                if self.page.is_of_another:
-                    raise
-                logger.exception("abort failed")
-            self.page.still_the_rank()
+        was_initialized = dist.is_initialized()
+        breaks = self._arguments.abort is not None and was_initialized  # a collective, so the function may end
+        self._abort(state)
         stopper.stop(self._arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0)
+        if dist.is_initialized() and not was_initialized:  # `init_process_group` came through between the two
+            self._abort(state)
+
+    def _abort(self, state: FrozenState) -> None:
+        if self._arguments.abort is None:
+            return
+        try:
+            self._arguments.abort(state)
+        except Exception:
+            if self.page.is_of_another:
+                raise
+            logger.exception("abort failed")
+        self.page.still_the_rank()
 
     # --- the watchdog's looks -----------------------------------------------------------------------------------------
 
@@ -172,7 +179,7 @@ class Helpers:
 
     def all_have_finished(self, gone: int) -> None:
         """Everybody returns now."""
-        self._serves = self.call.get("serves") == b"1"
+        self._serves = self.call.get(SERVES) == b"1"
         self._finished = True
         self.left()
         self.has_read_the_last_verdict(gone)
@@ -196,17 +203,10 @@ class Helpers:
                 self.monitor.leave(15.0)
         if self.thread.ident is not None:
             self.thread.stop()
+        if self._serves and self._reached is not None and self.me.rank != 0:
+            self._reached.await_hang_up(_GONE_S)  # nobody shall connect to a server that is about to end
         self.call_or_none = self._reached = self._waiting = None
         self.environment.restore()
-        if self._serves and self.me.rank != 0:
-            self._await_free_port()
-
-    def _await_free_port(self) -> None:
-        """So that whoever connects to MASTER_PORT next meets no server of ours that is about to end."""
-        host, port = self.environment.original["MASTER_ADDR"], self.environment.original["MASTER_PORT"]
-        deadline_s = time.monotonic() + _GONE_S
-        while host and port and time.monotonic() < deadline_s and not store.refused(host, int(port)):
-            time.sleep(0.002)
 
 
 def _job() -> str:

@@ -236,6 +236,11 @@ class StoreView:
         port = getattr(_innermost(self.store), "port", None)
         return bool(port and connections.cut(connections.to_port(port)))
 
+    def await_hang_up(self, timeout_s: float) -> bool:
+        """Until the server has ended, to which this process still has connections; False if it has not in time."""
+        port = getattr(_innermost(self.store), "port", None)
+        return not port or connections.await_end(connections.to_port(port), timeout_s)
+
     def _sentence(self, what: str, error: BaseException) -> str:
         first = (str(error).splitlines() or [""])[0]
         return (

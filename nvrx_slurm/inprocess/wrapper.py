@@ -130,11 +130,22 @@ def _check_function(fn: Any) -> None:
     if getattr(fn, _MARK, False):
         raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(is_kind(one) for is_kind in kinds for one in (fn, type(fn).__call__)):
+    if any(is_kind(one) for is_kind in kinds for one in (_called(fn), type(fn).__call__)):
         raise TypeError(
             f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
             " could be restarted; wrap a plain function that runs it to its end"
         )
+
+
+def _called(fn: Any) -> Any:
+    """What functools' own wrappers hand the call on to. (Any other may well run a generator to its end.)"""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, functools._lru_cache_wrapper):
+            fn = fn.__wrapped__
+        else:
+            return fn
 
 
 def _check_caller() -> None:

@@ -1,0 +1,77 @@
+"""Where process groups and stores meet: ranks that fail before or in `init_process_group`, and one wrapped function
+after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ranks_harness import Job
+
+MEET = {"last_call_wait": 0.0, "heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
+
+
+def all_return(job: Job, ranks: Any, value: Any) -> None:
+    for rank in ranks:
+        assert job.await_event(rank, "returned", value=value)
+        assert job.await_end(rank) == 0
+    job.await_nothing_left()
+
+
+def iterations(job: Job, rank: int) -> list[int]:
+    return [event["iteration"] for event in job.of(rank, "entered")]
+
+
+def test_a_rank_that_raises_before_the_others_have_met_counts_as_they_do(job: Job) -> None:
+    """torch numbers groups: those that were in `init_process_group` had one, it had none, so they met no more."""
+    job.start("fails_before_meeting", 3, module="scenarios_meet", victim=1, how="raise", times=MEET)
+    job.await_event(1, "fault")
+    all_return(job, range(3), 3.0)
+    for rank in range(3):
+        assert iterations(job, rank) == [0, 1]
+        assert [event["groups"] for event in job.of(rank, "entered")] == [0, 0]
+
+
+def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> None:
+    job.start("half_made", 3, module="scenarios_meet", times=MEET)
+    assert job.await_event(2, "half")["groups"] == 1
+    all_return(job, range(3), 3.0)
+    for rank in range(3):
+        assert iterations(job, rank) == [0, 1]
+        assert [(event["groups"], event["names"]) for event in job.of(rank, "entered")] == [(0, 0), (0, 0)]
+
+
+def test_the_hook_for_uncaught_exceptions_does_not_grow(job: Job) -> None:
+    job.start("hooked", 1, module="scenarios_meet", times=MEET)
+    assert job.await_event(0, "after")["same"]
+    said = [(event["iteration"], event["at_start"], event["wrapped"]) for event in job.of(0, "hooked")]
+    assert said == [(n, True, True) for n in range(4)]
+    assert job.await_end(0) == 0
+
+
+@pytest.fixture
+def agent(job: Job) -> Any:
+    """The store of torchrun's agent: at MASTER_PORT before the ranks, and after them."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", job.port, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("file_store", [False, True])
+def test_a_store_that_outlives_the_call_serves_the_next_one(
+    job: Job, file_store: bool, request: pytest.FixtureRequest
+) -> None:
+    store = None if file_store else request.getfixturevalue("agent")
+    job.start("two_calls", 2, module="scenarios_meet", file_store=file_store, times=MEET)
+    all_return(job, range(2), "second of 2")
+    del store
+
+
+def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
+    for count in ("0", "1"):
+        job.start("gives_up", 2, module="scenarios_meet", env={"TORCHELASTIC_RESTART_COUNT": count}, times=MEET)
+        for rank in range(2):
+            job.await_event(rank, "raised" if count == "0" else "returned")
+            assert job.await_end(rank) == (1 if count == "0" else 0)
+        job.await_nothing_left()
+    del agent
