@@ -6,27 +6,34 @@ import os
 import time
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
 
 # A unit's control group has processes while it runs: no systemctl is needed to see that.
 _SLICES = ("/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/systemd/system.slice")
 _SYSTEMCTL = "/usr/bin/systemctl"
+_KERNEL_THREAD = "kthreadd"  # the parent of all others; who sees it sees the node's processes, not a container's
 _COMM = 15  # characters of a name that the kernel keeps
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys")
 _STA_UNSYNC = 0x0040  # adjtimex(2)
 _MARGIN_S = 0.3
 
 
-def gather_services(node: NodeView, expected: Expected) -> dict[str, bool]:
-    """Whether each of `services` runs: by its control group, by systemctl (of those without processes), or by name."""
-    slices = [directory for directory in _SLICES if node.names(directory)]
-    names = set() if slices else running(node)
-    return {
-        name: any(_populated(node, f"{directory}/{name}.service") for directory in slices)
-        or bool({name[:_COMM], f"{name}d"[:_COMM]} & names)
-        or (bool(slices) and node.live and _active(node, name))
-        for name in (one.removesuffix(".service") for one in expected["services"])
-    }
+def gather_services(node: NodeView, expected: Expected) -> dict[str, bool | None]:
+    """Whether each of `services` runs: by its control group, by systemctl (of those without processes), or by name.
+
+    None where we cannot know: in a container, or with /proc mounted hidepid, the node's processes are not seen.
+    """
+    wanted = [name.removesuffix(".service") for name in expected["services"]]
+    if slices := [directory for directory in _SLICES if node.names(directory)]:
+        return {name: _unit_runs(node, slices, name) for name in wanted}
+    names = running(node)
+    absent = False if _KERNEL_THREAD in names else None
+    return {name: bool({name[:_COMM], f"{name}d"[:_COMM]} & names) or absent for name in wanted}
+
+
+def _unit_runs(node: NodeView, slices: list[str], name: str) -> bool:
+    populated = any(_populated(node, f"{directory}/{name}.service") for directory in slices)
+    return populated or (node.live and _active(node, name))
 
 
 def _populated(node: NodeView, group: str) -> bool:
@@ -68,11 +75,12 @@ def running(node: NodeView) -> set[str]:
     return found
 
 
-def judge_services(active: dict[str, bool], expected: Expected) -> tuple[Verdict, str]:
+def judge_services(active: dict[str, bool | None], expected: Expected) -> tuple[Verdict, str]:
     """All of them must run."""
-    down = [name for name, runs in active.items() if not runs]
-    if down:
+    if down := [name for name, runs in active.items() if runs is False]:
         return Verdict.FAIL, f"not running: {listed(down)}"
+    if unseen := [name for name, runs in active.items() if runs is None]:
+        return Verdict.UNKNOWN, f"the node's processes cannot be seen from here, among them {listed(unseen)}"
     return Verdict.PASS, f"running: {listed(active, 6)}"
 
 
@@ -133,6 +141,7 @@ CHECKS = (
         gather=gather_services,
         judge=judge_services,
         settings=(Setting("services", "names", (), "services that must run, for example slurmd, munge"),),
+        contexts=OUTSIDE_GATE,  # a container sees none, and one that is restarted is no reason to leave a node out
         only_if="services",
         budget_s=4.0,
         learn=lambda active: {"services": tuple(name for name, runs in active.items() if runs)},

@@ -118,6 +118,13 @@ def _odd_mounts(node: Node) -> None:
 def _services_gone(node: Node) -> None:
     shutil.rmtree(node / "/sys/fs/cgroup")
     shutil.rmtree(node / "/proc/1006")
+    node.write("/proc/2/comm", "kthreadd\n")
+
+
+def _in_a_container(node: Node) -> None:
+    """With a PID and a cgroup namespace of its own."""
+    shutil.rmtree(node / "/sys/fs/cgroup")
+    shutil.rmtree(node / "/proc/1006")
 
 
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
@@ -227,6 +234,7 @@ BROKEN: list[tuple[str, Callable[[Node], None], dict[str, object], Verdict, str]
         "not running: munge",
     ),
     ("services", _services_gone, {"services": ("slurmd", "munge")}, F, "not running: slurmd"),
+    ("services", _in_a_container, {"services": ("slurmd", "munge")}, U, "processes cannot be seen from here, among"),
     ("services", _gone("/sys/fs/cgroup"), {"services": ("slurmd", "munge")}, P, "running: slurmd, munge"),
     ("time-sync", _gone("/proc/1002"), {}, F, "synchronized by nobody"),
     (
