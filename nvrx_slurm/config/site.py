@@ -6,6 +6,7 @@ belong to `health` and are handed in.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,6 +42,15 @@ def _list_of(one: Kind, what: str) -> Kind:
     return Kind(f"{one.metavar},...", parse, list)
 
 
+def _plain(raw: object) -> object:
+    """As it is: whose setting it is, knows what it should be."""
+    try:
+        json.dumps(raw)
+    except (TypeError, ValueError):  # dates; what holds itself
+        raise ValueError("must be text, a number, true, false, or a list of these") from None
+    return raw
+
+
 KINDS: dict[str, Kind] = {
     "count": integer(0),
     "number": real(),
@@ -52,6 +62,7 @@ KINDS: dict[str, Kind] = {
     "names": _list_of(TEXT, "names"),
     "counts": _list_of(integer(0), "whole numbers"),
     "paths": _list_of(ABSOLUTE_PATH, "absolute paths"),
+    "plain": Kind("VALUE", _plain, str),
 }
 
 
@@ -66,12 +77,15 @@ class Rule(NamedTuple):
 
 
 class OwnCheck(NamedTuple):
-    """A check of the site: the words of a command, or "package.module:NAME" of a `health.check.Check`."""
+    """A check of the site: the words of a command, or "package.module:NAME" of a `health.check.Check`.
+
+    `settings`: those of its own that may be set under `expect:`."""
 
     name: str
     run: tuple[str, ...]
     python: str
     rule: Rule
+    settings: tuple[str, ...] = ()
 
 
 class Group(NamedTuple):
@@ -171,6 +185,7 @@ def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
     )
 
 
+_SETTINGS = _list_of(TEXT, "names")
 _HOOK_KINDS = {
     "allow_skip": _list_of(TEXT, "names of checks"),
     "suspicions": ABSOLUTE_PATH,
@@ -185,18 +200,21 @@ def _hooks(raw: object, where: str) -> dict[str, Any]:
 
 
 def _own(raw: object, where: str, rules: _Rules) -> OwnCheck:
-    others = ("name", "run", "python")
+    others = ("name", "run", "python", "settings")
     given = _mapping(raw, where, (*others, *_RULE_KEYS))
     if "name" not in given or ("run" in given) == ("python" in given):
         raise UsageError(f"{where} must have a name and one of run (a command) and python (package.module:NAME)")
     name = str(_value(TEXT, given["name"], f"{where}.name"))
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
+    if "settings" in given and "python" not in given:
+        raise UsageError(f"{where}.settings: a command has none; give it what it should know in run")
     return OwnCheck(
         name=name,
         run=tuple(_value(WORDS, given["run"], f"{where}.run")) if "run" in given else (),
         python=str(_value(TEXT, given["python"], f"{where}.python")) if "python" in given else "",
         rule=rules.one(raw, where, others),
+        settings=_value(_SETTINGS, given.get("settings", ()), f"{where}.settings"),
     )
 
 

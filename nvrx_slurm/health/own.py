@@ -1,4 +1,8 @@
-"""Checks of a site: an executable (exit code 0 pass, 1 fail, 2 unknown; one line of output), or a `Check` in Python."""
+"""Checks of a site: an executable (exit code 0 pass, 1 fail, 2 unknown; one line of output), or a `Check` in Python.
+
+What is in the site file is looked at when that is read; the executable and the module only in the child process that
+runs the check: what is wrong with them is unknown of this one check, and no reason to leave out the others.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,29 @@ import json
 import os
 import select
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+from nvrx_slurm.health import registry, runner
+from nvrx_slurm.health.check import OUTSIDE_GATE, Check, Expected, NodeView, Setting, Verdict
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
-    from nvrx_slurm.config.site import OwnCheck
+    from nvrx_slurm.config.site import OwnCheck, Rule
 
 BUDGET_S = 10.0
 _KEPT_BYTES = 4096  # of what it prints; the rest is read and forgotten
 _MARGIN_S = 0.25  # to end it and all that it started before we are ended ourselves
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _VERDICTS = {0: Verdict.PASS, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}
+# What a site's file says and a module cannot: nobody has imported it when that is asked. Fields of Check: keys.
+_SITES_OWN = {"contexts": "when", "on_fail": "on_fail", "on_unknown": "on_unknown", "reuse_s": "reuse"}
 
 
 class Facts(NamedTuple):
@@ -31,28 +43,39 @@ class Facts(NamedTuple):
 
 
 def check(own: OwnCheck, where: str) -> Check:
-    """The check that a site's file describes. Raises UsageError if it cannot be used."""
-    if own.python:
-        return _python(own, where)
+    """The check that a site's file describes, as far as that tells. Raises UsageError for what cannot be meant."""
     argv = list(own.run)
-    if not argv or not argv[0].startswith("/"):
+    if argv and not argv[0].startswith("/"):
         raise UsageError(f"{where}: own check {own.name}: run must begin with an absolute path; hooks have no PATH")
-    try:
-        _require_usable(argv)
-    except UsageError as error:
-        raise UsageError(f"{where}: own check {own.name}: {error}") from None
+    module, _, name = own.python.partition(":")
+    if not argv and not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise UsageError(f"{where}: own check {own.name}: python must be package.module:NAME, not {own.python!r}")
     return Check(
         name=own.name,
-        reads=" ".join(argv),
-        fails="The command exits with 1.",
-        gather=lambda node, expected: run(argv, node),
-        judge=judge,
+        reads=" ".join(argv) or own.python,
+        fails="The command exits with 1." if argv else f"As {own.python} says.",
+        gather=(lambda node, expected: run(argv, node)) if argv else (lambda *asked: _in_python(own, *asked)),
+        judge=judge if argv else (lambda found, expected: found),
+        contexts=OUTSIDE_GATE,
+        settings=tuple(Setting(name, "plain", None, f"of {own.python}") for name in own.settings),
         budget_s=BUDGET_S,
         per_job="" if own.rule.reuse_s else "SLURM_JOB_ID",
     )
 
 
-def _require_usable(argv: list[str]) -> None:
+def trial(own: OwnCheck) -> Check:
+    """What only looks whether the check can be run here, and by us."""
+
+    def look(node: NodeView, expected: Expected) -> None:
+        if own.run:
+            _require_usable(own.run)
+        else:
+            _found(own, node)
+
+    return Check(own.name, own.python, "", look, lambda *_: (Verdict.PASS, "can be run"), budget_s=BUDGET_S)
+
+
+def _require_usable(argv: Sequence[str]) -> None:
     """Raises UsageError unless the command can be executed and is trusted; by root with all files that it is given.
 
     The path itself is executed, not what its links lead to: many programs look at the name by which they are called.
@@ -64,17 +87,61 @@ def _require_usable(argv: list[str]) -> None:
         raise UsageError(f"{argv[0]} cannot be executed; name a program, or give it mode 755")
 
 
-def _python(own: OwnCheck, where: str) -> Check:
-    from importlib import import_module
+# --- Python -----------------------------------------------------------------------------------------------------------
 
+
+def _in_python(own: OwnCheck, node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+    """The verdict of the module's check: in the child process, which it may block or end."""
+    found = _found(own, node)
+    return runner.examine(found, node, _typed(found, own, expected))
+
+
+def _found(own: OwnCheck, node: NodeView) -> Check:
+    """The check in the module. Raises ValueError with the reason if there is none, or if it says what only the site's
+    file can."""
     module, _, name = own.python.partition(":")
+    node.doing(f"importing {module}")
+    if trust.as_root() and PathFinder in sys.meta_path:  # not there in hooks, which have a finder like it
+        sys.meta_path[sys.meta_path.index(PathFinder)] = _TrustedFinder
     try:
         found = getattr(import_module(module), name)
-    except Exception as error:  # somebody else's module may raise anything
-        raise UsageError(f"{where}: own check {own.name}: {own.python} cannot be imported ({error})") from None
+    except (Exception, SystemExit) as error:  # somebody else's module may raise anything
+        raise ValueError(f"{own.python} cannot be imported ({type(error).__name__}: {error})") from None
     if not isinstance(found, Check):
-        raise UsageError(f"{where}: own check {own.name}: {own.python} must be a nvrx_slurm.health.check.Check")
-    return found._replace(name=own.name)
+        raise ValueError(f"{own.python} must be a nvrx_slurm.health.check.Check")
+    for field, key in _SITES_OWN.items():
+        if getattr(found, field) != Check._field_defaults[field] and _unsaid(own.rule, key):
+            raise ValueError(f"{own.python} has {field}, which nobody knows before it runs; say {key} in the site file")
+    return found
+
+
+def _unsaid(rule: Rule, key: str) -> bool:
+    return getattr(rule, "reuse_s" if key == "reuse" else key) is None
+
+
+def _typed(found: Check, own: OwnCheck, expected: Expected) -> dict[str, Any]:
+    """What is expected, with the module's own settings. Raises UsageError for what a setting cannot be."""
+    from nvrx_slurm.config import site
+
+    kinds = {setting.name: setting.kind for setting in found.settings}
+    given = {name: expected[name] for name in {*kinds, *own.settings} if expected.get(name) is not None}
+    return {**expected, **registry.defaults([found]), **site.expected(given, kinds, own.python)}
+
+
+class _TrustedFinder:
+    """Finds modules as Python does; for root, none that others can change."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """As PathFinder.find_spec; raises ImportError for what is not trusted."""
+        spec = PathFinder.find_spec(name, path, target)
+        for place in (spec.origin, spec.cached) if spec and spec.has_location else ():
+            if place and os.path.lexists(place):
+                trust.require(place, ImportError)
+        return spec
+
+
+# --- a command --------------------------------------------------------------------------------------------------------
 
 
 def run(argv: list[str], node: NodeView) -> Facts:
@@ -85,6 +152,7 @@ def run(argv: list[str], node: NodeView) -> Facts:
     """
     from nvrx_slurm.system import processes  # in the child process of the check, after the fork
 
+    _require_usable(argv)
     node.doing(f"running {argv[0]}")
     processes.end_with_parent(signal.SIGKILL)
     env = {name: value for name, value in node.env.items() if name.startswith("SLURM")}
@@ -112,41 +180,51 @@ def _keep(argv: list[str], env: dict[str, str], until_s: float, leash: int, answ
     try:
         os.setsid()
         orphans = processes.Orphans()
-        ours, theirs = os.pipe()
-        child = processes.start(argv, env, theirs, theirs)
-        os.close(theirs)
-        os.set_blocking(ours, False)
-        output, ended = _follow(child.pidfd, ours, leash, until_s)
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        child = processes.start(argv, env, its_out, its_err)
+        for fd in (its_out, its_err):
+            os.close(fd)
+        output, ended = _follow(child.pidfd, (out, err), leash, until_s)
         code = child.reap() if ended else None
         if not ended:
             child.signal_group(signal.SIGKILL)
         orphans.kill(())
-        words = output.decode(errors="replace").strip().splitlines()
-        os.write(answer, json.dumps(Facts(code, words[0] if words else "")).encode())
+        told = [line for text in output for line in text.decode(errors="replace").strip().splitlines()[:1]]
+        os.write(answer, json.dumps(Facts(code, told[0] if told else "")).encode())
     except OSError as error:
         os.write(answer, f"no process could be started for it: {error.strerror}".encode())
     finally:
         os._exit(0)
 
 
-def _follow(pidfd: int, pipe: int, leash: int, until_s: float) -> tuple[bytes, bool]:
-    """(first bytes of the output, whether the process ended); drains the pipe, so that it never blocks on us."""
+def _follow(pidfd: int, pipes: Sequence[int], leash: int, until_s: float) -> tuple[list[bytes], bool]:
+    """(first bytes from each pipe, whether the process ended); drains them, so that it never blocks on us."""
+    kept = dict.fromkeys(pipes, b"")
     poller = select.poll()
-    for fd in (pidfd, pipe, leash):
+    for fd in (pidfd, leash, *pipes):
+        os.set_blocking(fd, False)
         poller.register(fd, select.POLLIN)
-    kept = b""
-    while (left_s := until_s - time.monotonic()) > 0:
+    still, ended = set(pipes), False
+    while not ended and (left_s := until_s - time.monotonic()) > 0:
         ready = {fd for fd, _ in poller.poll(int(min(left_s, 3600.0) * 1000) + 1)}
         if leash in ready:
             break
-        if pipe in ready:
-            more = os.read(pipe, 1 << 20)
-            kept = (kept + more)[:_KEPT_BYTES]
-            if not more:
-                poller.unregister(pipe)
-        elif pidfd in ready:
-            return kept, True
-    return kept, False
+        ended = pidfd in ready
+        for fd in set(still) if ended else ready & still:  # the last words of what has ended are there by now
+            if _drain(fd, kept):
+                poller.unregister(fd)
+                still.remove(fd)
+    return list(kept.values()), ended
+
+
+def _drain(fd: int, kept: dict[int, bytes]) -> bool:
+    """Keep the first of what there is; whether that was all."""
+    try:
+        more = os.read(fd, 1 << 20)
+    except BlockingIOError:
+        return False
+    kept[fd] = (kept[fd] + more)[:_KEPT_BYTES]
+    return not more
 
 
 def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "/etc/nvrx/health.yaml"
 MAX_DEADLINE_S = 3600.0
+# What hooks tell, or keep on the node, under these names is no check's: contexts, and these.
+_NOT_FOR_CHECKS = (*CONTEXTS, "prologs", "gpu-leftovers", "acknowledged-events")
 # Slurm says "Prolog hung" after 8 s and kills a HealthCheckProgram after 60 s (slurm.conf(5)).
 DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "gate": 5.0, "manual": 30.0}
 
@@ -76,7 +78,7 @@ def plan(
         raise UsageError(f"--when {when}: must be one of {', '.join(CONTEXTS)}")
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
-    rules = read_rules(config, sysroot, node, expect)
+    rules = read_rules(config, sysroot, node, expect, may_be_hidden=when == "gate")
     for flag, names in (("--only", only), ("--include", include), ("--skip", skip), ("--watch", watch)):
         registry.require_known(names, rules.checks, flag)
     chosen = [
@@ -90,16 +92,25 @@ def plan(
 
 
 def read_rules(
-    config: str | None = None, sysroot: str = "/", node: str = "", expect: Mapping[str, object] | None = None
+    config: str | None = None,
+    sysroot: str = "/",
+    node: str = "",
+    expect: Mapping[str, object] | None = None,
+    may_be_hidden: bool = False,
 ) -> Rules:
-    """Built-in and own checks with what the site says about them on `node`. Raises UsageError."""
+    """Built-in and own checks with what the site says about them on `node`. Raises UsageError.
+
+    `may_be_hidden`: if we may not read the default site file, that is only said; a job's user cannot help it."""
     if not os.path.isdir(sysroot):
         raise UsageError(f"--sysroot {sysroot}: there is no such directory; correct it")
     name = node or node_name()
     checks = registry.built_in()
     path = config or _default_config(sysroot)
     rules = Rules(name, checks, registry.defaults(checks.values()), dict(DEADLINES_S))
-    if path:
+    if path and may_be_hidden and not config and _is_hidden(path):
+        said = f"{path} may not be read by uid {os.geteuid()}: nothing is known of what this node should have"
+        rules = rules._replace(notes=(said,))
+    elif path:
         rules = _with_site(path, name, checks)
     if expect:
         rules.expected.update(_parsed(expect, rules.checks, "--expect"))
@@ -121,7 +132,25 @@ def node_name() -> str:
 
 def _default_config(sysroot: str) -> str:
     path = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
-    return path if os.path.lexists(path) else ""
+    return path if os.path.lexists(path) or _is_hidden(path) else ""
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether there may be something that we may not read."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
+
+
+def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
+    """What only looks whether each of the site's own checks can be run, here and by us. Raises UsageError."""
+    from nvrx_slurm.config import site as site_file
+    from nvrx_slurm.health import own
+
+    path = config or _default_config(sysroot)
+    return [own.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
@@ -135,6 +164,10 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     for one in site.own:
         if one.name in everything:
             raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
+        if one.name in _NOT_FOR_CHECKS or one.name.startswith("drained-"):
+            raise UsageError(f"{path}: own: {one.name} means something else to the hooks; choose another name")
+        if taken := registry.settings(checks.values()).keys() & set(one.settings):
+            raise UsageError(f"{path}: own: {one.name}: {taken.pop()} is a setting already; take it out of settings")
         everything[one.name] = _ruled(own.check(one, path), one.rule)
     ours = _groups_of(site, node)
     everyone = Group("", "", site.expect, site.checks)

@@ -13,7 +13,8 @@ import pytest
 from recorded import BOUND_S, Node, ended
 
 from nvrx_slurm.health import policy, runner
-from nvrx_slurm.health.check import NodeView, Verdict
+from nvrx_slurm.health.check import Finding, NodeView, Verdict
+from nvrx_slurm.health.report import from_json
 
 
 def script(tmp_path: Path, body: str) -> str:
@@ -24,7 +25,11 @@ def script(tmp_path: Path, body: str) -> str:
 
 
 def run(dgx: Node, own: dict[str, object]) -> tuple[Verdict, str]:
-    _, report = dgx.program("--only", "mine", "--config", dgx.site(own=[{"name": "mine", **own}]))
+    return of_program(dgx, dgx.site(own=[{"name": "mine", **own}]))
+
+
+def of_program(dgx: Node, site: str) -> tuple[Verdict, str]:
+    _, report = dgx.program("--only", "mine", "--config", site)
     (finding,) = report.findings
     return finding.verdict, finding.text
 
@@ -36,6 +41,7 @@ def run(dgx: Node, own: dict[str, object]) -> tuple[Verdict, str]:
         ("exit 0", Verdict.PASS, "exit code 0"),
         ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),
         ("echo cannot tell >&2; exit 2", Verdict.UNKNOWN, "cannot tell"),
+        ("echo careful >&2; echo fan 2 stands; exit 1", Verdict.FAIL, "fan 2 stands"),
         ("exit 7", Verdict.UNKNOWN, "exit code 7, which is none of 0, 1, 2"),
         ("kill -9 $$", Verdict.UNKNOWN, "ended by signal 9"),
         ("printf '\\033[31m\\377\\001 red'; exit 1", Verdict.FAIL, "?[31m\ufffd? red"),
@@ -70,33 +76,71 @@ def test_one_that_leaves_processes_in_other_sessions_leaves_none(dgx: Node, tmp_
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"run": "own.sh"}, "run must begin with an absolute path"),
         ({"run": "/nowhere/own.sh"}, "/nowhere/own.sh cannot be used: No such file or directory"),
         ({"run": "/etc"}, "/etc cannot be executed"),
         ({"run": "/etc/passwd"}, "/etc/passwd cannot be executed"),
-        ({"python": "no.such.module:CHECK"}, "cannot be imported"),
+        ({"python": "no.such.module:CHECK"}, "cannot be imported (ModuleNotFoundError: No module named 'no')"),
         ({"python": "json:dumps"}, "must be a nvrx_slurm.health.check.Check"),
-        ({"python": "json"}, "cannot be imported"),
+        ({"python": "json:CHECK"}, "cannot be imported (AttributeError: "),
     ],
 )
-def test_one_that_cannot_be_used_is_told(dgx: Node, own: dict[str, object], said: str) -> None:
-    process = dgx.start("--config", dgx.site(own=[{"name": "mine", **own}]))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert said in err and "mine" in err
+def test_one_that_cannot_be_run_is_unknown_and_the_others_are_looked_at(
+    dgx: Node, own: dict[str, object], said: str
+) -> None:
+    dgx.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
+    mine = {"name": "mine", **own}
+    code, report = dgx.program("--only", "mine", "--only", "lustre", "--config", dgx.site(own=[mine]))
+    found = {finding.check: finding for finding in report.findings}
+    assert found["mine"].verdict is Verdict.UNKNOWN and said in found["mine"].text
+    assert found["lustre"].verdict is Verdict.FAIL and code == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import sys\nsys.exit(0)", "site_checks:CHECK cannot be imported (SystemExit: 0)"),
+        ("import os\nos._exit(0)", "its process ended without an answer, importing site_checks"),
+        ("import signal\nsignal.pause()", "timed out after 2.0 s, importing site_checks"),
+        ("print('x' * 100000)\n{}", ""),
+        ("1 / 0", "site_checks:CHECK cannot be imported (ZeroDivisionError: division by zero)"),
+        ("{}[", "site_checks:CHECK cannot be imported (SyntaxError: "),
+        ("{}\nCHECK = CHECK._replace(on_fail='warn')", "has on_fail, which nobody knows before it runs; say on_fail"),
+        ("{}\nCHECK = CHECK._replace(contexts=('gate',))", "has contexts, which nobody knows before it runs; say when"),
+    ],
+)
+def test_a_module_is_imported_where_it_can_do_no_harm(dgx: Node, tmp_path: Path, module: str, said: str) -> None:
+    (tmp_path / "site_checks.py").write_text(module.replace("{}", MODULE))
+    own = {"name": "scratch", "python": "site_checks:CHECK", "budget": 2, "settings": ["scratch_owner"]}
+    argv = ["--only", "scratch", "--config", dgx.site(own=[own]), "--sysroot", str(dgx.root)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "nvrx_slurm.health", *argv], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=BOUND_S, check=False,
+    )  # fmt: skip
+    (found,) = from_json(ran.stdout).findings
+    if said:
+        assert (ran.returncode, found.verdict) == (3, Verdict.UNKNOWN) and said in found.text
+    else:
+        assert found[:3] == ("scratch", Verdict.FAIL, "owned by alice instead of bob")
+    assert ran.stderr == ""
 
 
 def test_python_checks_take_a_name_of_the_site(dgx: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With settings of their own, which the site's file may then set."""
+    """With settings of their own, which the site's file may then set, for some nodes, too."""
     (tmp_path / "site_checks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    own = {"name": "scratch", "python": "site_checks:CHECK", "on_fail": "fail"}
-    site = dgx.site(own=[own], expect={"scratch_owner": "root"})
-    plan = policy.plan("gate", config=site, sysroot=str(dgx.root), node="n1")
-    (mine,) = [check for check in plan.checks if check.name == "scratch"]
-    result = runner.run([mine], NodeView(str(dgx.root)), plan.expected, 30.0)
-    assert result.findings[0][:3] == ("scratch", Verdict.FAIL, "owned by alice instead of root")
-    assert result.findings[0].action == "fail"
+    own = {"name": "scratch", "python": "site_checks:CHECK", "on_fail": "fail", "settings": ["scratch_owner"]}
+    groups = {"n": {"nodes": "n[1-2]", "expect": {"scratch_owner": "root"}}}
+    site = dgx.site(own=[own], expect={"scratch_owner": ["no", "text"]}, groups=groups)
+
+    def found(node: str) -> Finding:
+        plan = policy.plan("prolog", config=site, sysroot=str(dgx.root), node=node, only=["scratch"])
+        (finding,) = runner.run(plan.checks, NodeView(str(dgx.root)), plan.expected, 30.0).findings
+        return finding
+
+    assert found("n1")[:3] == ("scratch", Verdict.FAIL, "owned by alice instead of root")
+    assert found("n1").action == "fail"
+    assert found("n3").verdict is Verdict.UNKNOWN
+    assert "site_checks:CHECK.scratch_owner must be text" in found("n3").text
 
 
 MODULE = """
@@ -115,21 +159,52 @@ CHECK = Check(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
 def test_root_runs_nothing_that_others_can_change(dgx: Node, tmp_path: Path) -> None:
-    file = Path(script(tmp_path, "exit 0"))
+    ran = tmp_path / "ran"
+    (tmp_path / "bin").mkdir(mode=0o755)
+    file = Path(script(tmp_path / "bin", f"echo ran >>{ran}; exit 0"))
     site = dgx.site(own=[{"name": "mine", "run": str(file)}])
-    for make, said in (
-        (lambda: file.chmod(0o777), "not trusted by root"),
-        (lambda: (file.chmod(0o755), os.chown(file, 65534, 65534)), "not trusted by root"),
-        (lambda: (os.chown(file, 0, 0), file.parent.chmod(0o777)), "not trusted by root"),
-        (lambda: (file.parent.chmod(0o700), Path(site).chmod(0o666)), f"{site} is not trusted by root"),
+    for make in (
+        lambda: file.chmod(0o777),
+        lambda: (file.chmod(0o755), os.chown(file, 65534, 65534)),
+        lambda: (os.chown(file, 0, 0), file.parent.chmod(0o777)),
     ):
         make()
-        process = dgx.start("--only", "mine", "--config", site)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 2
-        assert said in err
+        verdict, text = of_program(dgx, site)
+        assert verdict is Verdict.UNKNOWN and "not trusted by root" in text
+    assert not ran.exists()
+    file.parent.chmod(0o755)
+    Path(site).chmod(0o666)
+    process = dgx.start("--only", "mine", "--config", site)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and f"{site} is not trusted by root" in err and not ran.exists()
     Path(site).chmod(0o644)
-    assert dgx.program("--only", "mine", "--config", site)[0] == 0
+    assert of_program(dgx, site)[0] is Verdict.PASS and ran.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
+def test_root_imports_nothing_that_others_can_change(
+    dgx: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the module nor what it imports itself."""
+    ran = tmp_path / "ran"
+    module, helper = tmp_path / "site_checks.py", tmp_path / "site_helper.py"
+    module.write_text(f"import site_helper\n{MODULE}")
+    helper.write_text(f"open({str(ran)!r}, 'a').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"name": "mine", "python": "site_checks:CHECK", "settings": ["scratch_owner"]}
+    plan = policy.plan("manual", only=["mine"], config=dgx.site(own=[own]), sysroot=str(dgx.root))
+
+    def look() -> tuple[Verdict, str]:
+        (finding,) = runner.run(plan.checks, NodeView(str(dgx.root)), plan.expected, 30.0).findings
+        return finding.verdict, finding.text
+
+    for file in (module, helper):
+        file.chmod(0o666)
+        verdict, text = look()
+        assert verdict is Verdict.UNKNOWN and f"{file} is not trusted by root" in text
+        file.chmod(0o644)
+    assert not ran.exists()
+    assert look()[0] is Verdict.FAIL and ran.exists()
 
 
 # A process of the command's own group, one of another session, and one whose parent has gone.

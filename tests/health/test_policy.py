@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,18 @@ def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
         ("own: [{name: raid-, run: /bin/true}]", "own[0].name must be lower-case words"),
         ("own: [{name: lustre, run: /bin/true}]", "there is a check called lustre already"),
         ("own: [{name: x, run: /bin/true, shell: yes}]", "'shell' is not a key"),
+        ("own: [{name: x, run: bin/true}]", "own check x: run must begin with an absolute path"),
+        ("own: [{name: x, python: json}]", "own check x: python must be package.module:NAME, not 'json'"),
+        ("own: [{name: x, python: 'a-b:C'}]", "own check x: python must be package.module:NAME"),
+        ("own: [{name: x, run: /bin/true, settings: [a]}]", "own[0].settings: a command has none"),
+        ("own: [{name: x, python: 'a:B', settings: [cpus]}]", "own: x: cpus is a setting already"),
+        (
+            "{own: [{name: x, python: 'a:B', settings: [y]}], expect: {y: 2026-01-01}}",
+            "expect.y must be text, a number",
+        ),
+        ("own: [{name: prolog, run: /bin/true}]", "own: prolog means something else to the hooks; choose another name"),
+        ("own: [{name: drained-n1, run: /bin/true}]", "own: drained-n1 means something else"),
+        ("own: [{name: acknowledged-events, run: /bin/true}]", "own: acknowledged-events means something else"),
         ("expect: {cpus: 4", "not valid YAML"),
         ("expect:\n\tcpus: 4", "use spaces instead of tabs"),
         ("expect: {cpus: 4, cpus: 5}", "key cpus is there twice"),
@@ -131,6 +144,23 @@ def test_a_wrong_file_is_one_sentence_with_its_place(dgx: Node, text: str, said:
     sentence = str(error.value)
     assert said in sentence and str(file) in sentence
     assert "\n" not in sentence and len(sentence) < 600
+
+
+def test_an_own_check_is_not_at_the_gate_unless_the_site_says_so(dgx: Node) -> None:
+    """It may need root, which a job has not; nor is the list of services a reason to leave a node out of a job."""
+    own = [{"name": "mine", "run": "/bin/true"}, {"name": "theirs", "run": "/bin/true", "when": ["gate"]}]
+    config = dgx.site(own=own, expect={"services": ["munge"]})
+    at = {when: {check.name for check in plan(dgx, when, config=config).checks} for when in CONTEXTS}
+    assert "mine" not in at["gate"] and "theirs" in at["gate"] and "services" not in at["gate"]
+    assert all({"mine"} <= at[when] for when in CONTEXTS if when != "gate")
+
+
+def test_nothing_of_an_own_check_is_looked_at_before_it_runs(dgx: Node) -> None:
+    own = [{"name": "mine", "run": "/nowhere/check"}, {"name": "theirs", "python": "no.such:CHECK", "settings": ["x"]}]
+    rules = policy.read_rules(dgx.site(own=own, expect={"x": 4}), str(dgx.root), "n1")
+    assert rules.checks["mine"].reads == "/nowhere/check" and rules.checks["theirs"].reads == "no.such:CHECK"
+    assert rules.expected["x"] == 4
+    assert "no" not in sys.modules
 
 
 def test_an_empty_file_changes_nothing(dgx: Node) -> None:
