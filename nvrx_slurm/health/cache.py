@@ -164,14 +164,31 @@ def read_private(path: str) -> Any:
 
 
 def write_private(path: str, plain: object) -> None:
-    """Put `plain` there as JSON, at once or not at all, over whatever is there. Raises OSError."""
+    """Put `plain` there as JSON, whole or not at all, over whatever is there but a directory that is not empty.
+
+    Raises OSError.
+    """
     new = f"{path}.new"  # nobody else writes: the caller holds the lock, in a directory of our own
-    fd = os.open(new, _WRITE | os.O_TRUNC, 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
     try:
-        os.write(fd, json.dumps(plain).encode())
+        _write(new, json.dumps(plain).encode())
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.rmdir(path)  # rename(2) puts no file in a directory's place
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, _WRITE | os.O_EXCL, 0o600)
+    try:
+        while data:  # a disk that is nearly full takes a part, and says that it is full only when asked again
+            data = data[os.write(fd, data) :]
     finally:
         os.close(fd)
-    os.replace(new, path)
 
 
 def _fresh(

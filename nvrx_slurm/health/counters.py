@@ -18,6 +18,7 @@ from nvrx_slurm.health.check import NodeView, listed
 from nvrx_slurm.system.hardware import Absent
 
 _WIDTHS = (16, 32, 64)  # bits
+_ALL_ONES = (2**32 - 1, 2**64 - 1)
 _NEAR = 8  # the part of a width (1/8) that is near to its end or its beginning
 MAX_RISES = 150  # kept; of each counter the latest are put together beyond that
 
@@ -42,15 +43,21 @@ NOTHING = Kept({}, ())
 
 class Look(NamedTuple):
     """By how much each counter rose within the window (only those that did); those that were reset since the look
-    before this one."""
+    before this one; those that read all ones, and were not counted."""
 
     risen: Mapping[str, int]
     anew: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
         """ "; a, b began anew", or ""."""
         return f"; {listed(self.anew)} began anew" if self.anew else ""
+
+
+def all_ones(count: int) -> bool:
+    """Whether this is what a device that is gone from its bus reads as (32 or 64 bits), and no count."""
+    return count in _ALL_ONES
 
 
 def increase(before: int, now: int) -> int | None:
@@ -96,14 +103,23 @@ def risen(kept: Kept) -> dict[str, int]:
 def look(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -> Look:
     """What rose up to this look, which is kept for the next one.
 
-    Raises Absent where nothing can be kept, ValueError where what is kept cannot be trusted, OSError.
+    Raises Absent where nothing can be kept, OSError, and ValueError where what was kept cannot be trusted: this once,
+    as it is replaced.
     """
+    silent = tuple(name for name, count in now.items() if all_ones(count))
+    now = {name: count for name, count in now.items() if name not in silent}
     with alone(node, check):
-        before = parsed(recall(node, check).get("counters", {}))
+        why, before = None, NOTHING
+        try:
+            before = parsed(recall(node, check).get("counters", {}))
+        except ValueError as error:
+            why = error
         kept = advance(before, now, cache.now_s(), window_s)
         remember(node, check, {"counters": plain(kept)})
+    if why is not None:
+        raise why
     anew = [name for name, count in now.items() if increase(before.counters.get(name, 0), count) is None]
-    return Look(risen(kept), tuple(anew))
+    return Look(risen(kept), tuple(anew), silent)
 
 
 def plain(kept: Kept) -> dict[str, list[int]]:
@@ -152,7 +168,7 @@ def _path(node: NodeView, name: str) -> str:
 
 
 def parsed(found: Mapping[str, Any]) -> Kept:
-    """Of `plain`; what is damaged is a first look."""
+    """Of `plain`. Raises ValueError for what is damaged."""
     try:
         rows = {str(name): [int(number) for number in row] for name, row in found.items()}
         counters = {name: row[0] for name, row in rows.items()}
@@ -160,5 +176,5 @@ def parsed(found: Mapping[str, Any]) -> Kept:
             Rise(at_s, name, by) for name, row in rows.items() for at_s, by in zip(row[1::2], row[2::2], strict=True)
         ]
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        return NOTHING
+        raise ValueError("what earlier looks found is ignored: it is damaged") from None
     return Kept(counters, tuple(sorted(rises)))

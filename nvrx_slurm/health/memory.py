@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.counters import all_ones
 from nvrx_slurm.system.hardware import Absent
 
 _EDAC = "/sys/devices/system/edac/mc"
@@ -71,7 +72,7 @@ def gather_errors(node: NodeView, expected: Expected) -> Errors:
 def _count(node: NodeView, file: str) -> int:
     """Raises OSError, and ValueError that names the file if it holds what no counter is."""
     word = node.text(file, 4096).strip()
-    if not word.isdecimal() or len(word) > _DIGITS:
+    if not word.isdecimal() or len(word) > _DIGITS or all_ones(int(word)):
         raise ValueError(f"{file} holds {word[:40]!r} instead of a count")
     return int(word)
 

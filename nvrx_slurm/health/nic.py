@@ -22,12 +22,17 @@ def ports(node: NodeView, expected: Expected) -> dict[str, Port]:
     Raises Absent without any, ValueError for one that cannot be read.
     """
     try:
-        found = nics.ports(node.path("/sys"), say=node.doing)
+        return _ports(node, expected)
     except HardwareError as failure:
         raise ValueError(str(failure)) from None
+
+
+def _ports(node: NodeView, expected: Expected) -> dict[str, Port]:
+    found = nics.ports(node.path("/sys"), say=node.doing)
     for name, port in found.items():
         if expected["link_state_path"]:
-            port = port._replace(state=nics.word(node.text(_named(expected["link_state_path"], port), 4096).strip()))
+            file = _named(expected["link_state_path"], port)
+            port = port._replace(state=nics.state(node.text(file, 4096).strip(), file))
         if expected["link_downed_path"]:
             port = port._replace(link_downed=node.number(_named(expected["link_downed_path"], port)))
         found[name] = port
@@ -52,20 +57,23 @@ class Earlier(NamedTuple):
 def earlier(node: NodeView, found: Mapping[str, Port]) -> Earlier:
     """What was known before this look at the ports, which is kept for the next one; nothing where nothing can be."""
     active = {name: port.rate_gbps or 0.0 for name, port in found.items() if port.state == ACTIVE}
-    before: dict[str, float] = {}
+    before, why = dict[str, float](), ""
     try:
         with counters.alone(node, _PORTS):
-            before = _rates(counters.recall(node, _PORTS))
+            try:
+                before = _rates(counters.recall(node, _PORTS))
+            except ValueError as error:  # said this once, as it is replaced
+                why = str(error)
             rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active.items()}
-            if rates != before:
+            if why or rates != before:
                 counters.remember(node, _PORTS, {"rates": rates})
     except Absent:
         return Earlier()
     except ValueError as error:
-        return Earlier(before, str(error))
+        why = str(error)
     except OSError as error:
-        return Earlier(before, f"how ports were cannot be kept: {error.strerror or error}")
-    return Earlier(before)
+        why = f"how ports were cannot be kept: {error.strerror or error}"
+    return Earlier(before, why)
 
 
 class PortFacts(NamedTuple):
@@ -82,11 +90,11 @@ def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
 
 
 def _rates(kept: Mapping[str, Any]) -> dict[str, float]:
-    """What is damaged was never seen."""
+    """Raises ValueError for what is damaged."""
     try:
-        return {str(name): float(rate) for name, rate in kept["rates"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
+        return {str(name): float(rate) for name, rate in kept.get("rates", {}).items()}
+    except (TypeError, ValueError, AttributeError):
+        raise ValueError("how ports were is ignored: it is damaged") from None
 
 
 def judge_ports(facts: PortFacts, expected: Expected) -> tuple[Verdict, str]:
@@ -99,8 +107,9 @@ def judge_ports(facts: PortFacts, expected: Expected) -> tuple[Verdict, str]:
             wrong.append(f"{name} runs at {port.rate_gbps:g} instead of {least:g} Gb/s")
     if wrong:
         return Verdict.FAIL, listed(wrong)
-    if facts.before.why:
-        return Verdict.UNKNOWN, facts.before.why
+    odd = [port.odd for port in facts.ports.values() if port.odd and port.state == ACTIVE]
+    if odd or facts.before.why:
+        return Verdict.UNKNOWN, facts.before.why or listed(odd)
     active = [name for name, port in facts.ports.items() if port.state == ACTIVE]
     return Verdict.PASS, f"{len(active)} of {len(facts.ports)} ports are active"
 
@@ -162,6 +171,8 @@ def judge_errors(facts: ErrorFacts, expected: Expected) -> tuple[Verdict, str]:
             wrong.append(f"{name} counted {count} x {kind}")
     if wrong:
         return Verdict.FAIL, listed(wrong)
+    if facts.look.silent:
+        return Verdict.UNKNOWN, f"{listed(facts.look.silent)} reads all ones: does the NIC answer?"
     if facts.full:
         return Verdict.UNKNOWN, f"link_downed of {listed(facts.full)} is at its end; reset it with perfquery -R"
     return Verdict.PASS, f"nothing to speak of lately{facts.look.note}"

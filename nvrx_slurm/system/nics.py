@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from nvrx_slurm.system.pci import Place
 
 SYSROOT_ENV = "NVRX_SYSROOT"
 ACTIVE = "ACTIVE"
+_STATES = frozenset({"NOP", "DOWN", "INIT", "ARMED", ACTIVE, "ACTIVE_DEFER"})
+_RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec\b")
 ERRORS = (
     "excessive_buffer_overrun_errors",
     "link_error_recovery",
@@ -24,7 +27,8 @@ ERRORS = (
 class Port(NamedTuple):
     """`state`: the kernel's word (DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER); `link_downed`: how often the link went
     down since the counter was reset, None if it is not kept; `phys_state`: "LinkUp", "Polling", ...; `rate_gbps`:
-    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept."""
+    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept;
+    `odd`: what else could not be understood, "" if nothing."""
 
     nic: str
     number: int
@@ -34,6 +38,7 @@ class Port(NamedTuple):
     rate_gbps: float | None = None
     link_layer: str = ""
     errors: Mapping[str, int] = {}
+    odd: str = ""
 
 
 def sysfs_root(env: Mapping[str, str]) -> Place:
@@ -108,26 +113,36 @@ def _address(root: Place, nic: str) -> str:
 
 
 def _port(nic: str, port: str, directory: str) -> Port:
-    state = pci.text(f"{directory}/state")
-    if state is None:
+    said = pci.text(f"{directory}/state")
+    if said is None:
         raise HardwareError(f"NIC {nic} port {port}: its state cannot be read")
+    speed = pci.text(f"{directory}/rate")  # "400 Gb/sec (4X NDR)"
+    rate = _RATE.match(speed or "")
     counters = {name: number(pci.text(f"{directory}/counters/{name}")) for name in ("link_downed", *ERRORS)}
-    rate = (pci.text(f"{directory}/rate") or "").split()  # "400 Gb/sec (4X NDR)"
     return Port(
         nic=nic,
         number=int(port),
-        state=word(state),
+        state=state(said, f"{directory}/state"),
         link_downed=counters.pop("link_downed"),
         phys_state=word(pci.text(f"{directory}/phys_state") or ""),
-        rate_gbps=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdecimal() else None,
+        rate_gbps=float(rate[1]) if rate else None,
         link_layer=pci.text(f"{directory}/link_layer") or "",
         errors={name: count for name, count in counters.items() if count is not None},
+        odd="" if speed is None or rate else f"{directory}/rate holds {speed[:40]!r}, which is no rate of a port",
     )
 
 
 def word(state: str) -> str:
     """ "ACTIVE" of "4: ACTIVE"."""
     return state.partition(":")[2].strip() or state
+
+
+def state(text: str, file: str) -> str:
+    """The kernel's word for a port's state in `file`. Raises HardwareError for anything else: it tells nothing."""
+    found = word(text)
+    if found not in _STATES:
+        raise HardwareError(f"{file} holds {text[:40]!r}, which is no state of a port")
+    return found
 
 
 def number(counter: str | None) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,3 +194,24 @@ def test_a_full_disk_costs_only_the_reuse(heavy: Heavy, monkeypatch: pytest.Monk
         cache.write_private(str(heavy.file), {"a": 1})
     monkeypatch.undo()
     assert not heavy.file.exists()
+
+
+_NEARLY_FULL = """
+import os, resource, sys
+from nvrx_slurm.health import cache
+path = sys.argv[1]
+cache.write_private(path, "good")
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    cache.write_private(path, "x" * 5000)
+except OSError as error:
+    print("refused:", error.strerror)
+print(cache.read_private(path), os.listdir(os.path.dirname(path)))
+"""
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Of what has no room the kernel takes a part, and refuses the rest."""
+    argv = [sys.executable, "-c", _NEARLY_FULL, str(tmp_path / "kept")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True)
+    assert done.stdout == "refused: File too large\ngood ['kept']\n"

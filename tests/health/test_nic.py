@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,8 +68,48 @@ def test_a_port_must_be_as_fast_as_it_was_and_as_the_site_says(node: Node) -> No
     assert found(node, "nic-ports") == (F, "mlx5_1/1 runs at 100 instead of 400 Gb/s")
     port(node, "mlx5_1", "rate", "400 Gb/sec (4X NDR)")
     assert found(node, "nic-ports", nic_rate_gbps=800)[0] is F
-    port(node, "mlx5_1", "rate", "junk")
+
+
+@pytest.mark.parametrize("junk", ["", "junk", "1.5", "-1 Gb/sec", "²00 Gb/sec", "9999999999 Gb/sec", "400 MB/sec"])
+def test_a_rate_that_is_none_is_unknown(node: Node, junk: str) -> None:
     assert found(node, "nic-ports")[0] is P
+    port(node, "mlx5_1", "rate", junk)
+    verdict, text = found(node, "nic-ports")
+    assert verdict is U and "infiniband/mlx5_1/ports/1/rate holds " in text
+    assert found(node, "nic-errors")[0] is P
+    port(node, "mlx5_2", "state", "1: DOWN")
+    assert found(node, "nic-ports")[0] is F, "hidden by what is unknown"
+
+
+@pytest.mark.parametrize("junk", ["", "junk", "4:", "4: ACTIVELY", "4", "UNKNOWN", "9: UNKNOWN", "\x00\x01", "-1"])
+def test_a_state_that_is_none_is_unknown(node: Node, junk: str) -> None:
+    assert found(node, "nic-ports")[0] is P
+    port(node, "mlx5_1", "state", junk)
+    node.write("/elsewhere/mlx5_0", junk)
+    for name in ("nic-ports", "gpu-nics"):
+        verdict, text = found(node, name)
+        assert verdict is U and "infiniband/mlx5_1/ports/1/state holds " in text
+    port(node, "mlx5_1", "state", "4: ACTIVE")
+    verdict, text = found(node, "nic-ports", link_state_path="/elsewhere/{nic}")
+    assert verdict is U and "/elsewhere/mlx5_0 holds " in text
+
+
+@pytest.mark.parametrize("ones", [2**32 - 1, 2**64 - 1])
+def test_a_counter_of_all_ones_is_unknown_and_not_counted(node: Node, ones: int) -> None:
+    """What a NIC reads as that is gone from its bus; later it is back, with the counts that it had."""
+    for file in ("link_downed", "symbol_error"):
+        port(node, "mlx5_2", f"counters/{file}", "3")
+    assert found(node, "nic-errors")[0] is P
+    for file in ("link_downed", "symbol_error"):
+        port(node, "mlx5_2", f"counters/{file}", str(ones))
+    verdict, text = found(node, "nic-errors")
+    assert verdict is U and "mlx5_2/1 link_downed" in text and "all ones" in text
+    port(node, "mlx5_3", "counters/link_downed", "1")
+    assert found(node, "nic-errors")[0] is F, "hidden by what is unknown"
+    port(node, "mlx5_2", "counters/link_downed", "4")
+    port(node, "mlx5_2", "counters/symbol_error", "3")
+    assert found(node, "nic-errors", nic_link_downed_max=1) == (P, "nothing to speak of lately")
+    assert "mlx5_2/1 went down 1 times" in found(node, "nic-errors")[1]
 
 
 def _full(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -198,12 +239,71 @@ def test_counters_that_are_none_are_left_out(node: Node, junk: str) -> None:
         "9" * 20000,
     ],
 )
-def test_what_is_kept_and_damaged_is_begun_anew_or_told(node: Node, kept: str) -> None:
+def test_what_is_kept_and_damaged_is_told_once_and_replaced(node: Node, kept: str) -> None:
     assert found(node, "nic-errors")[0] is P
     (file,) = (node / "run").rglob("nic-errors.kept")
     file.write_text(kept.replace("{", f'{{"boot": "{cache.boot_id(NodeView(str(node.root)))}", ', 1))
     verdict, text = found(node, "nic-errors")
-    assert verdict is P or (verdict is U and "is ignored: it is" in text)
+    assert verdict is P if kept in ("[]", "null") else verdict is U and "is ignored: it is" in text
+    _sees_again(node)
+
+
+def _sees_again(node: Node) -> None:
+    assert found(node, "nic-errors")[0] is P
+    assert found(node, "nic-ports")[0] is P
+    port(node, "mlx5_0", "counters/link_downed", "77")
+    assert found(node, "nic-errors")[0] is F
+    port(node, "mlx5_0", "state", "1: DOWN")
+    assert found(node, "nic-ports")[0] is F
+
+
+def _emptied(file: Path) -> None:
+    file.write_text("")
+
+
+def _directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _link(file: Path) -> None:
+    file.rename(file.with_suffix(".elsewhere"))
+    file.symlink_to(file.with_suffix(".elsewhere"))
+
+
+def _fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _new_in_the_way(file: Path) -> None:
+    """A half-written file of who was killed, which somebody exchanged for a FIFO besides."""
+    file.write_text("{")
+    os.mkfifo(f"{file}.new")
+
+
+@pytest.mark.parametrize("spoil", [_emptied, _directory, _link, _fifo, _new_in_the_way])
+@pytest.mark.parametrize("name", ["nic-ports", "nic-errors"])
+def test_what_is_in_the_way_of_what_is_kept_is_told_once_and_replaced(
+    node: Node, name: str, spoil: Callable[[Path], None]
+) -> None:
+    for each in ("nic-ports", "nic-errors"):
+        assert found(node, each)[0] is P
+    (file,) = (node / "run").rglob(f"{name}.kept")
+    spoil(file)
+    verdict, text = found(node, name)
+    assert verdict is U and "is ignored: " in text
+    assert found(node, name)[0] is P
+    _sees_again(node)
+
+
+def test_damaged_rates_of_ports_are_told_once_and_replaced(node: Node) -> None:
+    assert found(node, "nic-ports")[0] is P
+    (file,) = (node / "run").rglob("nic-ports.kept")
+    for rates in ('"x"', '{"mlx5_0/1": "fast"}', "[1]"):
+        file.write_text(f'{{"boot": "{cache.boot_id(NodeView(str(node.root)))}", "rates": {rates}}}')
+        assert found(node, "nic-ports") == (U, "how ports were is ignored: it is damaged")
+        assert found(node, "nic-ports")[0] is P
 
 
 def test_many_looks_at_once_lose_nothing(node: Node) -> None:
@@ -236,6 +336,7 @@ def test_what_others_could_write_is_not_believed(node: Node) -> None:
     file.unlink()
     file.symlink_to("/etc/passwd")
     assert found(node, "nic-errors")[0] is U
+    assert not file.is_symlink() and Path("/etc/passwd").read_text().startswith("root:")
 
 
 def test_without_a_place_to_keep_them_counters_do_not_apply(node: Node) -> None:
