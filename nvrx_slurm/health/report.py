@@ -65,9 +65,17 @@ def from_json(line: str) -> Report:
     try:
         plain: dict[str, Any] = json.loads(line)
         findings = [Finding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]]
-        return Report(plain["node"], plain["when"], findings, plain["notes"], plain["seconds"])
-    except (KeyError, TypeError, ValueError) as error:
+        found = Report(plain["node"], plain["when"], findings, plain["notes"], plain["seconds"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a health report: {error}") from None
+    texts = [found.node, found.when, *(found.notes if isinstance(found.notes, list) else [None])]
+    numbers = [found.seconds]
+    for finding in findings:
+        texts += [finding.check, finding.text, finding.action]
+        numbers += [finding.seconds, finding.age_s]
+    if not all(isinstance(text, str) for text in texts) or not all(type(one) in (int, float) for one in numbers):
+        raise ValueError("not a health report: a value of the wrong type")
+    return found
 
 
 def _row(finding: Finding, width: int) -> str:

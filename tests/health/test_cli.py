@@ -90,13 +90,37 @@ def test_json_is_one_line_for_machines(dgx: Node) -> None:
     assert from_json(found.stdout).exit_code == 0
 
 
-@pytest.mark.parametrize("line", ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}'])
+GOOD = (
+    '{"node": "n", "when": "gate", "findings": [{"check": "c", "verdict": "fail", "text": "t"}], '
+    '"notes": [], "seconds": 0}'
+)
+WRONG = [
+    ('"node": "n"', '"node": null'),
+    ('"c"', "[]"),
+    ('"t"', "5"),
+    ('"fail"', "{}"),
+    ('"notes": []', '"notes": 5'),
+    ('"notes": []', '"notes": [5]'),
+    ('"notes": []', '"notes": "n"'),
+    ('"seconds": 0', '"seconds": "0"'),
+    ('"seconds": 0', '"seconds": true'),
+    ('"text"', '"age_s": null, "text"'),
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}', "[" * 200_000]
+    + [GOOD.replace(*one) for one in WRONG],
+    ids=range(7 + len(WRONG)),
+)
 def test_a_report_that_is_none_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="not a health report"):
         from_json(line)
 
 
 def test_a_report_survives_json() -> None:
+    assert from_json(GOOD).verdict is Verdict.PASS
     report = Report("n1", "gate", [Finding("a", Verdict.UNKNOWN, "x", 0.1, 2.0, "drain")], ["note"], 0.2)
     assert from_json(report.as_json()) == report
 
