@@ -29,6 +29,7 @@ HEALTHCHECK_KILL_S = 60.0  # slurm.conf(5), HealthCheckProgram
 KILL_AFTER_S = 2.0  # timeout(1) in hook.sh: -k
 NO_TIMEOUT = 65534  # what Slurm shows for an unset PrologEpilogTimeout
 STOP_TIMEOUT_S = 15.0  # --workers-stop-timeout
+_OWN_CHECKS_S = 20.0  # for all of them to be found, or imported
 _SCONTROL_S = 10.0
 _LONGEST_FILE = 65536
 
@@ -325,9 +326,22 @@ def _site_file(site: Site) -> Iterator[Line]:
         rules = policy.read_rules(path)
         own = [name for name in rules.checks if rules.checks[name].on_fail == "drain"]
         yield Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}, {len(own)} of them drain")
+        yield from _own_checks(path)
     except NvrxError as error:
         yield Line("site-file", FAIL, str(error), "until then no hook checks anything")
     yield from _site_file_of_jobs(path, policy.DEFAULT_CONFIG)
+
+
+def _own_checks(path: str) -> Iterator[Line]:
+    """Whether each of the site's own checks can be run by us."""
+    from nvrx_slurm.health import policy, runner
+    from nvrx_slurm.health.check import NodeView, Verdict
+
+    trials = policy.trials(path)
+    for finding in runner.run(trials, NodeView(), {}, _OWN_CHECKS_S).findings:
+        if finding.verdict is not Verdict.PASS:
+            text = f"{finding.check} cannot be run: {finding.text}"
+            yield Line("own-checks", FAIL, text, f"correct it, or its entry of own in {path}: until then it is unknown")
 
 
 def _site_file_of_jobs(path: str, default: str) -> Iterator[Line]:

@@ -115,6 +115,11 @@ def _users_python(installed: Installed) -> None:
 
 
 # name of the line: [(what is spoilt, status, words of text or advice)]
+def _own_check(what: str) -> Callable[[Installed], object]:
+    text = "hooks: {{suspicions: {0}/spool}}\nown: [{{name: mine, {1}}}, {{name: good, run: /bin/true}}]\n"
+    return lambda installed: (installed.root / "health.yaml").write_text(text.format(installed.root, what))
+
+
 SPOILT: list[tuple[str, Callable[[Installed], object], str, str]] = [
     ("prolog", _spoil_slurm("Prolog", "(null)"), "fail", "Prolog is not set"),
     ("prolog", _other_prolog, "fail", "is not ours"),
@@ -148,6 +153,8 @@ SPOILT: list[tuple[str, Callable[[Installed], object], str, str]] = [
     ("site-file-of-jobs", lambda i: (i.root / "default.yaml").unlink(), "warn", "ln -s "),
     ("site-file", _spoil_conf("CONFIG", "/no/such.yaml"), "fail", "nvrx health init"),
     ("site-file", lambda i: (i.root / "health.yaml").write_text("cheks: {}"), "fail", "did you mean checks"),
+    ("own-checks", _own_check("run: /no/check"), "fail", "mine cannot be run: /no/check cannot be used: No such file"),
+    ("own-checks", _own_check("python: 'no.x:CHECK'"), "fail", "mine cannot be run: no.x:CHECK cannot be imported"),
     ("suspicions", _open_spool, "fail", "the next prolog makes it"),
     ("kill-wait", _spoil_slurm("KillWait", "5 sec"), "warn", "KillWait=30"),
     ("proctrack", _spoil_slurm("ProctrackType", "proctrack/linuxproc"), "warn", "proctrack/cgroup"),
