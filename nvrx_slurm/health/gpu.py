@@ -109,6 +109,8 @@ def gather_count(node: NodeView, expected: Expected) -> Counts:
             raise
         return Counts(None, on_bus, given, str(why))
     except HardwareError as failure:
+        if isinstance(failure, gpus.NvmlFailed) and failure.code in gpus.SAYS_NOTHING:
+            raise ValueError(str(failure)) from None
         return Counts(None, on_bus, given, str(failure))
 
 
@@ -152,7 +154,10 @@ def gather_recovery(node: NodeView, expected: Expected) -> Facts[str] | Hardware
 
 
 def judge_recovery(facts: Facts[str] | HardwareError, expected: Expected) -> tuple[Verdict, str]:
-    """Any action but none fails; so does a GPU that is lost or a driver that fails to answer."""
+    """Any action but none fails; so does a GPU that is lost or a driver that fails to answer. An error that is not
+    about a GPU is unknown."""
+    if isinstance(facts, gpus.NvmlFailed) and facts.code in gpus.SAYS_NOTHING:
+        return Verdict.UNKNOWN, str(facts)
     if isinstance(facts, HardwareError):
         return Verdict.FAIL, str(facts)
     return each(facts, lambda action: "" if action == gpus.NO_ACTION else f"needs {action}", "need no recovery action")

@@ -10,7 +10,7 @@ from nvrx_slurm.health import jobs
 from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
 from nvrx_slurm.health.gpu import in_script, visible
 from nvrx_slurm.system import gpu_facts, gpus
-from nvrx_slurm.system.hardware import HardwareError
+from nvrx_slurm.system.hardware import Absent, HardwareError
 
 _APART_S = 1.0  # between two looks
 _MARGIN_S = 0.5
@@ -26,11 +26,12 @@ class Process(NamedTuple):
 
 class Facts(NamedTuple):
     """`used_mb` and `processes` by GPU. `ours`: the jobs that may be there; None: any job, since jobs share the node or
-    this is no job's script."""
+    this is no job's script. `why`: no memory in use is known."""
 
     used_mb: Mapping[str, float]
     processes: Mapping[str, list[Process]]
     ours: frozenset[str] | None
+    why: str = ""
 
 
 def gather(node: NodeView, expected: Expected) -> Facts:
@@ -38,7 +39,7 @@ def gather(node: NodeView, expected: Expected) -> Facts:
     until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
     while True:
         facts = _look(node)
-        if judge(facts, expected)[0] is Verdict.PASS or time.monotonic() + _APART_S > until_s:
+        if judge(facts, expected)[0] is not Verdict.FAIL or time.monotonic() + _APART_S > until_s:
             return facts
         node.doing("waiting for processes on GPUs to end")
         time.sleep(_APART_S)
@@ -48,11 +49,14 @@ def _look(node: NodeView) -> Facts:
     try:
         env = chosen(node)
         pids = gpu_facts.processes(env, say=node.doing)
-        used_mb = gpus.memory_used_mb(env, say=node.doing)
     except HardwareError as failure:
         raise ValueError(str(failure)) from None
+    try:
+        used_mb, why = gpus.memory_used_mb(env, say=node.doing), ""
+    except (Absent, HardwareError) as failure:
+        used_mb, why = {}, str(failure)
     found = {gpu: [who for pid in some if (who := _process(node, pid))] for gpu, some in pids.items()}
-    return Facts(used_mb, found, may_be_there(node.env))
+    return Facts(used_mb, found, may_be_there(node.env), why)
 
 
 def chosen(node: NodeView) -> Mapping[str, str]:
@@ -103,6 +107,12 @@ def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
     held = [f"{gpu} holds {mb:.0f} MiB" for gpu, mb in facts.used_mb.items() if mb > most and not _in_use(gpu, facts)]
     if held:
         return Verdict.FAIL, f"in use without a process: {listed(held)}"
+    untold = [gpu for gpu in facts.processes if gpu not in facts.used_mb and not _in_use(gpu, facts)]
+    if untold:
+        return (
+            Verdict.UNKNOWN,
+            f"no process is left over, but {facts.why or f'{listed(untold)} tells no memory in use'}",
+        )
     return Verdict.PASS, f"nothing is left over on {len(facts.used_mb)} GPUs"
 
 

@@ -27,6 +27,11 @@ LIBRARY = "libnvidia-ml.so.1"
 # NVML says one of these where there is no (usable) driver, and where a GPU or driver does not know what is asked.
 _NO_NVML = ("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "FUNCTION_NOT_FOUND")
 _NOT_KNOWN = ("NOT_SUPPORTED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND", "NOT_FOUND", "NO_DATA", "NO_PERMISSION")
+# Of the process that asks, or of library and driver; nothing that tells how a GPU is.
+SAYS_NOTHING = frozenset(
+    {"UNINITIALIZED", "ALREADY_INITIALIZED", "INSUFFICIENT_SIZE", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "MEMORY"}
+    | {"INSUFFICIENT_RESOURCES", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED"}
+)
 _ACTION = "NVML_GPU_RECOVERY_ACTION_"
 _MIB = 1 << 20
 
@@ -48,6 +53,14 @@ _kept = _Kept()
 
 class NoNvml(Absent):
     """NVML cannot be used at all; `code`: NVML's name of the reason, as in "DRIVER_NOT_LOADED"."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class NvmlFailed(HardwareError):
+    """NVML said that something failed; `code`: its name of what, "" for one that this nvidia-ml-py does not know."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -151,11 +164,15 @@ def pci_addresses(
 def memory_used_mb(
     env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
 ) -> dict[str, float]:
-    """Memory (MiB) that programs hold on each GPU; what the driver keeps for itself does not count if it tells that."""
+    """Memory (MiB) that programs hold on each GPU, without what the driver keeps for itself."""
 
     def read_one(nvml: ModuleType, handle: Any) -> float:
-        info = known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
-        used: int = (info or nvml.nvmlDeviceGetMemoryInfo(handle)).used
+        try:
+            used: int = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
+        except nvml.NVMLError as error:
+            if _code(nvml, error) != "FUNCTION_NOT_FOUND":
+                raise  # what the old function tells of a driver that has the new one counts the driver's own
+            used = nvml.nvmlDeviceGetMemoryInfo(handle).used
         return used / _MIB
 
     return each(read_one, "memory in use", env, device_index, timeout_s, say)
@@ -229,7 +246,7 @@ def _opened(nvml: ModuleType) -> Iterator[None]:
         code = _code(nvml, error)
         if code in _NO_NVML:
             raise NoNvml(code, f"no NVML here ({error})") from None
-        raise HardwareError(f"NVML cannot be opened: {error}") from None
+        raise NvmlFailed(code, f"NVML cannot be opened: {error}") from None
     try:
         with _sentence(nvml, "NVML"):
             yield
@@ -244,7 +261,7 @@ def _sentence(nvml: ModuleType, what: str) -> Iterator[None]:
     try:
         yield
     except nvml.NVMLError as error:
-        raise HardwareError(f"{what}: {error}") from None
+        raise NvmlFailed(_code(nvml, error), f"{what}: {error}") from None
 
 
 def known(nvml: ModuleType, fn: Callable[[], T]) -> T | None:

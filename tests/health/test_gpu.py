@@ -95,6 +95,15 @@ BROKEN: list[tuple[str, list[str], Callable[[GpuNode], object], dict[str, object
     ("gpu-recovery", ["action 2"], nothing, {}, F, "needs NODE_REBOOT, GPU 1 (GPU-1000) needs NODE_REBOOT"),
     ("gpu-recovery", ["action.0 77"], nothing, {}, F, "needs UNKNOWN(77)"),
     ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 15"], nothing, {}, F, "GPU 5: GPU is lost"),
+    ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 28"], nothing, {}, F, "GPU 5: "),  # not found
+    ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 16"], nothing, {}, F, "GPU 5: "),  # to be reset
+    ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 999"], nothing, {}, F, "GPU 5: Unknown Error"),
+    ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 1"], nothing, {}, U, "GPU 5: Uninitialized"),
+    ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 7"], nothing, {}, U, "GPU 5: Insufficient Size"),
+    ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 20"], nothing, {}, U, "GPU 5: Insufficient Memory"),
+    ("gpu-recovery", ["nvmlInit 20"], nothing, {}, U, "NVML cannot be opened: Insufficient Memory"),
+    ("gpu-count", ["nvmlDeviceGetCount 20"], nothing, {}, U, "NVML: Insufficient Memory"),
+    ("gpu-count", ["nvmlDeviceGetCount 15"], nothing, {}, F, "cannot be used: NVML: GPU is lost"),
     ("gpu-recovery", ["result230 3"], nothing, {}, N, "no GPU of this process tells its recovery action"),
     ("gpu-recovery", ["nvmlInit 9"], nothing, {}, N, "no NVML here"),
     ("gpu-ecc", ["ecc.3.1 1"], nothing, {}, F, "GPU 3 (GPU-3000) has 1 uncorrected ECC errors"),
@@ -214,7 +223,7 @@ def test_each_function_that_fails_is_a_sentence(node: GpuNode, function: str) ->
 
 
 ALSO = {  # of older drivers
-    "nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo_v2 3",),
+    "nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo_v2 13",),
     "nvmlDeviceGetCurrentClocksThrottleReasons": ("nvmlDeviceGetCurrentClocksEventReasons 13",),
 }
 NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
