@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nvrx_slurm.agent import reclaim
@@ -38,14 +38,16 @@ _MAX_ERROR_BYTES = 1 << 16  # that a process may say on stderr in its life
 _BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
 _REFUSES = "nvrx health: "
 _ROOT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = (
-    "-I",
-    "-c",
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from nvrx_slurm.health.__main__ import main; sys.exit(main(sys.argv[1:]))",
-    _ROOT,
-    "--serve",
-)
+
+
+def _program() -> tuple[str, ...]:
+    """What the interpreter is to run, with our import paths and no others: packages may come by PYTHONPATH."""
+    paths = [_ROOT, *(path for path in sys.path if os.path.isabs(path))]
+    text = (
+        f"import sys; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); "
+        "from nvrx_slurm.health.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return ("-I", "-c", text, os.pathsep.join(dict.fromkeys(paths)), "--serve")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class GateSpec:
     idle_s: float = 60.0  # between two runs of all checks while the node is idle
     injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the gate fails, for tests
     sysroot: str = "/"
-    program: tuple[str, ...] = _PROGRAM  # for the interpreter; tests put others in its place
+    program: tuple[str, ...] = field(default_factory=_program)  # for the interpreter; tests put others in its place
     checks: bool = True  # False: the process is started only to read GPU memory
 
     @property
