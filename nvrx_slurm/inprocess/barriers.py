@@ -26,7 +26,10 @@ Any process may die between any two writes, so their order matters, and whoever 
   been written. A `start` that rank 0 publishes after that is harmless: who follows it finds `ended`.
 - `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
 - The verdict of a round before the keys of the round before it are deleted: with their word in a round all its members
-  have read the verdict of the one before.
+  have read the verdict of the one before. Who finds keys deleted all the same was declared gone while it was away
+  (suspended, say). So nothing that is deleted is read with `get`, which would wait for it.
+- A rank that leaves says so in the round that it is in. If it has come to that round's barrier already, that may be too
+  late, and its monitor process says it in every round until a verdict knows it.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from nvrx_slurm.core.ranks import to_runs
 from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word, call_roll
 from nvrx_slurm.inprocess import leader
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
+from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.progress import OwnTime
 from nvrx_slurm.inprocess.store import StoreView
 
@@ -45,6 +49,7 @@ COMPLETED, INTERRUPTED = b"completed", b"interrupted"
 NO_START = b"-"  # instead of where to meet: the iteration is over before it began
 FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; then it is waited for again
 _LATEST = "latest"
+_NOTHING = "~"  # no value of ours
 _ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
 _LOOK_S = (0.5, 10.0)  # shortest and longest between two looks at who is missing
@@ -82,16 +87,18 @@ class Round:
         self.keys.set("ended", "1")
 
     def await_end(self) -> bool:
-        """Until the iteration has ended; whether the function has returned everywhere."""
+        """Until the iteration has ended; whether the function has returned everywhere. Raises RankDiscarded if the
+        others have long gone on without this rank."""
         while not self.keys.look(["ended"], FOREVER_S):
             pass
-        return self.keys.get("end") == COMPLETED
+        return self._decided("end") == COMPLETED
 
     def cause(self) -> InterruptionRecord | None:
         """What interrupted the iteration: the first that was told, but rather a rank that died or hung than one that
         raised, since such a rank makes its peers' collectives raise, which can be told sooner."""
-        told = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
-        records = [InterruptionRecord.from_str(self.keys.get(key).decode()) for key in told if self.keys.check([key])]
+        places = range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)
+        told = filter(None, (_read(self.keys, f"record/{place}") for place in places))
+        records = [InterruptionRecord.from_str(text.decode()) for text in told]
         outright = [record for record in records if record.interruption in OUTRIGHT]
         return next(iter(outright or records), None)
 
@@ -102,10 +109,11 @@ class Round:
         self.keys.set("start", f"{port} {address}")
 
     def await_start(self, timeout_s: float) -> tuple[str, int] | None:
-        """Address and port, or None if the iteration is over already. Raises TimeoutError."""
+        """Address and port, or None if the iteration is over already. Raises TimeoutError, and RankDiscarded as
+        `await_end` does."""
         if not self.keys.came(["start"], timeout_s):
             raise TimeoutError(f"the new rank 0 did not say within {timeout_s:g} s where to meet")
-        value = self.keys.get("start")
+        value = self._decided("start")
         if value == NO_START:
             return None
         port, _, address = value.decode().partition(" ")
@@ -126,14 +134,29 @@ class Round:
         self.keys.set(f"out/{initial_rank}", str(Word(Stand.TERMINATED)))
 
     def verdict(self, timeout_s: float) -> Verdict | None:
-        """Wait for the verdict; None if there is none in time."""
-        if not self.keys.came(["went"], timeout_s):
+        """Wait for the verdict; None if there is none in time. Raises RankDiscarded as `await_end` does."""
+        if not self._is_past() and not self.keys.came(["went"], timeout_s) and not self._is_past():
             return None
-        return Verdict.from_text(self.keys.get("go").decode())
+        return Verdict.from_text(self._decided("go").decode())
 
     def has_verdict(self) -> bool:
         """Whether everybody has come."""
         return self.keys.check(["went"])
+
+    def says_gone(self, initial_rank: int) -> bool:
+        """Whether the round knows already that a rank is gone, so that this is no new fault."""
+        return _read(self.keys, f"out/{initial_rank}") == str(Word(Stand.TERMINATED)).encode()
+
+    def _is_past(self) -> bool:
+        known = latest(self.call)
+        return known is not None and known[0] > self.number
+
+    def _decided(self, key: str) -> bytes:
+        """Something that is there as long as the round is not forgotten."""
+        value = _read(self.keys, key)
+        if value is None:
+            raise RankDiscarded(f"the others have declared this rank gone in iteration {self.number}, and gone on")
+        return value
 
     def forget(self, members: Collection[int]) -> None:
         """Delete the keys of a round that everybody has left."""
@@ -202,7 +225,14 @@ def _announced(this: Round) -> Verdict:
 
 def latest(call: StoreView) -> tuple[int, Verdict] | None:
     """The last round with a verdict."""
-    if not call.check([_LATEST]):
+    known = _read(call, _LATEST)
+    if known is None:
         return None
-    number, _, text = call.get(_LATEST).decode().partition("\n")
+    number, _, text = known.decode().partition("\n")
     return int(number), Verdict.from_text(text)
+
+
+def _read(keys: StoreView, key: str) -> bytes | None:
+    """Its value, or None if there is none: in one step, since it may be deleted at any moment."""
+    value = keys.compare_set(key, _NOTHING, _NOTHING)
+    return None if value == _NOTHING.encode() else value

@@ -20,11 +20,11 @@ from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.barriers import Round
 from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED, SERVES
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.monitor_keeper import MonitorKeeper
 from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread, end_child_after
-from nvrx_slurm.inprocess.progress import LEFT, LOST, STOPPING, OwnTime, Page, ProgressWatchdog
+from nvrx_slurm.inprocess.progress import COUNTED, GONE, LEFT, LOST, STOPPING, OwnTime, Page, ProgressWatchdog
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.inprocess.stopping import Stopper
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
@@ -116,11 +116,11 @@ class Helpers:
     def await_end(self, this: Round, state: FrozenState, stopper: Stopper) -> bool:
         """Until the iteration ends; whether it is complete. After a fault: `abort`, and the function is stopped."""
         self._watching = (state, stopper)
-        lost: StoreLost | None = None
+        lost: StoreLost | RankDiscarded | None = None
         try:
             if self.for_waiting(this).await_end():
                 return True
-        except StoreLost as error:
+        except (StoreLost, RankDiscarded) as error:
             lost = error
         self.page.words[STOPPING] = time.monotonic_ns()
         if lost is None:
@@ -153,12 +153,16 @@ class Helpers:
     # --- the watchdog's looks -----------------------------------------------------------------------------------------
 
     def _look_at_store(self) -> None:
-        """If the store does not answer any more, whoever waits for it may do so for ever: end the connections."""
+        """If the store does not answer any more, or the others have gone on without this rank, whoever waits for it may
+        do so for ever: end the connections."""
         words = self.page.words
-        if not words[LOST] or words[LEFT] or self._told_lost or self._reached is None:
+        if not (words[LOST] or words[GONE]) or words[LEFT] or self._told_lost or self._reached is None:
             return
         self._told_lost = True
-        logger.error("the store at %s is lost", self._reached.place)
+        if words[LOST]:
+            logger.error("the store at %s is lost", self._reached.place)
+        else:
+            logger.warning("the others have declared rank %d gone", self.me.rank)
         if not self._reached.hang_up():
             threading.Thread(
                 target=self._answer_instead, args=(self._reached.place,), name="nvrx-lost", daemon=True
@@ -173,9 +177,11 @@ class Helpers:
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
-    def left(self) -> None:
+    def left(self, why: str = "") -> None:
         """This rank need not be watched any more."""
         self.page.words[LEFT] = 1
+        if self.page.words[COUNTED]:
+            self.monitor.say_that_we_leave(why)
 
     def all_have_finished(self, gone: int) -> None:
         """Everybody returns now."""
@@ -197,7 +203,9 @@ class Helpers:
         if self._watchdog.ident is not None:
             self._watchdog.stop()
         if self.monitor.pid:
-            if self.call_or_none is not None and self.me.rank == 0 and not self._finished:
+            serves = self.me.rank == 0 or self.monitor.meeting is not None  # the others, perhaps
+            serves = serves and self.call_or_none is not None and not self._finished
+            if serves or self.page.words[COUNTED]:
                 self.monitor.let_go()
             else:
                 self.monitor.leave(15.0)

@@ -94,16 +94,22 @@ class Heartbeats:
 class Link(threading.Thread):
     """Sends heartbeats, watches, and sees to it that the dead are counted at the barrier.
 
-    `on_lost` is called once if the store is lost; `over` is set when there is nothing left to do here: this rank is
-    out of the world, or everybody has finished.
+    `on_lost` is called once if the store is lost, `on_gone` when the others have declared this rank gone; `over` is set
+    when there is nothing left to do here: this rank is out of the world, or everybody has finished.
     """
 
     def __init__(
-        self, make_view: Callable[[], StoreView], me: int, world_size: int, times: Times, on_lost: Callable[[], Any]
+        self,
+        make_view: Callable[[], StoreView],
+        me: int,
+        world_size: int,
+        times: Times,
+        on_lost: Callable[[], Any],
+        on_gone: Callable[[], Any],
     ) -> None:
         super().__init__(name="nvrx-link", daemon=True)
         self._make_view, self._me, self._world_size = make_view, me, world_size
-        self._times, self._on_lost = times, on_lost
+        self._times, self._on_lost, self._on_gone = times, on_lost, on_gone
         self._asks: queue.Queue[Callable[[], None]] = queue.Queue(_MAX_PENDING)
         self._dead: dict[int, InterruptionRecord] = {}
         self._marked: set[tuple[int, int]] = set()  # (round, rank)
@@ -199,6 +205,8 @@ class Link(threading.Thread):
         if known is not None and known[0] >= self._this.number:
             self._gone = known[1].gone
             self._finished = known[1].outcome is not Outcome.NEXT
+            if self._me in self._gone:
+                self._on_gone()
             if self._this.number == ENTRY:
                 self._heartbeats.begin()
             self._this = Round(self._call, known[0] + 1)
@@ -208,7 +216,8 @@ class Link(threading.Thread):
         todo = [rank for rank in self._dead if rank not in self._gone and (self._this.number, rank) not in self._marked]
         for rank in todo:
             logger.info("iteration %d: rank %d is gone: %s", self._this.number, rank, self._dead[rank].text)
-            self._this.interrupt(self._dead[rank])
+            if not self._this.says_gone(rank):  # else it is no new fault: discarded, or it has said so itself
+                self._this.interrupt(self._dead[rank])
             self._this.bury(rank)
             self._marked.add((self._this.number, rank))
         return bool(todo)

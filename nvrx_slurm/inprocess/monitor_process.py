@@ -33,11 +33,13 @@ from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.barriers import ENTRY
 from nvrx_slurm.inprocess.board import Board
-from nvrx_slurm.inprocess.coordinator import Coordinator
+from nvrx_slurm.inprocess.coordinator import Coordinator, overdue_slack_s
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.monitor_link import Link, Times
 from nvrx_slurm.inprocess.progress import (
+    COUNTED,
+    GONE,
     LEFT,
     LOST,
     ROUND,
@@ -50,6 +52,7 @@ from nvrx_slurm.inprocess.progress import (
     StandsStill,
     seconds_since,
 )
+from nvrx_slurm.inprocess.stand_in import Meeting, StandIn
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
@@ -58,9 +61,10 @@ logger = logging.getLogger(__name__)
 # the fork would undo, in the watchdog thread, what other threads do to the filters meanwhile.
 warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning, rf"{re.escape(__name__)}$")
 
-_LEAVE = b"L"
+_LEAVE, _MEET = b"L", b"M"
 _READY, _SERVING = b"+", b"+s"  # it works; it works, and the store's server is in it
 _MAX_MESSAGE = 4096
+_MAX_TEXT = 1024  # of a message
 _OUTLAST_S = 1.0  # between two looks at the store when the rank has left
 _AWAY_S = 1.0  # a look that is later than this was not slow: this process did not run
 _KILL_WAIT_S = 10.0  # after SIGKILL: a process that cannot be interrupted by anything is told as dead
@@ -85,18 +89,21 @@ class MonitorProcess:
         self.serves = False  # whether the store's server is in it
         self._pidfd = -1
         self._channel: socket.socket | None = None
+        self.meeting: Meeting | None = None  # the last one at this rank
 
     def start(self, again: bool = False) -> None:
         """Fork; `again` in place of an earlier one. Raises OSError if no process can be made."""
         detach.hold_standard_streams()
         with contextlib.ExitStack() as undo:
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             undo.callback(ours.close)
             with theirs:
                 self.pid = self._fork(theirs, again)
             self._pidfd = self._pidfd_of_child()
             undo.pop_all()
         self._channel = ours
+        if self.meeting is not None:
+            self.meet(self.meeting)
 
     def _fork(self, channel: socket.socket, again: bool) -> int:
         rank_pidfd = os.pidfd_open(os.getpid())
@@ -144,7 +151,7 @@ class MonitorProcess:
         """Tell it that the rank has left, and reap it; after `timeout_s` seconds it is killed."""
         if self._pidfd < 0:
             return
-        self._say_that_we_leave()
+        self.say_that_we_leave()
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             logger.warning("the monitor process did not end within %g s and is killed", timeout_s)
             self.kill()
@@ -154,14 +161,24 @@ class MonitorProcess:
         """The rank leaves, but the process has to stay for the others. It will end by itself, and then is reaped."""
         if self._pidfd < 0:
             return
-        self._say_that_we_leave()
+        self.say_that_we_leave()
         threading.Thread(target=self._close, name="nvrx-reaper", daemon=True).start()
 
-    def _say_that_we_leave(self) -> None:
-        assert self._channel is not None
+    def say_that_we_leave(self, why: str = "") -> None:
+        """It says so to the others, if nobody may have yet (see COUNTED). Only the first time counts."""
+        if self._channel is None:
+            return
         with contextlib.suppress(OSError):
             self._channel.settimeout(1.0)
-            self._channel.send(_LEAVE, socket.MSG_NOSIGNAL)
+            self._channel.send(_LEAVE + why.encode()[:_MAX_TEXT], socket.MSG_NOSIGNAL)
+
+    def meet(self, meeting: Meeting) -> None:
+        """The process group of an iteration meets at this rank: see `stand_in`."""
+        self.meeting = meeting
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.settimeout(1.0)
+                self._channel.send(_MEET + str(meeting).encode(), socket.MSG_NOSIGNAL)
 
     def restart(self) -> None:
         """A new one in place of one that has died. Raises OSError as `start` does; it may be called again then."""
@@ -243,7 +260,7 @@ class Monitor:
     def _serve(self) -> None:
         arguments = self._arguments
         times = Times(arguments.seconds("heartbeat_interval"), arguments.seconds("heartbeat_timeout"))
-        self._link = Link(self._make, self._me.rank, self._me.world_size, times, self._lost)
+        self._link = Link(self._make, self._me.rank, self._me.world_size, times, self._lost, self._gone)
         self._link_stands_still = StandsStill(self._longest_s)
         coordinator = None
         if self._me.rank == 0:
@@ -251,12 +268,16 @@ class Monitor:
             self._link.stays = True
             coordinator.start()
         self._link.start()
+        longest_s = arguments.seconds("barrier_timeout") + overdue_slack_s(arguments)
+        self._stand_in = StandIn(self._make_view, arguments.seconds("last_call_wait"), longest_s)
         gc.freeze()
         self._watch()
         if coordinator is not None:
             self._outlast(coordinator.over, math.inf)  # until everybody has left
         elif not self._left:
             self._outlast(self._link.over, arguments.seconds("barrier_timeout"))
+        else:
+            self._outlast(self._stand_in.idle, longest_s)
         logger.info("the monitor process of rank %d ends", self._me.rank)
 
     def _outlast(self, over: threading.Event, timeout_s: float) -> None:
@@ -299,6 +320,9 @@ class Monitor:
     def _lost(self) -> None:
         self._page.words[LOST] = 1
 
+    def _gone(self) -> None:
+        self._page.words[GONE] = 1
+
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
@@ -312,10 +336,11 @@ class Monitor:
         while True:
             patience_s = self._patience_s(board)
             ready = {fd for fd, _ in poll.poll(1000 * patience_s)}
-            if self._pidfd in ready:
+            if self._channel.fileno() in ready:  # first: what the rank has said before it died
+                if not self._hear(poll):
+                    return
+            elif self._pidfd in ready:
                 self._rank_died()
-                return
-            if self._channel.fileno() in ready and not self._hear(poll):
                 return
             if board is not None:
                 self._look_at(board, ready)
@@ -328,11 +353,14 @@ class Monitor:
     def _hear(self, poll: Any) -> bool:
         """Whether to go on after what the rank says."""
         try:
-            word = self._channel.recv(16)
+            word = self._channel.recv(_MAX_MESSAGE)
         except ConnectionError:  # it died with our word that we are ready unread
             word = b""
-        if word == _LEAVE:
-            self._left = True
+        if word.startswith(_MEET):
+            self._stand_in.expect(Meeting.parse(word[len(_MEET) :].decode()))
+            return True
+        if word.startswith(_LEAVE):
+            self._rank_died(f"it leaves: {word[len(_LEAVE) :].decode(errors='replace')}")
             return False
         poll.unregister(self._channel.fileno())  # its end: the rank is dying, and pidfd says when it is dead
         return True
@@ -374,7 +402,7 @@ class Monitor:
         longest_s = interval_s if board is not None and board.fd is None else self._longest_s
         idle_s = self._idle_s()
         limit_s = arguments.seconds("hard_timeout")
-        if words[WATCHED] and self._told_round != words[ROUND]:
+        if words[WATCHED] and not words[STOPPING] and self._told_round != words[ROUND]:
             limit_s = arguments.seconds("soft_timeout")
         return max(0.002, min(longest_s, limit_s - idle_s + 0.001))
 
@@ -393,7 +421,8 @@ class Monitor:
         if stopping_s >= overdue_s:
             self._kill(number, f"not ready for the next iteration after {stopping_s:.1f} s")
             return True
-        if words[WATCHED] and not quiet and idle_s >= arguments.seconds("soft_timeout") and self._told_round != number:
+        due = words[WATCHED] and not words[STOPPING] and self._told_round != number  # who is stopped has been told
+        if due and not quiet and idle_s >= arguments.seconds("soft_timeout"):
             self._told_round = number
             self._tell(number, Interruption.SOFT_TIMEOUT, f"no progress for {idle_s:.1f} s")
         return False
@@ -426,7 +455,7 @@ class Monitor:
         return True
 
     def _rank_died(self, why: str = "its process has ended") -> None:
-        if self._page.words[LEFT]:
+        if self._page.words[LEFT] and not self._page.words[COUNTED]:
             self._left = True
             return
         logger.warning("rank %d: %s", self._me.rank, why)

@@ -28,7 +28,9 @@ STOPPING = 5  # main, monitor thread: since when the rank ends its iteration, or
 LEFT = 6  # main: 1 when it has left the wrapper, and need not be watched any more
 LOST = 7  # monitor process, or the watchdog on its behalf: 1 when it cannot reach the store
 SEEN = 8  # monitor process (own cache line): when it last looked after its rank, 0 until it does
+GONE = 9  # monitor process: 1 when the others have declared the rank gone
 MANUAL = 16  # main (own cache line): last ping, 0 until the first one of an iteration
+COUNTED = 17  # main: 1 while the others count on the rank, so that somebody has to say its word if it leaves
 _SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
 
 

@@ -20,10 +20,12 @@ from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.coordinator import overdue_slack_s
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded, RestartError
+from nvrx_slurm.inprocess.exception import TimeoutError as RestartTimeout
 from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.monitor_thread import Answer
-from nvrx_slurm.inprocess.progress import ROUND, STOPPING, WATCHED, OwnTime
+from nvrx_slurm.inprocess.progress import COUNTED, GONE, ROUND, STOPPING, WATCHED, OwnTime
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, assign
+from nvrx_slurm.inprocess.stand_in import Meeting
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 from nvrx_slurm.inprocess.stopping import RankShouldRestart, Stopper, nudges
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
@@ -46,7 +48,7 @@ class Runner:
         self._stopper = Stopper()
         self._this: Round | None = None
         self._verdict = Verdict(Outcome.NEXT)
-        self._entered = False  # the others count on this rank
+        self._came_to: Round | None = None  # the last round whose barrier this rank came to
         self._end: Answer | None = None  # of the iteration: what the monitor thread was asked for
         self._value: Any = None
         self._error: BaseException | None = None
@@ -81,8 +83,16 @@ class Runner:
         except BaseException as error:
             if what == "leave" or self._page.is_of_another:
                 raise
-            self._error = error
+            self._error = self._of_who_is_gone(error)
             return phases.Failed()
+
+    def _of_who_is_gone(self, error: BaseException) -> BaseException:
+        """Who has been away while the others went on without it waits for what never comes, or for what was deleted."""
+        if not self._page.words[GONE] or not isinstance(error, (StoreLost, TimeoutError, RestartTimeout)):
+            return error
+        discarded = RankDiscarded(f"the others have declared rank {self._helpers.me.rank} gone, and gone on")
+        discarded.__cause__ = error
+        return discarded
 
     def _blame(self, error: BaseException) -> None:
         """Its cause chain ends with what interrupted the run, the same on every rank."""
@@ -100,7 +110,8 @@ class Runner:
 
     def _come(self, this: Round, word: Word) -> phases.Released:
         """Arrive at the round's barrier and wait for all others; takes over the verdict."""
-        self._entered = True
+        self._came_to = this
+        self._page.words[COUNTED] = 1
         if not this.arrive(self._helpers.me.rank, word):
             raise RankDiscarded(f"the others have declared rank {self._helpers.me.rank} gone")
         self._page.words[STOPPING] = 0
@@ -110,8 +121,9 @@ class Runner:
         if this.number > ENTRY:
             gc.collect()
         verdict: Verdict = self._thread.answer(asked, patience_s + 2 * self._barrier_s)
+        if verdict.outcome is not Outcome.NEXT or self._helpers.me.rank in verdict.gone:
+            self._page.words[COUNTED] = 0
         if verdict.outcome is Outcome.REFUSED:
-            self._entered = False
             self._helpers.has_read_the_last_verdict(len(verdict.gone))
             raise BarrierTimeout(verdict.why) if this.number == ENTRY else InternalError(verdict.why)
         if self._helpers.me.rank in verdict.gone:
@@ -175,9 +187,15 @@ class Runner:
         environment.release()
         if self._state.active_rank == 0:
             address, port = environment.reserve(self._helpers.me.rank)
+            self._helpers.monitor.meet(Meeting(this.number, port, address))
             this.publish_start(address, port)
         else:
-            start = self._thread.call(lambda: self._helpers.for_waiting(this).await_start(barrier_s), barrier_s + 1.0)
+            try:
+                wait = self._helpers.for_waiting(this).await_start
+                start = self._thread.call(lambda: wait(barrier_s), 2 * barrier_s)
+            except TimeoutError as error:  # of rank 0, which comes to no barrier either
+                this.interrupt(self._record(Interruption.EXCEPTION, describe(error)))
+                start = None
             if start is None:
                 self._watch(this)
                 return phases.Stopped()
@@ -281,14 +299,16 @@ class Runner:
         """Tell the others, end what may block, call `terminate`."""
         assert self._error is not None
         logger.info("rank %d leaves: %s", self._helpers.me.rank, describe(self._error))
-        this = self._this
-        if self._entered and not isinstance(self._error, StoreLost):
+        this, words = self._this or self._came_to, self._page.words
+        if words[COUNTED] and this is not None and not isinstance(self._error, StoreLost):
             try:
-                self._say_goodbye(this or Round(self._helpers.call, ENTRY))
+                self._say_goodbye(this)
+                if this is not self._came_to:  # so there was no verdict without it
+                    words[COUNTED] = 0
             except StoreLost as error:
-                logger.warning("%s", error)
-        self._entered = False
-        self._helpers.left()
+                if not words[GONE]:  # else all waits have been ended
+                    logger.warning("%s", error)
+        self._helpers.left(describe(self._error))
         if self._state.mode is Mode.TERMINATED:
             return phases.Done()  # `terminate` has raised a BaseException: it is not called again
         self._state.mode = Mode.TERMINATED
