@@ -111,6 +111,19 @@ class TCPStore(StoreMixin, dist.TCPStore):
             dist.TCPStore.__init__(self, **{**arguments, "use_libuv": False})
 
 
+def serve(host: str, port: int) -> dist.TCPStore | None:
+    """torch's store with its server at a port of this host; None if somebody listens there. Raises UsageError where it
+    cannot listen, RuntimeError if torch cannot serve."""
+    listening = _listen(host, port)
+    if listening is None:
+        return None
+    arguments: dict[str, Any] = dict(is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    try:
+        return dist.TCPStore(host, port, **arguments)
+    except NotImplementedError:  # as above
+        return dist.TCPStore(host, port, **arguments, use_libuv=False)
+
+
 class FileStore(StoreMixin, dist.FileStore):
     """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job."""
 

@@ -4,6 +4,7 @@ another one fails; and a second wrapped function is called."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import os
 import signal
@@ -33,7 +34,12 @@ def _after(module: Any, name: str, then: Any) -> None:
     setattr(module, name, both)
 
 
+def _hold_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(1000)
+
+
 FAULTS = {
+    "hang": _hold_the_gil,
     "raise": lambda: (_ for _ in ()).throw(OSError("no data set")),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda: sys.exit(3),

@@ -3,6 +3,7 @@ after the other."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ MEET = {"last_call_wait": 0.0, "heartbeat_interval": 0.1, "progress_watchdog_int
 
 def all_return(job: Job, ranks: Any, value: Any) -> None:
     for rank in ranks:
-        assert job.await_event(rank, "returned", value=value)
+        job.await_event(rank, "returned", value=value)
         assert job.await_end(rank) == 0
     job.await_nothing_left()
 
@@ -75,3 +76,31 @@ def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent:
             assert job.await_end(rank) == (1 if count == "0" else 0)
         job.await_nothing_left()
     del agent
+
+
+FIRST = {"raise": "exception: OSError: no data set", "kill": "terminated: ", "exit": "base exception: SystemExit: 3"}
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("how", FIRST)
+def test_the_first_rank_fails_before_it_serves_the_process_groups_store(
+    job: Job, tmp_path: Path, how: str, first: int
+) -> None:
+    """The others are in torch's connect to a port nobody listens at. `first` is rank 0 of iteration 0."""
+    job.start("fails_before_meeting", 3, module="scenarios_meet", victim=first, how=how, shift=3 - first, times=MEET)
+    job.await_event(first, "fault")
+    alive = [rank for rank in range(3) if rank != first or how == "raise"]
+    all_return(job, alive, float(len(alive)))
+    for rank in alive:
+        assert iterations(job, rank) == [0, 1]
+        assert f"iteration 0 was interrupted: rank {first}: {FIRST[how]}" in job.err(rank).read_text()
+    assert "is let go" in (tmp_path / f"monitor{first}.log").read_text()
+
+
+def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job) -> None:
+    """Nothing runs in its process any more; the others are free before their own hard timeout, which is the same."""
+    times = {**MEET, "soft_timeout": 2.0, "hard_timeout": 10.0, "termination_grace_time": 0.1}
+    job.start("fails_before_meeting", 3, module="scenarios_meet", victim=0, how="hang", times=times)
+    job.await_event(0, "fault")
+    all_return(job, [1, 2], 2.0)
+    assert job.await_end(0) < 0
