@@ -109,10 +109,8 @@ def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
         return Verdict.FAIL, f"in use without a process: {listed(held)}"
     untold = [gpu for gpu in facts.processes if gpu not in facts.used_mb and not _in_use(gpu, facts)]
     if untold:
-        return (
-            Verdict.UNKNOWN,
-            f"no process is left over, but {facts.why or f'{listed(untold)} tells no memory in use'}",
-        )
+        why = facts.why or f"{listed(untold)} does not tell its memory in use"
+        return Verdict.UNKNOWN, f"no process is left over, but {why}"
     return Verdict.PASS, f"nothing is left over on {len(facts.used_mb)} GPUs"
 
 

@@ -7,14 +7,16 @@ is nothing that another user could put there, and nothing to search for the epil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from nvrx_slurm.health.cache import Unusable
 from nvrx_slurm.health.check import one_line
+from nvrx_slurm.system import trust
 
 VERSION = 1
 DIRECTORY = "/var/spool/nvrx"
@@ -64,45 +66,48 @@ def leave(
 
 def path(directory: str, node: str, job_id: str) -> str:
     """The file of a job on a node. Raises Unusable for what is no job id or no name."""
+    return f"{directory}/{_name(node, job_id)}"
+
+
+def _name(node: str, job_id: str) -> str:
     if not node or "/" in node or node.startswith(".") or not (job_id.isascii() and job_id.isdigit()):
         raise Unusable(f"there is no job {job_id!r} on a node {node!r}")
-    return f"{directory}/{node}.{job_id}.jsonl"
+    return f"{node}.{job_id}.jsonl"
 
 
 def allow(directory: str, node: str, job_id: str, uid: int) -> None:
     """For the prolog, as root: make the job's file, empty, anew. Raises Unusable and OSError."""
-    _require_roots(directory, make=True)
-    file = path(directory, node, job_id)
-    _remove(file)  # of an earlier life of the job
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchown(fd, uid, -1)
-    finally:
-        os.close(fd)
+    file = _name(node, job_id)
+    _make(directory)
+    with _opened(directory) as place:
+        _remove(file, place)  # of an earlier life of the job
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place)
+        try:
+            os.fchown(fd, uid, -1)
+        finally:
+            os.close(fd)
 
 
 def take(directory: str, node: str, job_id: str, uid: int) -> list[Suspicion]:
-    """For the epilog, as root: what the job's user `uid` said, and remove the file. Raises Unusable and OSError.
-
-    Whatever is there instead of such a file ("unreadable") is a suspicion, too: a check costs little.
-    """
-    _require_roots(directory, make=False)
-    file = path(directory, node, job_id)
-    try:
-        data = _contents(file, uid)
-    except FileNotFoundError:
+    """For the epilog, as root: what the job's user `uid` said, and remove the file. Raises Unusable and OSError."""
+    file = _name(node, job_id)
+    if not os.path.lexists(directory):
         return []
-    except (OSError, Unusable) as error:
-        data = b""
-        found = [Suspicion("unreadable", "", one_line(error))]
-    else:
-        found = [_parsed(line) for line in data[:MAX_BYTES].splitlines()]
-    _remove(file)
+    with _opened(directory) as place:
+        try:
+            data = _contents(file, place, uid)
+        except FileNotFoundError:
+            return []
+        except (OSError, Unusable) as error:
+            found = [Suspicion("unreadable", "", one_line(error))]
+        else:
+            found = [_parsed(line) for line in data[:MAX_BYTES].splitlines()]
+        _remove(file, place)
     return found
 
 
-def _contents(file: str, uid: int) -> bytes:
-    fd = os.open(file, _READ)
+def _contents(file: str, place: int, uid: int) -> bytes:
+    fd = os.open(file, _READ, dir_fd=place)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
@@ -122,19 +127,35 @@ def _parsed(line: bytes) -> Suspicion:
     return Suspicion("unreadable", "", one_line(line[:80].decode(errors="replace")))
 
 
-def _require_roots(directory: str, make: bool) -> None:
-    if make:
-        os.makedirs(directory, 0o755, exist_ok=True)
-    try:
-        found = os.lstat(directory)
-    except FileNotFoundError:
+def _make(directory: str) -> None:
+    """With all above it, each of them in a directory that is ours to trust."""
+    if os.path.lexists(directory):
         return
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Unusable(f"{directory} is not a directory that only root can write to; remove it or choose another one")
+    parent = os.path.dirname(directory) or "."
+    _make(parent)
+    with contextlib.suppress(FileExistsError):  # another prolog was faster
+        os.mkdir(os.path.join(trust.require(parent, Unusable), os.path.basename(directory)), 0o755)
 
 
-def _remove(file: str) -> None:
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    """The directory itself, which nobody can exchange for another one as he could its path.
+
+    Raises Unusable unless all on the way to it is ours to trust, and only we can write to it.
+    """
+    place = trust.require(directory, Unusable)
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.unlink(file)
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Unusable(f"{directory} can be written to by others; choose a directory of root's alone")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _remove(file: str, place: int) -> None:
+    try:
+        os.unlink(file, dir_fd=place)
     except FileNotFoundError:
         return

@@ -18,6 +18,9 @@ from hooks_harness import BOUND_S, REPO, SLACK_S, Hooks, as_root
 from recorded import Node, ended
 from test_runner import HungMount
 
+from nvrx_slurm.health import suspicion
+from nvrx_slurm.system import trust
+
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 
 NOBODY, ANOTHER = 65534, 65533
@@ -285,6 +288,54 @@ def test_a_forged_suspicion_causes_a_check_at_most(hooks: Hooks, what: str) -> N
     assert not os.path.lexists(file)
     if what == "a link":
         assert (hooks.root / "secret").exists()
+
+
+@pytest.fixture
+def users_directory(hooks: Hooks) -> Path:
+    """The site's mistake: suspicions below a directory of a user."""
+    mine = hooks.root / "users"
+    mine.mkdir()
+    _own(mine)
+    hooks.spool = mine / "spool"
+    hooks.site()
+    return mine
+
+
+def test_nothing_is_made_in_a_directory_of_a_user(hooks: Hooks, users_directory: Path) -> None:
+    ran = hooks.run("prolog")
+    assert ran.code == 0 and "cannot tell what it suspects" in ran.log and str(users_directory) in ran.log
+    assert list(users_directory.iterdir()) == []
+    (users_directory / "spool").mkdir()  # root's, but the user may exchange it at any time
+    assert "cannot tell what it suspects" in hooks.run("prolog").log
+    assert list((users_directory / "spool").iterdir()) == []
+    assert "cannot be read" in hooks.run("epilog", **SUCCESS).log
+
+
+def test_a_directory_is_made_with_those_above_it_where_only_root_can(hooks: Hooks) -> None:
+    hooks.spool = hooks.root / "a" / "b" / "spool"
+    hooks.site()
+    assert hooks.run("prolog").code == 0
+    (file,) = hooks.spool.iterdir()
+    assert file.name == "n1.7.jsonl" and file.stat().st_uid == NOBODY
+
+
+def test_a_directory_exchanged_after_the_look_gets_no_file(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is faster than root: between looking and opening the directory becomes a link."""
+    spool, elsewhere = hooks.root / "spool", hooks.root / "elsewhere"
+    spool.mkdir()
+    elsewhere.mkdir()
+    real = trust.require
+
+    def require(path: str, refused: type[Exception]) -> str:
+        found = real(path, refused)
+        spool.rename(hooks.root / "aside")
+        spool.symlink_to(elsewhere)
+        return found
+
+    monkeypatch.setattr(trust, "require", require)
+    with pytest.raises(OSError, match="Not a directory"):
+        suspicion.allow(str(spool), "n1", "7", NOBODY)
+    assert spool.is_symlink() and list(elsewhere.iterdir()) == []
 
 
 def test_a_directory_that_is_not_roots_is_not_used(hooks: Hooks) -> None:
