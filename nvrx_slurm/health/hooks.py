@@ -72,6 +72,8 @@ def main(when: str, env: Mapping[str, str] | None = None, ready: Callable[[], No
     try:
         rules = policy.read_rules(hook.config, hook.node.root, hook.name)
         ready()
+        for note in rules.notes:
+            hook.say(syslog.LOG_WARNING, note)
         return _HOOKS[when](hook, rules)
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"this hook does not work: {error}")
