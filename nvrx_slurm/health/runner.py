@@ -283,7 +283,7 @@ class Run:
         elif ready and not more:
             self._give_up(child, f"its process ended without an answer{child.doing()}")
         elif time.monotonic() >= child.until_s:
-            self._give_up(child, f"timed out after {child.until_s - child.started_s:.1f} s{child.doing()}")
+            self._give_up(child, f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s{child.doing()}")
         elif time.monotonic() >= child.look_s:
             others, child.checks = child.checks[1:], child.checks[:1]
             self._start(others)

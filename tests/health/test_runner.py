@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import struct
 import sys
@@ -207,6 +208,19 @@ def test_what_could_not_begin_before_the_deadline_is_said() -> None:
     found = run(*lane(*many, budget_s=BOUND_S), deadline_s=1.0).findings
     assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
     assert found[0].text.startswith("timed out after 1.0 s") and found[-1].text == "timed out before it could begin"
+
+
+def test_one_whose_process_is_there_only_after_the_deadline_took_no_less_than_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pidfd_open = os.pidfd_open
+
+    def late(pid: int) -> int:
+        select.select([], [], [], 0.3)
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(runner.os, "pidfd_open", late)
+    assert run(check(forever), deadline_s=0.1).findings[0].text.startswith("timed out after 0.0 s")
 
 
 def test_two_runs_go_on_side_by_side() -> None:
