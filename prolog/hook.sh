@@ -1,12 +1,13 @@
 #!/bin/sh
 # What prolog, epilog and healthcheck have in common; they run it as root (docs/administrators.md):
 #   hook.sh HOOK        clear the environment and run the second form below timeout(1)
+#   hook.sh settings    print what hooks.conf is read as
 #   hook.sh HOOK SINCE  look whom we are about to trust, start Python, and end in time even if Python does not
 # Exit code: 0 go on; 1 the node shall not be used; where the hook itself does not work, as ON_ERROR says.
 
 cd / || exit 0
 umask 022
-if [ ! -t 2 ]; then exec >/dev/null 2>&1; fi # whoever reads slurmd's pipe never waits for a blocked process
+if [ ! -t 2 ] && [ "$1" != settings ]; then exec >/dev/null 2>&1; fi # whoever reads slurmd's pipe never waits for a blocked process
 here=${0%/*} hook=$1 since=$2 child=''
 PYTHON='' PACKAGE='' CONFIG='' LOG='' SCONTROL='' SYSROOT='' ON_ERROR=pass
 PROLOG_BUDGET=6 EPILOG_BUDGET=30 HEALTHCHECK_BUDGET=50 # seconds
@@ -53,7 +54,8 @@ untrusted() { # PATH...: prints the first one that is not, and why
 }
 
 if [ -r "$here/hooks.conf" ]; then
-    while IFS='=' read -r name value; do
+    while IFS='=' read -r name value || [ -n "$name" ]; do # the last line may lack its end
+        name=${name%[[:cntrl:]]} value=${value%[[:cntrl:]]} # lines of Windows end with CR LF
         value=${value#[\"\']}
         value=${value%[\"\']}
         case $name in
@@ -61,11 +63,25 @@ if [ -r "$here/hooks.conf" ]; then
         PROLOG_BUDGET | EPILOG_BUDGET | HEALTHCHECK_BUDGET) eval "$name=\$value" ;;
         SLURM_CONF) conf=${conf:-$value} ;; # Slurm sets it, but not for the HealthCheckProgram
         '' | \#*) ;;
-        *) if [ -n "$since" ]; then say "$here/hooks.conf: there is no setting called $name"; fi ;;
+        *) if [ "$hook" = settings ]; then echo "?$name"; elif [ -n "$since" ]; then say "$here/hooks.conf: there is no setting called $name"; fi ;;
         esac
     done <"$here/hooks.conf"
 fi
 case $hook in
+settings) # nvrx doctor asks what is read
+    echo "PYTHON=$PYTHON
+PACKAGE=$PACKAGE
+CONFIG=$CONFIG
+LOG=$LOG
+SCONTROL=$SCONTROL
+SLURM_CONF=$conf
+SYSROOT=$SYSROOT
+ON_ERROR=$ON_ERROR
+PROLOG_BUDGET=$PROLOG_BUDGET
+EPILOG_BUDGET=$EPILOG_BUDGET
+HEALTHCHECK_BUDGET=$HEALTHCHECK_BUDGET"
+    exit 0
+    ;;
 prolog) budget=$PROLOG_BUDGET ;;
 epilog) budget=$EPILOG_BUDGET ;;
 *) budget=$HEALTHCHECK_BUDGET ;;

@@ -136,9 +136,21 @@ def _directory(slurm: dict[str, str]) -> str:
 
 
 def _conf(directory: str) -> dict[str, str]:
-    """As hook.sh reads it."""
-    pairs = (line.partition("=") for line in _text(f"{directory}/hooks.conf").splitlines() if line[:1] not in ("", "#"))
-    return {name: value.removeprefix('"').removesuffix('"').strip("'") for name, _, value in pairs}
+    """hooks.conf as hook.sh itself reads it: all settings, and what is none as "?NAME"; {} if it cannot be asked."""
+    import subprocess
+
+    shell = f"{directory}/hook.sh"
+    if not directory or _untrusted(shell) or _untrusted(f"{directory}/hooks.conf"):
+        return {}
+    try:
+        done = subprocess.run(
+            ["/bin/sh", shell, "settings"], env={"LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=_SCONTROL_S, check=False, text=True, errors="replace",
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    return {name: value for name, _, value in pairs if name}
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
@@ -262,7 +274,11 @@ def _files(site: Site) -> Iterator[Line]:
         yield Line("hook-tools", FAIL, f"{', '.join(missing)} cannot be executed", "install coreutils and util-linux")
     else:
         yield Line("hook-tools", OK, "what hook.sh needs is there")
-    unknown = sorted(set(site.conf) - SETTINGS)
+    if not set(site.conf) >= SETTINGS and not problems:
+        text = f"{site.directory}/hook.sh does not tell how it reads it: it is not of this version"
+        yield Line("hooks.conf", FAIL, text, "install all files of prolog/ again (docs/administrators.md)")
+        return
+    unknown = sorted(name.removeprefix("?") for name in set(site.conf) - SETTINGS)
     if unknown or site.conf.get("ON_ERROR", "pass") not in ("pass", "fail"):
         wrong = f"{', '.join(unknown)} is no setting" if unknown else f"ON_ERROR={site.conf['ON_ERROR']}"
         yield Line("hooks.conf", FAIL, wrong, f"known: {', '.join(sorted(SETTINGS))}; ON_ERROR is pass or fail")
@@ -272,6 +288,32 @@ def _files(site: Site) -> Iterator[Line]:
         yield Line(
             "hooks.conf", WARN, text, f"if that is not Slurm's default place: SLURM_CONF={conf} in {_file(site)}"
         )
+
+
+def _log(site: Site) -> Iterator[Line]:
+    path = site.conf.get("LOG", "")
+    if not path:
+        return
+    advice = f"in {_file(site)}: LOG=/var/log/nvrx-hooks.log"
+    if not path.startswith("/"):
+        yield Line("log", FAIL, f"LOG={path} is no absolute path", advice)
+    elif problem := _untrusted(os.path.dirname(path)) or _no_log(path):
+        yield Line("log", FAIL, f"LOG: {problem}", advice)
+    else:
+        yield Line("log", OK, f"hooks write to {path}, too")
+
+
+def _no_log(path: str) -> str:
+    """Why nothing can be written there, "" if something can."""
+    try:
+        room = os.statvfs(os.path.dirname(path))
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            return f"{path} is no ordinary file"
+    except OSError as error:
+        return f"{path} cannot be used: {error.strerror}"
+    if room.f_flag & os.ST_RDONLY or not room.f_bavail:
+        return f"{path} is on a file system that is {'full' if not room.f_bavail else 'read-only'}"
+    return ""
 
 
 def _untrusted(path: str) -> str:
@@ -365,12 +407,25 @@ def _spool(site: Site) -> Iterator[Line]:
         directory = policy.read_rules(site.conf.get("CONFIG") or policy.DEFAULT_CONFIG).hooks.suspicions
     except NvrxError:
         directory = policy.HookSettings().suspicions
-    if not os.path.lexists(directory):
+    there = directory
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if problem := _untrusted(there) or _writable_by_others(directory):
+        advice = "in the site file: hooks: suspicions: a directory below one of root's, such as /var/spool/nvrx"
+        yield Line("suspicions", FAIL, problem, advice)
+    elif there != directory:
         yield Line("suspicions", OK, f"{directory} will be made by the first prolog")
-    elif problem := _untrusted(directory):
-        yield Line("suspicions", FAIL, problem, f"remove {directory}: the next prolog makes it")
     else:
         yield Line("suspicions", OK, f"{directory}: jobs may leave a suspicion in a file of their own")
+
+
+def _writable_by_others(directory: str) -> str:
+    """What `trust` accepts of a sticky directory is no place for suspicions: anybody could leave some."""
+    try:
+        mode = os.stat(directory).st_mode
+    except OSError:
+        return ""
+    return f"{directory} can be written to by others than root" if mode & 0o022 else ""
 
 
 # --- what jobs need ---------------------------------------------------------------------------------------------------
@@ -419,5 +474,5 @@ def _slurm_for_jobs(site: Site) -> Iterator[Line]:
 
 
 LOOKS: tuple[Callable[[Site], Iterator[Line]], ...] = (
-    _slurm, _programs, _when, _time, _files, _python, _site_file, _spool, _jobs,
+    _slurm, _programs, _when, _time, _files, _log, _python, _site_file, _spool, _jobs,
 )  # fmt: skip

@@ -103,6 +103,32 @@ def _open_spool(installed: Installed) -> None:
     os.chown(installed.root / "spool", 65534, -1)
 
 
+def _sticky_spool(installed: Installed) -> None:
+    (installed.root / "spool").mkdir()
+    (installed.root / "spool").chmod(0o1777)
+
+
+def _users_directory(installed: Installed) -> Path:
+    (installed.root / "users").mkdir()
+    os.chown(installed.root / "users", 65534, -1)
+    return installed.root / "users"
+
+
+def _spool_of_a_user(installed: Installed) -> None:
+    spool = _users_directory(installed) / "not" / "there"
+    (installed.root / "health.yaml").write_text(f"hooks: {{suspicions: {spool}}}\n")
+
+
+def _users_log(installed: Installed) -> None:
+    installed.conf["LOG"] = _users_directory(installed) / "log"
+
+
+def _older_shell(installed: Installed) -> None:
+    """It takes "settings" for a hook."""
+    shell = (installed.hooks / "hook.sh").read_text()
+    (installed.hooks / "hook.sh").write_text(shell.replace("settings)", "other)").replace("= settings", "= other"))
+
+
 def _other_rules_for_jobs(installed: Installed) -> None:
     (installed.root / "default.yaml").unlink()
     (installed.root / "default.yaml").write_text("expect: {cpus: 1}\n")
@@ -155,7 +181,15 @@ SPOILT: list[tuple[str, Callable[[Installed], object], str, str]] = [
     ("site-file", lambda i: (i.root / "health.yaml").write_text("cheks: {}"), "fail", "did you mean checks"),
     ("own-checks", _own_check("run: /no/check"), "fail", "mine cannot be run: /no/check cannot be used: No such file"),
     ("own-checks", _own_check("python: 'no.x:CHECK'"), "fail", "mine cannot be run: no.x:CHECK cannot be imported"),
-    ("suspicions", _open_spool, "fail", "the next prolog makes it"),
+    ("suspicions", _open_spool, "fail", "such as /var/spool/nvrx"),
+    ("suspicions", _sticky_spool, "fail", "can be written to by others than root"),
+    ("suspicions", _spool_of_a_user, "fail", "can be changed by others than root"),
+    ("log", _spoil_conf("LOG", "/dev/full"), "fail", "/dev/full is no ordinary file"),
+    ("log", _spoil_conf("LOG", "hooks.log"), "fail", "is no absolute path"),
+    ("log", _spoil_conf("LOG", "/no/such/log"), "fail", "No such file"),
+    ("log", _spoil_conf("LOG", "/proc/log"), "fail", "/proc"),
+    ("log", _users_log, "fail", "can be changed by others than root"),
+    ("hooks.conf", _older_shell, "fail", "it is not of this version"),
     ("kill-wait", _spoil_slurm("KillWait", "5 sec"), "warn", "KillWait=30"),
     ("proctrack", _spoil_slurm("ProctrackType", "proctrack/linuxproc"), "warn", "proctrack/cgroup"),
     ("kill-on-bad-exit", _spoil_slurm("KillOnBadExit", "1"), "warn", "--kill-on-bad-exit=0"),
@@ -187,6 +221,19 @@ def test_a_budget_that_hook_sh_does_not_take(installed: Installed, budget: str) 
     installed.conf["PROLOG_BUDGET"] = budget
     installed.write()
     assert "is no number of seconds" in installed.lines()["budgets"].text
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_settings_are_what_hook_sh_reads(installed: Installed, end: str) -> None:
+    """Ends of lines as of Windows, a last line without one, quotes, later lines over earlier ones."""
+    installed.write()
+    lines = ["ON_ERROR=pass", "# a comment = of ours", "", "LOG='/var/log/nvrx hooks'", f"SYSROOT={installed.root}"]
+    with (installed.hooks / "hooks.conf").open("a", newline="") as file:
+        file.write((end or "\n").join([*lines, "ON_ERROR=fail"]) + end)
+    conf = doctor._conf(str(installed.hooks))
+    assert (conf["LOG"], conf["SYSROOT"], conf["ON_ERROR"]) == ("/var/log/nvrx hooks", str(installed.root), "fail")
+    assert set(conf) == doctor.SETTINGS
+    assert installed.lines()["hook-files"].status == doctor.OK
 
 
 def test_several_prologs_and_patterns(installed: Installed) -> None:

@@ -171,6 +171,18 @@ def test_settings_that_are_wrong_do_not_drain_the_cluster(hooks: Hooks, conf: st
     assert hooks.run("prolog").code == 0
 
 
+@pytest.mark.parametrize("end", ["", "\r\n"])
+def test_lines_end_as_people_end_them(hooks: Hooks, end: str) -> None:
+    """hooks.conf of an editor that writes no last newline, or of one of Windows."""
+    file = hooks.directory / "hooks.conf"
+    settings = file.read_text().splitlines()
+    file.write_bytes((end or "\n").join([*settings, f"CONFIG={hooks.root}/no-such-file"]).encode() + end.encode())
+    assert "no-such-file" in hooks.run("prolog").log, "the last line is not read"
+    file.write_bytes((end or "\n").join(settings).encode() + end.encode())
+    hooks.break_lustre()
+    assert hooks.run("prolog").code == 1
+
+
 def test_a_site_file_that_is_wrong_is_told(hooks: Hooks) -> None:
     (hooks.root / "health.yaml").write_text("hooks: {undrian: no}\n")
     ran = hooks.run("prolog")
