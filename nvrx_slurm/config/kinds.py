@@ -132,7 +132,7 @@ def _absolute(raw: object) -> str:
 
 
 def _absolute_list(raw: object) -> str:
-    parts = raw.split(",") if isinstance(raw, str) else raw
+    parts = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
     if not isinstance(parts, Sequence) or not parts:
         raise ValueError("must be absolute paths separated by commas")
     return ",".join(_absolute(part.strip() if isinstance(part, str) else part) for part in parts)

@@ -86,6 +86,10 @@ class Check(NamedTuple):
     ahead_s: float = 0.0  # the resident (see `resident`) runs it that often ahead, and uses its last result
 
 
+class NotAsked(Exception):
+    """There was neither time nor a thread for it."""
+
+
 class NodeView:
     """The node as a check sees it: every path is below `root` ("/" or the --sysroot).
 
@@ -148,7 +152,8 @@ class NodeView:
     def at_once(self, fn: Callable[[str], T], items: Iterable[str]) -> dict[str, T | Exception]:
         """`fn` of each item, side by side, since any may block for ever: its result, or the exception it raised.
 
-        Items without an answer when this check's time is nearly up are left out of what is returned.
+        Items without an answer when this check's time is nearly up are left out of what is returned; those that were
+        not even begun, as too many others do not answer, have NotAsked.
         """
         import threading  # in the child process of the check, after the fork
 
@@ -168,7 +173,8 @@ class NodeView:
         for thread in threads:
             left_s = self.deadline_s - _MARGIN_S - time.monotonic()
             thread.join(min(max(left_s, 0.0), threading.TIMEOUT_MAX))
-        return dict(answers)
+        found = dict(answers)
+        return found | {item: NotAsked() for item in waiting if item not in found}
 
 
 def one_line(text: object) -> str:

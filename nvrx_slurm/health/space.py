@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, NotAsked, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 _SHM = "/dev/shm"
@@ -33,8 +33,8 @@ def gather_disks(node: NodeView, expected: Expected) -> tuple[list[Room], list[s
     found, silent = [], []
     for path in expected["disk_paths"]:
         answer = answers.get(path)
-        if answer is None:
-            silent.append(path)
+        if answer is None or isinstance(answer, NotAsked):
+            silent.append(path if answer is None else f"{path} (not asked)")
         elif isinstance(answer, Room):
             found.append(answer)
         elif not isinstance(answer, FileNotFoundError):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import OUTSIDE_GATE, QUICK, Check, Expected, NodeView, NotAsked, Setting, Verdict, listed
 from nvrx_slurm.system.hardware import Absent
 
 REMOTE_TYPES = ("lustre", "nfs", "nfs4")
@@ -92,11 +93,13 @@ def judge_lustre(word: str, expected: Expected) -> tuple[Verdict, str]:
 
 
 class MountFacts(NamedTuple):
-    """`there`: all mounts by target; `problems`: why one cannot be reached; `silent`: no answer in time."""
+    """`there`: all mounts by target; `problems`: why one cannot be reached; `silent`: no answer in time; `unasked`: for
+    too many of those."""
 
     there: dict[str, Mount]
     problems: dict[str, str]
     silent: list[str]
+    unasked: list[str] = []
 
 
 def gather_mounts(node: NodeView, expected: Expected) -> MountFacts:
@@ -107,11 +110,7 @@ def gather_mounts(node: NodeView, expected: Expected) -> MountFacts:
         raise Absent("no Lustre or NFS is mounted, and none is expected")
     wanted = list(dict.fromkeys([*remote, *(target for target in expected["mounts"] if target in everything)]))
     answers = node.at_once(lambda target: reach(node, target), wanted)
-    return MountFacts(
-        there=everything,
-        problems={target: reason(answers[target]) for target in wanted if isinstance(answers.get(target), Exception)},
-        silent=[target for target in wanted if target not in answers],
-    )
+    return MountFacts(everything, *_sorted_out(wanted, answers))
 
 
 def reach(node: NodeView, target: str) -> None:
@@ -133,8 +132,8 @@ def judge_mounts(facts: MountFacts, expected: Expected) -> tuple[Verdict, str]:
     frozen = [target for target in expected["writable_mounts"] if "ro" in facts.there.get(target, _NONE).options]
     if frozen:
         return Verdict.FAIL, f"mounted read-only: {listed(frozen)}"
-    if facts.silent:
-        return Verdict.UNKNOWN, f"timed out: {listed(facts.silent)} did not answer{_NO_FAILURE}"
+    if facts.silent or facts.unasked:
+        return Verdict.UNKNOWN, _timed_out(facts)
     remote = [mount.target for mount in facts.there.values() if mount.type in REMOTE_TYPES]
     return Verdict.PASS, f"{listed(dict.fromkeys([*remote, *expected['mounts']]))} can be reached"
 
@@ -145,7 +144,7 @@ _NONE = Mount("", "", "", ())
 def learn_mounts(facts: MountFacts) -> dict[str, tuple[str, ...]]:
     """The Lustre and NFS mounts that answer and stay, and those of them that can be written to."""
     remote = [m for m in facts.there.values() if m.type in REMOTE_TYPES and not m.automounted]
-    found = [mount for mount in remote if mount.target not in facts.silent]
+    found = [mount for mount in remote if mount.target not in (*facts.silent, *facts.unasked)]
     writable = [mount.target for mount in found if "ro" not in mount.options]
     return {"mounts": tuple(mount.target for mount in found), "writable_mounts": tuple(writable)}
 
@@ -154,20 +153,32 @@ def learn_mounts(facts: MountFacts) -> dict[str, tuple[str, ...]]:
 
 
 class PathFacts(NamedTuple):
-    """`problems`: by path, why it cannot be read; `silent`: paths without an answer in time."""
+    """`problems`: by path, why it cannot be read; `silent` and `unasked`: see MountFacts."""
 
     problems: dict[str, str]
     silent: list[str]
+    unasked: list[str] = []
 
 
 def gather_paths(node: NodeView, expected: Expected) -> PathFacts:
     """Reads each path of `storage_paths` as seed 000 says, all at the same time."""
     paths = expected["storage_paths"]
     answers = node.at_once(lambda path: read_path(node, path), paths)
-    return PathFacts(
-        problems={path: reason(answers[path]) for path in paths if isinstance(answers.get(path), Exception)},
-        silent=[path for path in paths if path not in answers],
-    )
+    return PathFacts(*_sorted_out(paths, answers))
+
+
+def _sorted_out(
+    wanted: Iterable[str], answers: Mapping[str, None | Exception]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """(why each that failed did, those that did not answer, those that were not asked)."""
+    unasked = [path for path in wanted if isinstance(answers.get(path), NotAsked)]
+    failed = [path for path in wanted if isinstance(answers.get(path), Exception) and path not in unasked]
+    return {path: reason(answers[path]) for path in failed}, [path for path in wanted if path not in answers], unasked
+
+
+def _timed_out(facts: MountFacts | PathFacts) -> str:
+    unasked = f", {listed(facts.unasked)} not asked" if facts.unasked else ""
+    return f"timed out: {listed(facts.silent)} did not answer{unasked}{_NO_FAILURE}"
 
 
 def read_path(node: NodeView, path: str) -> None:
@@ -189,8 +200,8 @@ def judge_paths(facts: PathFacts, expected: Expected) -> tuple[Verdict, str]:
     """A path that cannot be read fails; one that does not answer is unknown."""
     if facts.problems:
         return Verdict.FAIL, listed(f"{path}: {why}" for path, why in facts.problems.items())
-    if facts.silent:
-        return Verdict.UNKNOWN, f"timed out: {listed(facts.silent)} did not answer{_NO_FAILURE}"
+    if facts.silent or facts.unasked:
+        return Verdict.UNKNOWN, _timed_out(facts)
     return Verdict.PASS, f"{listed(expected['storage_paths'])} can be read"
 
 

@@ -161,8 +161,9 @@ def test_section_timeouts() -> None:
 
 
 def test_storage_paths_from_text_or_list() -> None:
+    assert v.ABSOLUTE_PATHS.parse(" ,/a,, /b,") == "/a,/b"
     assert v.ABSOLUTE_PATHS.parse("/a, /b") == v.ABSOLUTE_PATHS.parse(["/a", "/b"]) == "/a,/b"
-    for bad in ("a", "/a,b", [], 5, "/a,,", ["/a\nb"]):
+    for bad in ("a", "/a,b", [], 5, ",", " , ", "", ["/a", ""], ["/a\nb"]):
         with pytest.raises(ValueError, match="must be"):
             v.ABSOLUTE_PATHS.parse(bad)
 

@@ -328,6 +328,17 @@ def hung_home(dgx: Node) -> Iterator[Node]:
     mount.close()
 
 
+def test_paths_that_nobody_came_to_ask_are_not_said_to_be_silent(hung_home: Node) -> None:
+    """32 hang at most at a time."""
+    paths = [f"/home/{number}" for number in range(40)]
+    site = hung_home.site(expect={"storage_paths": paths}, checks={"storage-paths": {"budget": 1}})
+    code, report = hung_home.program("--only", "storage-paths", "--config", site)
+    (finding,) = report.findings
+    assert (code, finding.verdict) == (3, Verdict.UNKNOWN)
+    asked, unasked = "/home/0, /home/1, /home/2 and 29 more", "/home/32, /home/33, /home/34 and 5 more"
+    assert finding.text == f"timed out: {asked} did not answer, {unasked} not asked{SILENT}"
+
+
 def test_a_mount_that_hangs_is_named_and_hides_no_other(hung_home: Node) -> None:
     site = hung_home.site(checks={"mounts": {"budget": 1, "on_unknown": "drain"}})
     code, report = hung_home.program("--only", "mounts", "--config", site)
