@@ -201,8 +201,9 @@ def _follow(pidfd: int, pipes: Sequence[int], leash: int, until_s: float) -> tup
     """(first bytes from each pipe, whether the process ended); drains them, so that it never blocks on us."""
     kept = dict.fromkeys(pipes, b"")
     poller = select.poll()
-    for fd in (pidfd, leash, *pipes):
+    for fd in pipes:
         os.set_blocking(fd, False)
+    for fd in (pidfd, leash, *pipes):
         poller.register(fd, select.POLLIN)
     still, ended = set(pipes), False
     while not ended and (left_s := until_s - time.monotonic()) > 0:
