@@ -1,4 +1,4 @@
-"""Gives the verdict of every barrier; a thread in the monitor process of rank 0."""
+"""Gives the verdict of every barrier; a thread in the monitor process of the first rank that is left."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class Coordinator(threading.Thread):
     It goes on where an earlier one stopped. If it fails, no rank may wait for it: all end, and are told why.
     """
 
-    def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
+    def __init__(
+        self, make_view: Callable[[], StoreView], world_size: int, gone: frozenset[int], arguments: Arguments
+    ) -> None:
         super().__init__(name="nvrx-coordinator", daemon=True)
-        self._make_view, self._world_size = make_view, world_size
+        self._make_view, self._world_size, self._gone = make_view, world_size, gone
         self._barrier_s = arguments.seconds("barrier_timeout")
         self._slack_s = overdue_slack_s(arguments)
         self.over = threading.Event()
@@ -44,7 +46,7 @@ class Coordinator(threading.Thread):
         self.over.set()
 
     def _rounds(self, call: StoreView) -> None:
-        number, verdict = latest(call) or (ENTRY - 1, Verdict(Outcome.NEXT))
+        number, verdict = latest(call) or (ENTRY - 1, Verdict(Outcome.NEXT, gone=self._gone))
         while verdict.outcome is Outcome.NEXT:
             gone, number = verdict.gone, number + 1
             verdict = self._verdict(Round(call, number), gone)

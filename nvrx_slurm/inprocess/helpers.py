@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess import store
 from nvrx_slurm.inprocess.abort import forget_half_made_groups, keep_connections
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.barriers import Round
@@ -32,6 +33,7 @@ from nvrx_slurm.inprocess.store import StoreLost, StoreView
 logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
+_gone: dict[tuple[int, int], frozenset[int]] = {}  # who had left when the last call returned, by rank and world size
 _UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not hit
 _GONE_S = 0.5  # longest wait for the store's server to end
 
@@ -44,7 +46,8 @@ class Helpers:
         self.environment = Environment()
         self.state = State.from_env()
         self.page = Page()
-        self.me = Identity(self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}", self.environment)
+        rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
+        self.me = Identity(rank, size, prefix, self.environment, _gone.get((rank, size), frozenset()))
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         interval_s = arguments.seconds("progress_watchdog_interval")
@@ -67,21 +70,34 @@ class Helpers:
 
     def open(self) -> None:
         """Start everything. Raises what keeps a part from starting."""
+        self._expect_a_server()
         try:
             self.monitor.start()
         except OSError as error:
             raise InternalError(f"no monitor process can be started: {error}") from error
         timeout_s = self._arguments.seconds("barrier_timeout")
-        if self.me.rank == 0:
+        if self.me.leads:
             self.monitor.await_ready(timeout_s)
         self.thread.start()
         self._watchdog.start()
         self.call_or_none = self._connection(self._arguments.first_store_s)
         self._waiting = self._connection(timeout_s)
-        if self.me.rank != 0:
+        if not self.me.leads:
             self.monitor.await_ready(timeout_s)
         if self.call.add(f"entered/{self.me.rank}", 1) > 1:
             raise UsageError(f"two processes of this job have RANK={self.me.rank}, or the store is not new")
+
+    def _expect_a_server(self) -> None:
+        """Rank 0 is the one that can serve the store at MASTER_ADDR: who waits for it may do so for long."""
+        factory, given = self._arguments.store_factory, self._arguments.store_kwargs or {}
+        if 0 not in self.me.gone or not (isinstance(factory, type) and issubclass(factory, store.TCPStore)):
+            return
+        host, port = given.get("host_name") or os.environ["MASTER_ADDR"], given.get("port") or os.environ["MASTER_PORT"]
+        if store.refused(host, int(port)):
+            raise StoreLost(
+                f"no store for another call: rank 0, which would serve it at {host}:{port}, has left an earlier call;"
+                " start all ranks again, or use a store that needs no rank (FileStore, a server outside of the ranks)"
+            )
 
     def _connection(self, timeout_s: float) -> StoreView:
         """Made in the monitor thread: the main thread must not wait for a server that may be silent."""
@@ -96,6 +112,7 @@ class Helpers:
         """A connection to this call's server, not to the one of an earlier call that is about to end."""
         waited, timeout_s = OwnTime(1.0), self._arguments.seconds("barrier_timeout")
         while True:
+            self._expect_a_server()
             made = self._reached = StoreView(self._arguments.make_store())
             if not made.check([CLOSED]) or waited.seconds() > timeout_s:
                 return made.under(self.me.prefix)
@@ -183,12 +200,13 @@ class Helpers:
         if self.page.words[COUNTED]:
             self.monitor.say_that_we_leave(why)
 
-    def all_have_finished(self, gone: int) -> None:
-        """Everybody returns now."""
+    def all_have_finished(self, gone: frozenset[int]) -> None:
+        """Everybody who is not `gone` returns now, and may call a wrapped function again, without them."""
+        _gone[self.me.rank, self.me.world_size] = gone
         self._serves = self.call.get(SERVES) == b"1"
         self._finished = True
         self.left()
-        self.has_read_the_last_verdict(gone)
+        self.has_read_the_last_verdict(len(gone))
 
     def has_read_the_last_verdict(self, gone: int) -> None:
         """The store's server may end when all who are not `gone` have."""
@@ -203,7 +221,7 @@ class Helpers:
         if self._watchdog.ident is not None:
             self._watchdog.stop()
         if self.monitor.pid:
-            serves = self.me.rank == 0 or self.monitor.meeting is not None  # the others, perhaps
+            serves = self.me.leads or self.monitor.meeting is not None  # the others, perhaps
             serves = serves and self.call_or_none is not None and not self._finished
             if serves or self.page.words[COUNTED]:
                 self.monitor.let_go()
@@ -211,7 +229,7 @@ class Helpers:
                 self.monitor.leave(15.0)
         if self.thread.ident is not None:
             self.thread.stop()
-        if self._serves and self._reached is not None and self.me.rank != 0:
+        if self._serves and self._reached is not None and not self.me.leads:
             self._reached.await_hang_up(_GONE_S)  # nobody shall connect to a server that is about to end
         self.call_or_none = self._reached = self._waiting = None
         self.environment.restore()

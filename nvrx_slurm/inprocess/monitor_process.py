@@ -78,6 +78,12 @@ class Identity:
     world_size: int  # initial
     prefix: str  # of the call's keys, without the slash
     environment: Environment  # as it was when the function was called: what makes the store reads it
+    gone: frozenset[int] = frozenset()  # who has left an earlier call of this process: nobody waits for them
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank that is left: its monitor process coordinates, and serves if it can."""
+        return not any(rank not in self.gone for rank in range(self.rank))
 
 
 class MonitorProcess:
@@ -263,8 +269,8 @@ class Monitor:
         self._link = Link(self._make, self._me.rank, self._me.world_size, times, self._lost, self._gone)
         self._link_stands_still = StandsStill(self._longest_s)
         coordinator = None
-        if self._me.rank == 0:
-            coordinator = Coordinator(self._make_view, self._me.world_size, arguments)
+        if self._me.leads:
+            coordinator = Coordinator(self._make_view, self._me.world_size, self._me.gone, arguments)
             self._link.stays = True
             coordinator.start()
         self._link.start()
@@ -300,8 +306,8 @@ class Monitor:
         return view
 
     def _connect(self) -> Callable[[], StoreView]:
-        """Rank 0: make the store at once, since it may be the server; the others have time."""
-        if self._me.rank != 0 or self._again:
+        """The first rank: make the store at once, since it may be the server; the others have time."""
+        if not self._me.leads or self._again:
             return self._make_view
         view = self._make_view()
         self._serves = bool(getattr(view.store, "serves", False))

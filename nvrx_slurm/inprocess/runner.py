@@ -27,7 +27,7 @@ from nvrx_slurm.inprocess.progress import COUNTED, GONE, ROUND, STOPPING, WATCHE
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.stand_in import Meeting
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
-from nvrx_slurm.inprocess.stopping import RankShouldRestart, Stopper, nudges
+from nvrx_slurm.inprocess.stopping import RankShouldRestart, Stopper, nudges, was_stopped, way_out
 from nvrx_slurm.inprocess.store import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Runner:
         self.call_wrapper = CallWrapper(self._page)
         self._stopper = Stopper()
         self._this: Round | None = None
-        self._verdict = Verdict(Outcome.NEXT)
+        self._verdict = Verdict(Outcome.NEXT, gone=helpers.me.gone)
         self._came_to: Round | None = None  # the last round whose barrier this rank came to
         self._end: Answer | None = None  # of the iteration: what the monitor thread was asked for
         self._value: Any = None
@@ -96,11 +96,10 @@ class Runner:
 
     def _blame(self, error: BaseException) -> None:
         """Its cause chain ends with what interrupted the run, the same on every rank."""
-        if isinstance(error, RestartError) or not isinstance(error, Exception):
-            chain, causes = _chain(error), _chain(self._cause)
-            last = chain[-1]
-            if causes and last.__context__ is None and not any(one is cause for one in chain for cause in causes):
-                last.__cause__ = self._cause
+        chain, causes = _chain(error), _chain(self._cause)
+        last = chain[-1]
+        if causes and last.__context__ is None and not any(one is cause for one in chain for cause in causes):
+            last.__cause__ = self._cause
 
     # --- barriers -----------------------------------------------------------------------------------------------------
 
@@ -211,7 +210,11 @@ class Runner:
     def initialize(self) -> object:
         """May this be tried?"""
         self._helpers.before_call()
-        return self._guarded(lambda: self._plugin("initialize"), phases.Done(), phases.Faulted())
+        results: list[Any] = []
+        event = self._guarded(lambda: results.append(self._call_plugin("initialize")), phases.Done(), phases.Faulted())
+        if isinstance(event, phases.Done):
+            self._refuse_other_than_state("initialize", results[0])  # another try would do the same
+        return event
 
     def check_at_start(self) -> object:
         """The user's health check."""
@@ -266,13 +269,23 @@ class Runner:
     def finalize(self) -> object:
         """The user's."""
         _let_go(self._cause)
-        self._plugin("finalize")
+        self._between("finalize")
         return phases.Done()
 
     def check(self) -> object:
         """The user's health check and those of the hardware."""
-        self._plugin("restart_health_check")
+        self._between("restart_health_check")
         return phases.Done()
+
+    def _between(self, name: str) -> None:
+        """A plug-in after a fault: what it raises is raised from that one."""
+        try:
+            self._plugin(name)
+        except Exception:
+            told = self._round.cause()
+            if self._state.fn_exception is None and told is not None:
+                self._cause = InternalError(told.sentence())
+            raise
 
     def arrive(self) -> object:
         """The iteration barrier."""
@@ -292,7 +305,7 @@ class Runner:
     def conclude(self) -> object:
         """The termination barrier."""
         event = self._come(self._round, self._word(Stand.FINISHED))
-        self._helpers.all_have_finished(len(self._verdict.gone))
+        self._helpers.all_have_finished(self._verdict.gone)
         return event
 
     def leave(self) -> object:
@@ -357,38 +370,41 @@ class Runner:
         words[WATCHED] = 1
         try:
             try:
-                stopper.arm()
-                function()
+                stopper.run(function)
             finally:
                 if not self._page.is_of_another:
-                    stopper.disarm()
                     words[WATCHED] = 0
-        except RankShouldRestart as error:
+        except BaseException as error:
             if self._page.is_of_another:
                 raise
-            stopper.disarm()
-            words[WATCHED] = 0
-            error.received = True
-            _let_go(error)
-            return phases.Stopped()
-        except Exception as error:
-            if self._page.is_of_another:
-                raise
-            if stopper.stopping and isinstance(faulted, phases.Faulted):
-                logger.debug("after the abort: %s", describe(error))
+            ended_by_abort = stopper.stopping and isinstance(faulted, phases.Faulted) and isinstance(error, Exception)
+            if was_stopped(error) or ended_by_abort:
+                logger.debug("stopped: %s", describe(error))
+                leaves_with = way_out(error)
                 _let_go(error)
-                return phases.Stopped()
+                if leaves_with is None:
+                    return phases.Stopped()
+                self._error = leaves_with
+                return phases.Failed()
+            if not isinstance(error, Exception):
+                raise
             self._error = self._state.fn_exception = error
             return faulted
         return done
 
     def _plugin(self, name: str) -> None:
+        self._refuse_other_than_state(name, self._call_plugin(name))
+
+    def _call_plugin(self, name: str) -> Any:
         plugin = getattr(self._arguments, name)
-        if plugin is None:
-            return
-        result = plugin(self._state.freeze())
+        result = plugin and plugin(self._state.freeze())
         self._page.still_the_rank()
+        return result
+
+    def _refuse_other_than_state(self, name: str, result: Any) -> None:
+        """Raises InternalError."""
         if result is not None and not isinstance(result, (FrozenState, State)):
+            plugin = getattr(self._arguments, name)
             raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
 
     def _record(self, kind: Interruption, text: str) -> InterruptionRecord:

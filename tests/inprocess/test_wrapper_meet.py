@@ -104,3 +104,44 @@ def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job
     job.await_event(0, "fault")
     all_return(job, [1, 2], 2.0)
     assert job.await_end(0) < 0
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_who_is_left_calls_a_second_function(job: Job, how: str) -> None:
+    """And loses nobody by it: a fault there is restarted as ever."""
+    job.start("two_calls", 3, module="scenarios_meet", victim=1, how=how, fault_in_second=2, times=MEET)
+    job.await_event(1, "fault")
+    all_return(job, [0, 2], "second of 2")
+    for rank in (0, 2):
+        said = [(event["iteration"], event["WORLD_SIZE"]) for event in job.of(rank, "entered", second=True)]
+        assert said == [(0, "2"), (1, "2")]
+
+
+def test_who_is_left_calls_a_second_function_without_rank_0(job: Job) -> None:
+    """The store needs no rank; the coordinator is with the first rank that is left."""
+    arguments: dict[str, Any] = {"victim": 0, "how": "kill", "fault_in_second": 1, "file_store": True}
+    job.start("two_calls", 3, module="scenarios_meet", times=MEET, **arguments)
+    job.await_event(0, "fault")
+    all_return(job, [1, 2], "second of 2")
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_without_rank_0_there_is_no_store_for_a_second_function(job: Job, how: str) -> None:
+    job.start("two_calls", 3, module="scenarios_meet", victim=0, how=how, times=MEET)
+    job.await_event(0, "fault")
+    for rank in (1, 2):
+        assert job.await_event(rank, "returned")["value"] == "first"
+        first = job.await_event(rank, "raised")["chain"][0]
+        place = f"127.0.0.1:{job.port}"
+        assert first.startswith(
+            f"StoreLost: no store for another call: rank 0, which would serve it at {place}, was lost"
+        )
+        assert job.await_end(rank) == 1
+    job.await_nothing_left()
+
+
+def test_who_left_and_comes_back_is_told_that_it_is_out(job: Job) -> None:
+    arguments: dict[str, Any] = {"victim": 1, "how": "exit", "comes_back": True, "file_store": True}
+    job.start("two_calls", 3, module="scenarios_meet", times=MEET, **arguments)
+    assert job.await_event(1, "raised", kind="RankDiscarded")["chain"][0].startswith("RankDiscarded: the others have")
+    all_return(job, [0, 2], "second of 2")
