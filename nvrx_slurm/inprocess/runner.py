@@ -84,6 +84,7 @@ class Runner:
             if what == "leave" or self._page.is_of_another:
                 raise
             self._error = self._of_who_is_gone(error)
+            self._page.words[WATCHED] = 0  # a signal's exception may have come before that was done
             return phases.Failed()
 
     def _of_who_is_gone(self, error: BaseException) -> BaseException:

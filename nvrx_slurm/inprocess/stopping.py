@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
@@ -11,149 +12,207 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from types import FrameType
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
+
+from nvrx_slurm.inprocess.exception import RestartAbort
 
 logger = logging.getLogger(__name__)
 
 NUDGE_SIGNAL = signal.SIGURG  # ignored by default: harmless where nobody handles it
-_NUDGES_S = (0.02, 0.2, 1.0)  # pauses between signals; the last one repeats
+_PAUSES_S = (0.02, 0.2, 1.0)  # between signals; the last one repeats
+_SOON_S = 0.001  # where the function is in the middle of what is spared
+_SPARE_LIBRARY_S, _SPARE_HANDLER_S = 0.1, 1.0  # longest
+_LOOK_S = 0.1
 _MIN_PERIOD_S = 1.0
+# An exception between taking a lock and the `try` behind it leaves the lock taken, for good.
+_LIBRARY = frozenset(module.__file__ for module in (threading, logging, weakref, sys.modules["_weakrefset"]))
 
 
 class RankShouldRestart(BaseException):
-    """Raised asynchronously inside the wrapped function to stop it; the function must let it pass.
+    """Raised inside the wrapped function, between any two of its steps, to stop it; the function must let it pass."""
 
-    If it is dropped instead, its destructor runs at the very place that dropped it, and says so at level DEBUG.
-    """
 
-    received = False  # by the wrapper
+class _Traced(RankShouldRestart):
+    """If it is dropped, its destructor runs at the very place that dropped it, and says so. Only at level DEBUG: what a
+    signal's handler raises in a destructor is lost."""
 
     def __del__(self) -> None:
-        if not self.received and logger.isEnabledFor(logging.DEBUG):
-            stack = traceback.extract_stack()[:-1]
-            if stack:
-                where = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}"
-                logger.debug("RankShouldRestart was suppressed at %s\n%s", where, "".join(traceback.format_list(stack)))
+        stack = traceback.extract_stack()[:-1]
+        if stack and _bell.stopper is not None and _bell.stopper.runs_here:
+            where = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}"
+            logger.debug("RankShouldRestart was suppressed at %s\n%s", where, "".join(traceback.format_list(stack)))
 
 
-def _raise_in(thread_id: int) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(RankShouldRestart))
+class _Bell:
+    """Has the main thread, and no other, call `Stopper.answer` before its next step in Python.
 
-
-def _take_what_is_pending() -> None:
-    """An asynchronous exception that has been sent is raised at the next jump or call, so here at the latest.
-
-    Taking it back instead (PyThreadState_SetAsyncExc with NULL) would leave the interpreter of Python < 3.13 looking
-    for it for ever: every call and jump of the user's program would be slower from then on.
-    """
-    for _ in range(100):
-        pass
-
-
-class Stopper:
-    """Ends what the main thread runs under `armed`, in one iteration.
-
-    The exception is only ever sent while armed, under a lock that disarming takes too, and disarming waits for it if
-    it has not been delivered yet. It is sent again, at the earliest after a second, if it was swallowed.
+    An asynchronous exception would not do (PyThreadState_SetAsyncExc): a thread that is just being started has the id
+    of the one that starts it, and would be killed instead; it can be raised later than it is wanted; and in a signal's
+    handler. What the interpreter has is a queue of C functions for its main thread, and of these one that calls Python
+    and says by its result that an exception was raised. The object must exist for ever: its address is in that queue.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.stopper: Stopper | None = None
+        self._rings = False  # the queue has room for 32, and others use it
+        self._add = ctypes.pythonapi.Py_AddPendingCall
+        self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+
+    def ring(self, stopper: Stopper) -> None:
+        """From another thread."""
+        self.stopper = stopper
+        if not self._rings:
+            self._rings = True
+            if self._add(self._is_true, id(self)) != 0:
+                self._rings = False  # no room now
+
+    def __bool__(self) -> bool:
+        self._rings = False
+        self.answer(sys._getframe(1))
+        return False
+
+    def answer(self, frame: FrameType | None) -> None:
+        """In the main thread, in the middle of `frame`."""
+        if self.stopper is not None:
+            self.stopper.answer(frame)
+
+
+_bell = _Bell()
+
+
+class Stopper:
+    """Ends what the main thread calls by `run`, in one iteration.
+
+    Whether it runs is a lock that the main thread holds: no signal's exception can come between what ran and its
+    release, and the thread that stops it can wait for that. The exception is raised by the main thread itself, after a
+    look at that lock, so nowhere else. It is raised again when it was dropped, or, if somebody keeps it, after a while.
+    """
+
+    def __init__(self) -> None:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
-        self._armed = self._sent = False
-        self._depth = 0  # of atomic blocks
-        self._free = threading.Event()
-        self._disarmed = threading.Event()
+        self._running = threading.RLock()
+        self._block = threading.RLock()  # held in atomic blocks
+        self._wanted = self._put_off = False
+        self._raised: Callable[[], RankShouldRestart | None] = lambda: None
+        self._began_s = 0.0
+        self._place: tuple[int, int] | None = None
         self.stopping = False  # abort has begun, or is about to
 
     # --- main thread --------------------------------------------------------------------------------------------------
 
-    def arm(self) -> None:
-        """From here on the main thread can be stopped; raises RankShouldRestart if it is to stop already."""
-        with self._lock:
+    def run(self, function: Callable[[], Any]) -> None:
+        """Call it; raises what it raises, and RankShouldRestart, if it is to stop, at any of its steps."""
+        with self._running:
             if self.stopping:
-                raise RankShouldRestart
-            self._disarmed.clear()
-            self._armed = True
-
-    def disarm(self) -> None:
-        """From here on it cannot; the exception may come until this returns, so call it again if it does."""
-        with self._lock:
-            self._armed = False
-        if self._sent:
-            _take_what_is_pending()
-        self._disarmed.set()
+                raise self._made()
+            function()
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
         """A block that is not stopped in the middle, and not entered any more once stopping has begun."""
-        with self._lock:
+        with self._block:
             if self.stopping:
-                raise RankShouldRestart
-            self._depth += 1
-            self._free.clear()
-        try:
+                raise self._made()
             yield
-        finally:
-            if os.getpid() == self._pid:  # else forked in the block: the lock may have been held at that moment
-                self._leave_block()
 
-    def _leave_block(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if not self._depth:
-                self._free.set()
+    @property
+    def runs_here(self) -> bool:
+        """Whether the caller is called by `run`; False in a child that was forked in there."""
+        return os.getpid() == self._pid and bool(self._running._is_owned())  # type: ignore[attr-defined]
+
+    def answer(self, frame: FrameType | None) -> None:
+        """Stop here, in the middle of `frame`, if that is wanted."""
+        if self._wanted and self.runs_here:
+            if not self._spares(frame):
+                raise self._made()
+            self._put_off = True
+
+    def _made(self) -> RankShouldRestart:
+        made = (_Traced if logger.isEnabledFor(logging.DEBUG) else RankShouldRestart)()
+        self._raised = weakref.ref(made)
+        self._wanted = False
+        return made
+
+    def _spares(self, frame: FrameType | None) -> bool:
+        """For a while, unless it is blocked there: the standard library's locks, destructors (which would drop it), and
+        the user's signal handlers (what they are about to raise would be lost)."""
+        if frame is not None and frame.f_code is on_nudge.__code__:
+            frame = frame.f_back
+        since_s = time.monotonic() - self._began_s
+        if frame is None or since_s > _SPARE_HANDLER_S:
+            return False
+        here, before = _place(frame), self._place
+        if frame.f_code.co_filename in _LIBRARY and since_s < _SPARE_LIBRARY_S and here != before:
+            self._place = here
+            return True
+        handlers = _handlers()
+        one: FrameType | None = frame
+        while one is not None:
+            if one.f_code.co_name == "__del__" or one.f_code in handlers:
+                return True
+            one = one.f_back
+        return False
 
     # --- monitor thread -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Wait until no atomic block is open; none is entered from here on."""
-        while True:
-            with self._lock:
-                if not self._depth:
-                    self.stopping = True
-                    return
-            self._free.wait(_MIN_PERIOD_S)
+        """Wait until no atomic block is open; none is entered from here on. One that the function has left open, in a
+        generator that somebody keeps, is none any more."""
+        while not self._block.acquire(timeout=_LOOK_S):
+            if self._ended(0.0):
+                self.stopping = True
+                return
+        self.stopping = True
+        self._block.release()
 
     def stop(self, period_s: float, unwind_s: float = 0.0) -> None:
-        """Raise in the main thread until it is disarmed; again every `period_s` seconds, should it be swallowed.
+        """Raise in the main thread until `run` has ended; again every `period_s` seconds, should it be kept somewhere.
 
         Not before `unwind_s`: who is leaving the function already, since its collective raised, is in its clean-up.
         """
-        if self._armed:
-            self._disarmed.wait(unwind_s)
-        period_s = max(period_s, _MIN_PERIOD_S)
-        sent_s, pauses = 0.0, iter(_NUDGES_S)
+        if self._ended(unwind_s):
+            return
+        period_s, pauses = max(period_s, _MIN_PERIOD_S), iter(_PAUSES_S)
+        self._place = _place(sys._current_frames().get(self._thread_id))
+        self._began_s = wanted_s = time.monotonic()
+        self._wanted = self._raised() is None  # else it is on its way already, by `atomic`
         while True:
-            with self._lock:
-                if not self._armed:
-                    return
-                if not sent_s or time.monotonic() >= sent_s + period_s:
-                    if sent_s:
-                        self._tell_where()
-                    self._sent = True
-                    _raise_in(self._thread_id)
-                    sent_s, pauses = time.monotonic(), iter(_NUDGES_S)
-            if self._disarmed.wait(min(next(pauses, _NUDGES_S[-1]), period_s)):
+            if not self._wanted and (self._raised() is None or time.monotonic() >= wanted_s + period_s):
+                self._tell_where()
+                wanted_s, self._wanted = time.monotonic(), True
+            if self._wanted:
+                _bell.ring(self)
+            put_off, self._put_off = self._put_off, False
+            if self._ended(_SOON_S if put_off else next(pauses, _PAUSES_S[-1])):
                 return
-            self._nudge()
+            if not put_off:
+                self._nudge()
+
+    def _ended(self, timeout_s: float) -> bool:
+        """Whether the main thread has left `run`, or is not there yet, and will not be once `stopping` is set."""
+        if not self._running.acquire(timeout=timeout_s):
+            return False
+        self._running.release()
+        return True
 
     def _nudge(self) -> None:
-        """A blocking call of Python itself (sleep, lock, socket) ends with EINTR, and the exception is seen."""
-        with self._lock:
-            if self._armed and signal.getsignal(NUDGE_SIGNAL) is on_nudge:
-                signal.pthread_kill(self._thread_id, NUDGE_SIGNAL)
+        """A blocking call of Python itself (sleep, lock, socket) ends with EINTR, and the exception is raised there."""
+        if signal.getsignal(NUDGE_SIGNAL) is on_nudge:
+            signal.pthread_kill(self._thread_id, NUDGE_SIGNAL)
 
     def _tell_where(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
         stack = "".join(traceback.format_stack(frame)) if frame else "(the main thread has ended)"
-        logger.debug("RankShouldRestart was suppressed, or cannot be delivered; the main thread is at\n%s", stack)
+        logger.debug("RankShouldRestart was suppressed; the main thread is at\n%s", stack)
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
-    """Does nothing: that Python runs it in the main thread is what it is for."""
+    """Python calls it in the main thread."""
+    _bell.answer(frame)
 
 
 @contextlib.contextmanager
@@ -168,3 +227,40 @@ def nudges() -> Iterator[None]:
     finally:
         if ours and signal.getsignal(NUDGE_SIGNAL) is on_nudge:
             signal.signal(NUDGE_SIGNAL, before)
+
+
+def _place(frame: FrameType | None) -> tuple[int, int] | None:
+    return frame and (id(frame), frame.f_lasti)
+
+
+def _handlers() -> set[CodeType]:
+    """What the user's signal handlers are made of."""
+    codes = set()
+    for signum in signal.valid_signals() - {NUDGE_SIGNAL}:
+        handler: Any = signal.getsignal(signum)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        for one in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - an object's
+            if isinstance(code := getattr(one, "__code__", None), CodeType):
+                codes.add(code)
+    return codes
+
+
+def was_stopped(error: BaseException) -> bool:
+    """Whether what came out of the function is RankShouldRestart, or a group with one in it (asyncio.TaskGroup)."""
+    leaves = getattr(error, "exceptions", ())
+    return isinstance(error, RankShouldRestart) or (isinstance(leaves, tuple) and any(map(was_stopped, leaves)))
+
+
+def way_out(error: BaseException) -> BaseException | None:
+    """What the function was leaving its rank with when it was stopped: that exception's clean-up was running."""
+    seen: list[BaseException] = []
+    todo: list[Any] = [error]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, (SystemExit, KeyboardInterrupt, RestartAbort)):
+            return one
+        if isinstance(one, BaseException) and not any(one is other for other in seen):
+            seen.append(one)
+            todo += [one.__context__, *(leaves if isinstance(leaves := getattr(one, "exceptions", ()), tuple) else ())]
+    return None
