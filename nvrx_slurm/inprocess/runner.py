@@ -111,7 +111,6 @@ class Runner:
     def _come(self, this: Round, word: Word) -> phases.Released:
         """Arrive at the round's barrier and wait for all others; takes over the verdict."""
         self._came_to = this
-        self._page.words[COUNTED] = 1
         if not this.arrive(self._helpers.me.rank, word):
             raise RankDiscarded(f"the others have declared rank {self._helpers.me.rank} gone")
         self._page.words[STOPPING] = 0
@@ -148,7 +147,13 @@ class Runner:
 
     def enter(self) -> object:
         """The initial barrier."""
-        self._helpers.open()
+        words = self._page.words
+        words[COUNTED] = 1  # if a signal ends this here, the others need not wait
+        try:
+            self._helpers.open()
+        except Exception:  # perhaps there are two of this rank, or it is in another job
+            words[COUNTED] = 0
+            raise
         return self._come(Round(self._helpers.call, ENTRY), self._word(Stand.READY))
 
     def assign(self) -> object:

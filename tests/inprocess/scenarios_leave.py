@@ -69,6 +69,20 @@ def leaves_at(rank: Rank) -> None:
 
 
 @scenario
+def leaves_at_entry(rank: Rank) -> None:
+    """Rank `victim` leaves before it has said that it is there."""
+    mine = os.getpid()
+
+    def make() -> inprocess.store.TCPStore:
+        if os.getpid() == mine and rank.initial == rank.arguments["victim"]:
+            rank.say("fault")
+            sys.exit(5)
+        return inprocess.store.TCPStore()
+
+    rank.call(rank.entered, store_factory=make)
+
+
+@scenario
 def discards(rank: Rank) -> None:
     """Ranks come in pairs. Rank 2 dies in iteration 0; the others run until "go"."""
     ranks = inprocess.rank_assignment

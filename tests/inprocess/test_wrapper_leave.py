@@ -59,6 +59,17 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: 
             job.await_nothing_left()
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_leaves_at_entry(job: Job, victim: int) -> None:
+    """The others begin without it, as they do when its process dies there."""
+    job.start("leaves_at_entry", 3, module="scenarios_leave", victim=victim)
+    job.await_event(victim, "fault")
+    for rank in {0, 1, 2} - {victim}:
+        job.await_event(rank, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
+    assert job.await_all() == {0: 0, 1: 0, 2: 0, victim: 5}
+    job.await_nothing_left()
+
+
 def test_a_new_rank_0_that_does_not_say_where_to_meet_costs_a_restart(job: Job) -> None:
     job.start("no_start", 3, module="scenarios_leave", times=TIMES_OF_A_BARRIER)
     job.await_event(0, "fault")
@@ -112,10 +123,13 @@ def test_a_rank_that_was_discarded_is_told_dead(job: Job, tmp_path: Path) -> Non
 # --- a rank was away --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("file_store", [False, True])
 @pytest.mark.parametrize("first", ["rank", "monitor"])
-def test_a_host_that_comes_back_when_the_others_have_gone_on(job: Job, tmp_path: Path, first: str) -> None:
-    """What it waited for has been deleted."""
-    job.start("goes_on", 3, module="scenarios_leave", times=QUICK)
+def test_a_host_that_comes_back_when_the_others_have_gone_on(
+    job: Job, tmp_path: Path, first: str, file_store: bool
+) -> None:
+    """What it waits for has been deleted; a server has told it before, a file cannot."""
+    job.start("goes_on", 3, module="scenarios_leave", times=QUICK, file_store=file_store)
     job.await_events(range(3), "entered")
     host = [job.pids[2], int((tmp_path / "monitor2.pid").read_text())]
     for pid in host:
