@@ -18,7 +18,7 @@ def message(error: BaseException) -> str:
     """Its text, for people and stores; one that cannot be had (a `__str__` that fails) is no fault of its own."""
     try:
         return clean(str(error))
-    except (Exception, SystemExit) as another:
+    except Exception as another:  # a SystemExit may be that of a signal's handler
         return f"(its text cannot be had: {type(another).__name__} in __str__)"
 
 

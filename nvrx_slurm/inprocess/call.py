@@ -63,11 +63,12 @@ class CallWrapper:
         if self._page.is_of_another:
             yield
             return
+        stopper = self._stopper
         self._words[SUSPENDED] += 1
         try:
             yield
-        finally:
-            if not self._page.is_of_another:
+        finally:  # a generator that somebody keeps may end the block in a later iteration: it is not of that one
+            if not self._page.is_of_another and self._stopper is stopper:
                 self._page.beat()
                 if self._words[MANUAL]:
                     self.ping()

@@ -91,7 +91,6 @@ def test_a_swallowed_exception_is_sent_again_and_debug_names_the_place(job: Job)
     [
         ("surrogate", r"ValueError: bad \udce4 name"),
         ("raises", "NoText: (its text cannot be had: RuntimeError in __str__)"),
-        ("exits", "NoText: (its text cannot be had: SystemExit in __str__)"),
         ("none", "NoText: (its text cannot be had: TypeError in __str__)"),
     ],
 )
@@ -102,6 +101,15 @@ def test_an_exception_with_an_odd_text_is_one_like_others(job: Job, how: str, to
     assert job.of(1, "fault")
     for rank in range(2):
         assert f"rank 1: exception: {told}" in job.err(rank).read_text()
+    job.await_nothing_left()
+
+
+def test_a_text_that_exits_does_so(job: Job) -> None:
+    """It cannot be told from a signal's handler that does while the text is read."""
+    job.start("odd_exception", 2, how="exits")
+    assert job.await_event(1, "raised")["kind"] == "SystemExit"
+    assert job.of(1, "fault") and job.await_end(1) == 5
+    survivors_restart(job, [0], 1)
     job.await_nothing_left()
 
 

@@ -57,7 +57,7 @@ def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
     plugin = {"name": name, "how": how, **FAULTY, "iteration": iteration}
     job.start("with_plugins", 3, victims=victims or ([0] if iteration else []), plugin=plugin)
     job.await_event(1, "fault")
-    again = name == "initialize" and how in ("raise", "wrong")
+    again = (name, how) == ("initialize", "raise")
     restarted(job, [0, 1, 2] if again else [0, 2], iteration + 1)
     if how == "kill":
         assert job.await_end(1) == -signal.SIGKILL
@@ -65,6 +65,7 @@ def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
         raised: dict[str, Any] = job.await_event(1, "raised")
         assert raised["kind"] == {"raise": "ValueError", "abort": "RestartAbort", "wrong": "InternalError"}[how]
         assert "terminate" in names(job, 1)
+        assert (name, how) != ("finalize", "raise") or "fault of rank 0" in raised["chain"][-1]
     job.await_nothing_left()
 
 

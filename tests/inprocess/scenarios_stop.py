@@ -1,0 +1,141 @@
+"""What ranks are in the middle of when they are stopped, in the tests of how that is done."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from scenarios import Rank, block, pause, scenario
+
+from nvrx_slurm import inprocess
+from nvrx_slurm.inprocess import CallWrapper
+
+
+@scenario
+def starts_threads(rank: Rank) -> None:
+    """As a DataLoader does, all the time; rank 0 fails in all iterations but the last."""
+
+    def fn(call: CallWrapper) -> str:
+        if call.iteration == rank.arguments["rounds"]:
+            return "done"
+        if rank.initial == 0:
+            rank.together(f"round{call.iteration}")
+            raise ValueError("once more")
+        first = True
+        while True:
+            ran: list[int] = []
+            thread = threading.Thread(target=ran.append, args=(1,))
+            thread.start()
+            thread.join()
+            assert ran
+            if first:
+                rank.together(f"round{call.iteration}")
+                first = False
+
+    rank.call(fn)
+
+
+def _task_group(rank: Rank, call: CallWrapper) -> None:
+    async def busy() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(busy())
+            group.create_task(busy())
+            _met(rank)
+
+    asyncio.run(main())
+
+
+def _exit(rank: Rank, call: CallWrapper) -> None:
+    try:
+        sys.exit(5)
+    finally:
+        _met(rank)
+        block()
+
+
+def _handler(rank: Rank, call: CallWrapper) -> None:
+    def leave(*_: Any) -> None:
+        _met(rank)
+        stopper = call._stopper
+        while not (stopper and stopper._put_off):
+            pass
+        sys.exit(5)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.raise_signal(signal.SIGTERM)
+
+
+def _met(rank: Rank) -> None:
+    rank.say("met")
+    (Path(rank.arguments["tmp"]) / "met").touch()
+
+
+STOPPED = {"task group": _task_group, "exit": _exit, "handler": _handler}
+
+
+@scenario
+def stopped_in(rank: Rank) -> None:
+    """Rank 0 raises when rank 1 is in the middle of `what`."""
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            if rank.initial == 1:
+                STOPPED[rank.arguments["what"]](rank, call)
+            while not (Path(rank.arguments["tmp"]) / "met").exists():
+                pause(0.001)
+            raise ValueError("fault of rank 0")
+        return f"{rank.initial} done"
+
+    rank.call(fn)
+
+
+@scenario
+def left_open(rank: Rank) -> None:
+    """A generator keeps a block of iteration 0 open, and is closed in iteration 1, which hangs."""
+    kept: list[Iterator[int]] = []
+
+    def open_in(block_of_call: AbstractContextManager[None]) -> Iterator[int]:
+        with block_of_call:
+            yield 1
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            kept.append(open_in(getattr(call, rank.arguments["block"])()))
+            next(kept[0])
+            raise ValueError("first")
+        if call.iteration == 1:
+            rank.say("open", blocks=len(kept))
+            kept.clear()
+            call.ping()
+            block()
+        return "done"
+
+    rank.call(fn)
+
+
+@scenario
+def long_finalize(rank: Rank) -> None:
+    """It takes longer than the hard timeout, but not longer than it may."""
+    hard_s = rank.arguments["times"]["hard_timeout"]
+    finalize = inprocess.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(2 * hard_s))
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            raise ValueError("first")
+        return "done"
+
+    rank.call(fn, finalize=finalize)

@@ -1,0 +1,75 @@
+"""The function is stopped where it is, and only there; what it was about to do is not lost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from ranks_harness import Job
+
+QUICK = {
+    "soft_timeout": 1.0,
+    "hard_timeout": 3.0,
+    "heartbeat_interval": 0.1,
+    "monitor_process_interval": 0.1,
+    "monitor_thread_interval": 0.1,
+    "progress_watchdog_interval": 0.1,
+}
+
+
+def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> None:
+    job.start(scenario, world_size, module="scenarios_stop", **arguments)
+
+
+def returned(job: Job, ranks: list[int]) -> None:
+    for rank in ranks:
+        job.await_event(rank, "returned")
+        assert job.await_end(rank) == 0
+
+
+def test_a_thread_that_is_being_started_is_not_hit(job: Job) -> None:
+    """It would die, and its starter wait for it until the next try, a soft timeout (60 s) later."""
+    start(job, "starts_threads", 3, rounds=20)
+    returned(job, [0, 1, 2])
+    for rank in (1, 2):
+        assert "RankShouldRestart" not in job.err(rank).read_text()
+    job.await_nothing_left()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in Python 3.11")
+def test_a_task_group_is_stopped_like_the_function(job: Job) -> None:
+    start(job, "stopped_in", 2, what="task group")
+    job.await_event(1, "met")
+    returned(job, [0, 1])
+    assert job.of(1, "entered", iteration=1)
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("what", ["exit", "handler"])
+def test_who_is_leaving_when_it_is_stopped_leaves(job: Job, what: str) -> None:
+    start(job, "stopped_in", 2, what=what)
+    job.await_event(1, "met")
+    assert job.await_event(1, "raised")["kind"] == "SystemExit"
+    assert job.await_end(1) == 5
+    assert job.await_event(0, "entered", WORLD_SIZE="1")
+    returned(job, [0])
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("block", ["atomic", "disable_hang_protection"])
+def test_a_block_that_is_left_open_is_none_in_the_next_iteration(job: Job, block: str) -> None:
+    """Neither the first restart waits for it, nor does the second one's soft timeout not apply."""
+    start(job, "left_open", 1, block=block, times={**QUICK, "hard_timeout": 25.0})
+    assert job.await_event(0, "open")["blocks"] == 1
+    returned(job, [0])
+    assert [event["iteration"] for event in job.of(0, "entered")] == [0, 1, 2]
+    job.await_nothing_left()
+
+
+def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
+    start(job, "long_finalize", 2, times=QUICK)
+    returned(job, [0, 1])
+    for rank in range(2):
+        assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
+    job.await_nothing_left()
