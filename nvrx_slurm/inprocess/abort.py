@@ -47,11 +47,21 @@ def keep_connections() -> None:
 
     For the wrapper, whose own store may be at MASTER_PORT too: to be called before each call of the wrapped function.
     """
-    global _kept
+    global _kept, _has_cut
+    _has_cut = False
     _kept = frozenset(connection.inode for connection in connections.open_sockets())
 
 
 _kept: frozenset[int] | None = None  # inodes; None: nobody said, so no store's connection is ever cut
+_has_cut = False  # AbortTorchDistributed has, since then
+
+
+def cut_again() -> None:
+    """For who waits until the function has ended: it may have been about to connect when `AbortTorchDistributed` ended
+    what there was, and then waits in C."""
+    if _has_cut:
+        connections.cut(connections.gloo_sockets())
+        _cut_store()
 
 
 def forget_half_made_groups() -> None:
@@ -103,6 +113,8 @@ class AbortTorchDistributed(Abort):
         c10d = sys.modules.get(_C10D)
         if c10d is None or not hasattr(c10d, "is_initialized"):
             return state
+        global _has_cut
+        _has_cut = True
         initialized = c10d.is_initialized()
         path = self.torch_fr_trace_path or os.environ.get(FR_TRACE_PATH_ENV)
         if initialized and path:

@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess import store
-from nvrx_slurm.inprocess.abort import forget_half_made_groups, keep_connections
+from nvrx_slurm.inprocess.abort import cut_again, forget_half_made_groups, keep_connections
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.barriers import Round
 from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED, SERVES
@@ -33,9 +34,18 @@ from nvrx_slurm.inprocess.store import StoreLost, StoreView
 logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
-_gone: dict[tuple[int, int], frozenset[int]] = {}  # who had left when the last call returned, by rank and world size
 _UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not hit
-_GONE_S = 0.5  # longest wait for the store's server to end
+_GONE_S = 6.0  # longest wait for the store's server to end, which waits for all to have read the last verdict
+
+
+class _Past(NamedTuple):
+    """What the last call that returned in this process has left to the next one."""
+
+    gone: frozenset[int] = frozenset()  # initial ranks
+    served: bool = False  # the store, by the monitor process of its first rank
+
+
+_past: dict[tuple[int, int], _Past] = {}  # by rank and world size: with other ones it is another job
 
 
 class Helpers:
@@ -47,7 +57,8 @@ class Helpers:
         self.state = State.from_env()
         self.page = Page()
         rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
-        self.me = Identity(rank, size, prefix, self.environment, _gone.get((rank, size), frozenset()))
+        self._past = _past.get((rank, size), _Past())
+        self.me = Identity(rank, size, prefix, self.environment, self._past.gone)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         interval_s = arguments.seconds("progress_watchdog_interval")
@@ -93,7 +104,8 @@ class Helpers:
         if 0 not in self.me.gone or not (isinstance(factory, type) and issubclass(factory, store.TCPStore)):
             return
         host, port = given.get("host_name") or os.environ["MASTER_ADDR"], given.get("port") or os.environ["MASTER_PORT"]
-        if store.refused(host, int(port)):
+        ends = self._past.served and not given.keys() & {"host_name", "port"}
+        if ends or store.refused(host, int(port)):
             raise StoreLost(
                 f"no store for another call: rank 0, which would serve it at {host}:{port}, has left an earlier call;"
                 " start all ranks again, or use a store that needs no rank (FileStore, a server outside of the ranks)"
@@ -112,7 +124,6 @@ class Helpers:
         """A connection to this call's server, not to the one of an earlier call that is about to end."""
         waited, timeout_s = OwnTime(1.0), self._arguments.seconds("barrier_timeout")
         while True:
-            self._expect_a_server()
             made = self._reached = StoreView(self._arguments.make_store())
             if not made.check([CLOSED]) or waited.seconds() > timeout_s:
                 return made.under(self.me.prefix)
@@ -152,7 +163,7 @@ class Helpers:
         was_initialized = dist.is_initialized()
         breaks = self._arguments.abort is not None and was_initialized  # a collective, so the function may end
         self._abort(state)
-        stopper.stop(self._arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0)
+        stopper.stop(self._arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0, cut_again)
         if dist.is_initialized() and not was_initialized:  # `init_process_group` came through between the two
             self._abort(state)
 
@@ -202,8 +213,8 @@ class Helpers:
 
     def all_have_finished(self, gone: frozenset[int]) -> None:
         """Everybody who is not `gone` returns now, and may call a wrapped function again, without them."""
-        _gone[self.me.rank, self.me.world_size] = gone
         self._serves = self.call.get(SERVES) == b"1"
+        _past[self.me.rank, self.me.world_size] = _Past(gone, self._serves)
         self._finished = True
         self.left()
         self.has_read_the_last_verdict(len(gone))

@@ -25,7 +25,7 @@ from nvrx_slurm.system import connections
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 0.05  # a restart that is over by then needs none
+_GRACE_S = 0.4  # a restart that is over by then needs none, and torch pauses for longer
 _LOOK_S = 0.1
 _STAY_S = 1.0  # about as long a connection is left to a client: to get through, and not to wait for keys
 
@@ -54,15 +54,17 @@ class StandIn(threading.Thread):
 
     def __init__(self, make_view: Callable[[], StoreView], wait_s: float, bound_s: float) -> None:
         super().__init__(name="nvrx-stand-in", daemon=True)
-        self._make_view, self._wait_s, self._bound_s = make_view, wait_s, bound_s
+        self._make_view, self._wait_s, self._bound_s = make_view, wait_s + _GRACE_S, bound_s
         self._meetings: queue.SimpleQueue[Meeting] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # for both of them
         self.idle = threading.Event()
         self.idle.set()
 
     def expect(self, meeting: Meeting) -> None:
         """From another thread: this rank is the first one of another round."""
-        self.idle.clear()
-        self._meetings.put(meeting)
+        with self._lock:
+            self.idle.clear()
+            self._meetings.put(meeting)
         if self.ident is None:
             self.start()
 
@@ -76,8 +78,9 @@ class StandIn(threading.Thread):
                     self._follow(call, meeting)
                 except (RuntimeError, OSError, UsageError, RankDiscarded) as error:
                     logger.warning("iteration %d: nobody serves at port %d: %s", meeting.number, meeting.port, error)
-                if self._meetings.empty():
-                    self.idle.set()
+                with self._lock:
+                    if self._meetings.empty():
+                        self.idle.set()
         except StoreLost as error:
             logger.warning("stand-in: %s", error)
         finally:
@@ -87,13 +90,12 @@ class StandIn(threading.Thread):
         this = Round(call, meeting.number)
         if _is_over(this) or this.await_end():
             return
-        time.sleep(self._wait_s + _GRACE_S)
         server: dist.Store | None = None
         known: set[connections.Socket] = set()
         waited, cut_s = OwnTime(_LOOK_S), 0.0
         while not _is_over(this) and (seconds := waited.seconds()) < self._bound_s:
             if server is None:
-                server = _serve(meeting)
+                server = _serve(meeting) if seconds >= self._wait_s else None
             elif seconds - cut_s >= _STAY_S:
                 here = connections.at_port(meeting.port)
                 connections.cut(here & known)

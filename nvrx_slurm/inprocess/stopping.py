@@ -169,10 +169,11 @@ class Stopper:
         self.stopping = True
         self._block.release()
 
-    def stop(self, period_s: float, unwind_s: float = 0.0) -> None:
+    def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Raise in the main thread until `run` has ended; again every `period_s` seconds, should it be kept somewhere.
 
         Not before `unwind_s`: who is leaving the function already, since its collective raised, is in its clean-up.
+        `meanwhile` is called with every signal, which a call that blocks in C does not see.
         """
         if self._ended(unwind_s):
             return
@@ -191,6 +192,7 @@ class Stopper:
                 return
             if not put_off:
                 self._nudge()
+                meanwhile()
 
     def _ended(self, timeout_s: float) -> bool:
         """Whether the main thread has left `run`, or is not there yet, and will not be once `stopping` is set."""

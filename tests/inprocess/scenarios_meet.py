@@ -164,8 +164,11 @@ def two_calls(rank: Rank) -> None:
 
     def second(call: CallWrapper) -> str:
         rank.entered(call, second=True)
-        if call.iteration == 0 and rank.initial == rank.arguments.get("fault_in_second"):
-            raise ValueError("second")
+        if call.iteration == 0 and "fault_in_second" in rank.arguments:
+            rank.together("second", gone=1)
+            if rank.initial == rank.arguments["fault_in_second"]:
+                raise ValueError("second")
+            block()
         return f"second of {os.environ['WORLD_SIZE']}"
 
     left: Any = SystemExit if rank.arguments.get("comes_back") else ()

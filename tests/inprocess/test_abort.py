@@ -31,7 +31,10 @@ import torch, torch.distributed as dist
 from nvrx_slurm.inprocess import abort
 from nvrx_slurm.inprocess.state import State
 
-def abort_when_stuck(name):
+def abort_torch():
+    abort.AbortTorchDistributed()(State(0, 2).freeze())
+
+def abort_when_stuck(name, end):
     # from another thread, when the main one has been in that torch function for a while
     main = threading.main_thread().ident
     seen = 0
@@ -42,10 +45,10 @@ def abort_when_stuck(name):
             frame = frame.f_back
         seen = seen + 1 if name in names else 0
         time.sleep(0.01)
-    abort.AbortTorchDistributed()(State(0, 2).freeze())
+    end()
 
-def unblocked(name, call):
-    thread = threading.Thread(target=abort_when_stuck, args=(name,), daemon=True)
+def unblocked(name, call, end=abort_torch):
+    thread = threading.Thread(target=abort_when_stuck, args=(name, end), daemon=True)
     thread.start()
     try:
         call()
@@ -150,9 +153,12 @@ os.environ.update(
     MASTER_ADDR="127.0.0.1", MASTER_PORT=str(own.port), TORCHELASTIC_USE_AGENT_STORE="True", RANK="0", WORLD_SIZE="2",
     TORCHELASTIC_RESTART_COUNT="0",
 )
-if sys.argv[1] == "kept":
-    abort.keep_connections()
-    unblocked("init_process_group", lambda: dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600)))
+abort.keep_connections()
+end = abort_torch
+if sys.argv[1] == "again":  # it comes too early
+    abort_torch()
+    end = abort.cut_again
+unblocked("init_process_group", lambda: dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600)), end)
 own.set("key", "value")
 assert own.get("key") == b"value"
 """
@@ -160,8 +166,9 @@ assert own.get("key") == b"value"
 
 
 @pytest.mark.torch
-def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn) -> None:
-    assert ended(spawn(RENDEZVOUS, "kept")).split()[:2] == ["unblocked", "init_process_group"]
+@pytest.mark.parametrize("how", ["kept", "again"])
+def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how: str) -> None:
+    assert ended(spawn(RENDEZVOUS, how)).split()[:2] == ["unblocked", "init_process_group"]
 
 
 DUMP = """

@@ -134,7 +134,7 @@ def test_without_rank_0_there_is_no_store_for_a_second_function(job: Job, how: s
         first = job.await_event(rank, "raised")["chain"][0]
         place = f"127.0.0.1:{job.port}"
         assert first.startswith(
-            f"StoreLost: no store for another call: rank 0, which would serve it at {place}, was lost"
+            f"StoreLost: no store for another call: rank 0, which would serve it at {place}, has left"
         )
         assert job.await_end(rank) == 1
     job.await_nothing_left()
