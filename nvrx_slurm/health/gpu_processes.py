@@ -53,7 +53,9 @@ def _look(node: NodeView) -> Facts:
         raise ValueError(str(failure)) from None
     try:
         used_mb, why = gpus.memory_used_mb(env, say=node.doing), ""
-    except (Absent, HardwareError) as failure:
+    except Absent:  # GPUs that have no memory of their own
+        used_mb, why = {}, ""
+    except HardwareError as failure:
         used_mb, why = {}, str(failure)
     found = {gpu: [who for pid in some if (who := _process(node, pid))] for gpu, some in pids.items()}
     return Facts(used_mb, found, may_be_there(node.env), why)
@@ -108,10 +110,10 @@ def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
     if held:
         return Verdict.FAIL, f"in use without a process: {listed(held)}"
     untold = [gpu for gpu in facts.processes if gpu not in facts.used_mb and not _in_use(gpu, facts)]
-    if untold:
+    if untold and (facts.used_mb or facts.why):
         why = facts.why or f"{listed(untold)} does not tell its memory in use"
         return Verdict.UNKNOWN, f"no process is left over, but {why}"
-    return Verdict.PASS, f"nothing is left over on {len(facts.used_mb)} GPUs"
+    return Verdict.PASS, f"nothing is left over on {len(facts.processes)} GPUs"
 
 
 def _in_use(gpu: str, facts: Facts) -> bool:

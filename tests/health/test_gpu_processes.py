@@ -145,6 +145,13 @@ def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode, code: 
     assert (verdict is P) == (code in (2, 3, 4, 6, 21)), text  # others make all of the reading fail
 
 
+def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode) -> None:
+    node.say("nvmlDeviceGetMemoryInfo_v2 3")
+    assert node.found("gpu-processes") == (P, "nothing is left over on 8 GPUs")
+    node.say("nvmlDeviceGetMemoryInfo_v2 3", "processes.3 4712:70000")
+    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
+
+
 def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second look, one second later, finds it gone."""
     from nvrx_slurm.health import gpu_processes
