@@ -114,8 +114,8 @@ class StandsStill:
 class _Beats:
     """Asks the interpreter's main thread to count, in C, at its next bytecode.
 
-    A Python function as the pending call could be hit by the asynchronous exception that stops the wrapped function,
-    which would be lost there. `sem_post` is a C function of the right shape that nothing can interrupt.
+    A Python function as the pending call could be hit by what a signal's handler raises. `sem_post` is a C function of
+    the right shape that nothing can interrupt.
     """
 
     def __init__(self, page: Page) -> None:

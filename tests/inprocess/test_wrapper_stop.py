@@ -68,7 +68,7 @@ def test_a_block_that_is_left_open_is_none_in_the_next_iteration(job: Job, block
 
 
 def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
-    start(job, "long_finalize", 2, times=QUICK)
+    start(job, "long_finalize", 2, times={**QUICK, "hard_timeout": 4.0})
     returned(job, [0, 1])
     for rank in range(2):
         assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
