@@ -13,6 +13,10 @@ import standin
 
 from nvrx_slurm.testing.minicluster import MiniCluster
 
+# torch asks the name server for the name of every address that it connects to; one that is silent for a moment would
+# cost 10 s each time (resolv.conf(5)).
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
