@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Flag, auto
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from nvrx_slurm.core.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
@@ -236,10 +236,10 @@ class _World:
 
     def _records(self, topology: Topology, places: Places, where: str) -> dict[str, bytes]:
         ranks = accumulate(map(DEAD.__lt__, places), initial=0)
-        by_seat = [(DEAD, 0)] * self.seats
-        for seat, record in zip(topology.seats, zip(places, ranks, strict=False), strict=True):
-            by_seat[seat] = record
-        data = struct.pack(f"<{2 * self.seats}i", *chain.from_iterable(by_seat))
+        numbers = [DEAD, 0] * self.seats
+        for seat, place, rank in zip(topology.seats, places, ranks, strict=False):
+            numbers[2 * seat], numbers[2 * seat + 1] = place, rank
+        data = struct.pack(f"<{len(numbers)}i", *numbers)
         size = _NEIGHBOURS * _RECORD.size
         return {f"{where}/{block}": data[start : start + size] for block, start in enumerate(range(0, len(data), size))}
 
