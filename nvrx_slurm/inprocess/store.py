@@ -27,6 +27,7 @@ from nvrx_slurm.system import bounded, connections
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
 _PROBE_S = 5.0  # longest wait for a connection to be taken
+_NAMES, _NAMES_S = 8, (1.0, 120.0)  # lookups of a connection; shortest and longest time for all of them
 _answer_s = ContextVar("answer_s", default=60.0)  # longest wait for the first answer of a server that listens
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 _SHORTEST_LOOK_S = 0.5  # a FileStore needs a second for any that is in vain
@@ -100,7 +101,7 @@ class TCPStore(StoreMixin, dist.TCPStore):
             use_libuv=use_libuv,
         )
         try:  # torch waits for the server's first answer without a bound
-            bounded.call(lambda: self._connect(arguments), _answer_s.get(), "nvrx-store")
+            bounded.call(lambda: self._connect(arguments), _answer_s.get(), "nvrx-store", lambda: _names_s(host))
         except bounded.Overrun:
             raise StoreLost(_no_answer(host, number)) from None
 
@@ -136,6 +137,16 @@ class PrefixStore(StoreMixin, dist.PrefixStore):
 
     def __init__(self, iteration: int | str, store: dist.Store) -> None:
         super().__init__(f"_inprocess_{iteration}", store)
+
+
+def _names_s(host: str) -> float:
+    """How much longer a connection may take, since torch asks the name server for the name of each of its ends, some
+    of them several times: a name server that is silent makes no store a lost one."""
+    began_s = time.monotonic()
+    with contextlib.suppress(OSError):
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        socket.getnameinfo((address if ":" in address else f"::ffff:{address}", 0), 0)  # as torch's sockets say it
+    return max(_NAMES_S[0], min(_NAMES * (time.monotonic() - began_s), _NAMES_S[1]))
 
 
 def _from_env(name: str) -> str:

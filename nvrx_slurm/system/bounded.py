@@ -26,8 +26,10 @@ class _Outcome(Generic[T]):
         self.error: BaseException | None = None
 
 
-def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
-    """What `fn` returns or raises, run in a daemon thread called `name`. Raises Overrun after `timeout_s` seconds."""
+def call(fn: Callable[[], T], timeout_s: float, name: str, more_s: Callable[[], float] = lambda: 0.0) -> T:
+    """What `fn` returns or raises, run in a daemon thread called `name`. Raises Overrun after `timeout_s` seconds, and
+    as many more as `more_s`, asked once then, gives it.
+    """
     outcome: _Outcome[T] = _Outcome()
 
     def run() -> None:
@@ -39,8 +41,9 @@ def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     deadline_s = time.monotonic() + timeout_s
-    while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
-        thread.join(min(left_s, _SIGN_OF_LIFE_S))
+    _join(thread, deadline_s)
+    if thread.is_alive():
+        _join(thread, time.monotonic() + more_s())
     if outcome.error is not None:
         try:
             raise outcome.error
@@ -49,3 +52,8 @@ def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     if not outcome.value:
         raise Overrun(f"{name} did not return within {timeout_s:g} s")
     return outcome.value[0]
+
+
+def _join(thread: threading.Thread, deadline_s: float) -> None:
+    while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
+        thread.join(min(left_s, _SIGN_OF_LIFE_S))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -100,6 +101,28 @@ def test_a_program_that_is_no_store_at_master_port(monkeypatch: pytest.MonkeyPat
         with pytest.raises(StoreLost, match=f"who listens on 127.0.0.1:{port} does not answer like a store"):
             TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2))
     _await_store_threads()
+
+
+def test_a_name_server_that_is_silent_makes_no_store_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks it in the middle of connecting; what it takes there is shown by a constructor that takes its time."""
+    monkeypatch.setenv("RANK", "0")
+    asked, slow = threading.Event(), TCPStore._connect
+    looked_up = socket.getnameinfo
+
+    def names(*args: Any) -> Any:
+        asked.set()
+        return looked_up(*args)
+
+    def connect(self: TCPStore, arguments: dict[str, Any]) -> None:
+        assert asked.wait(30.0)
+        slow(self, arguments)
+
+    monkeypatch.setattr(socket, "getnameinfo", names)
+    monkeypatch.setattr(store, "_NAMES_S", (30.0, 120.0))
+    monkeypatch.setattr(TCPStore, "_connect", connect)
+    with store.answering_within(0.05):
+        TCPStore("127.0.0.1", free_port(), wait_for_workers=False).set("a", "1")
+    assert asked.is_set()
 
 
 def test_a_host_that_takes_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,8 @@ def test_a_killed_agent_takes_its_node_along_and_a_spare_takes_over(jobs: Jobs) 
     job.wait_marks("up", 4, cycle=1)
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
-    assert places(job, 1) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+    # The first spare, unless it had just been asked whether it is healthy, and the other one had answered.
+    assert places(job, 1) in [[(0, "n1"), (1, "n1"), (2, spare), (3, spare)] for spare in ("n3", "n4")]
 
 
 def test_restarts_used_up_end_every_task_with_1_and_the_first_cause_last(jobs: Jobs) -> None:
