@@ -258,10 +258,15 @@ class Monitor:
                     file.write(f"{os.getpid()}\n")
             self._make = self._connect()
         except BaseException as error:
-            self._channel.send(describe(error).encode()[:_MAX_MESSAGE])
+            self._answer(describe(error).encode()[:_MAX_MESSAGE])
             raise
         self._page.words[SEEN] = time.monotonic_ns()
-        self._channel.send(_SERVING if self._serves else _READY)
+        self._answer(_SERVING if self._serves else _READY)
+
+    def _answer(self, message: bytes) -> None:
+        """To the rank, which may have died or left already: then there is all the more to tell the others."""
+        with contextlib.suppress(OSError):
+            self._channel.send(message, socket.MSG_NOSIGNAL)
 
     def _serve(self) -> None:
         arguments = self._arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 from scenarios import Rank, block, scenario
@@ -70,16 +71,19 @@ def leaves_at(rank: Rank) -> None:
 
 @scenario
 def leaves_at_entry(rank: Rank) -> None:
-    """Rank `victim` leaves before it has said that it is there."""
+    """Rank `victim` leaves, or is killed, before it has said that it is there."""
     mine = os.getpid()
+    place = Path(rank.arguments["tmp"])
 
     def make() -> inprocess.store.TCPStore:
         if os.getpid() == mine and rank.initial == rank.arguments["victim"]:
             rank.say("fault")
+            if rank.arguments.get("how") == "kill":
+                os.kill(mine, signal.SIGKILL)
             sys.exit(5)
         return inprocess.store.TCPStore()
 
-    rank.call(rank.entered, store_factory=make)
+    rank.call(rank.entered, store_factory=make, monitor_process_logfile=str(place / "monitor{rank}.log"))
 
 
 @scenario

@@ -70,6 +70,22 @@ def test_a_rank_that_leaves_at_entry(job: Job, victim: int) -> None:
     job.await_nothing_left()
 
 
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_rank_that_is_gone_before_its_monitor_process_is_ready(job: Job, tmp_path: Path, how: str) -> None:
+    """It is ready when its log has been opened: a pipe, that somebody opens at the other end when the rank has ended."""
+    log = tmp_path / "monitor1.log"
+    os.mkfifo(log)
+    job.start("leaves_at_entry", 3, module="scenarios_leave", victim=1, how=how)
+    job.await_event(1, "fault")
+    assert job.await_end(1) == {"exit": 5, "kill": -signal.SIGKILL}[how]
+    with log.open() as said:
+        for rank in (0, 2):
+            job.await_event(rank, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
+        assert "rank 1: it" in said.read()
+    assert [job.await_end(rank) for rank in (0, 2)] == [0, 0]
+    job.await_nothing_left()
+
+
 def test_a_new_rank_0_that_does_not_say_where_to_meet_costs_a_restart(job: Job) -> None:
     job.start("no_start", 3, module="scenarios_leave", times=TIMES_OF_A_BARRIER)
     job.await_event(0, "fault")
