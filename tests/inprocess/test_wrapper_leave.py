@@ -72,7 +72,7 @@ def test_a_rank_that_leaves_at_entry(job: Job, victim: int) -> None:
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_a_rank_that_is_gone_before_its_monitor_process_is_ready(job: Job, tmp_path: Path, how: str) -> None:
-    """It is ready when its log has been opened: a pipe, that somebody opens at the other end when the rank has ended."""
+    """It is ready when its log has been opened: a pipe, whose other end is opened when the rank has ended."""
     log = tmp_path / "monitor1.log"
     os.mkfifo(log)
     job.start("leaves_at_entry", 3, module="scenarios_leave", victim=1, how=how)
