@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("ddp example")]  # they share a training
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 EVERY = 10
@@ -50,7 +52,7 @@ def ranks(directory: Path, steps: int, *, world_size: int = 2, options: tuple[st
             process.communicate()
 
 
-def run_to_end(directory: Path, steps: int, world_size: int = 2) -> tuple[list[str], str]:
+def run_to_end(directory: Path, steps: int, world_size: int) -> tuple[list[str], str]:
     """Train up to `steps`; rank 0's lines and its stderr."""
     with ranks(directory, steps, world_size=world_size) as processes:
         results = [process.communicate(timeout=BOUND_S) for process in processes]
@@ -89,6 +91,13 @@ def test_killed_and_resumed_ends_like_uninterrupted(tmp_path: Path, world_size: 
     assert not list(killed.glob(".*.tmp")) and len(list(killed.glob("step_*.pt"))) == 2
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A training of 2 x EVERY steps on one rank: its checkpoints, and what it said. To be copied."""
+    directory = tmp_path_factory.mktemp("finished")
+    return directory, run_to_end(directory, 2 * EVERY, world_size=1)[0]
+
+
 def tear(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -101,22 +110,22 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [tear, flip_a_bit])
-def test_damaged_newest_checkpoint_is_skipped(tmp_path: Path, damage) -> None:
-    first, _ = run_to_end(tmp_path, 2 * EVERY)
-    newest = tmp_path / f"step_{2 * EVERY:08d}.pt"
+def test_damaged_newest_checkpoint_is_skipped(finished: tuple[Path, list[str]], tmp_path: Path, damage: Any) -> None:
+    directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
+    newest = directory / f"step_{2 * EVERY:08d}.pt"
     damage(newest)
 
-    again, stderr = run_to_end(tmp_path, 2 * EVERY)
+    again, stderr = run_to_end(directory, 2 * EVERY, world_size=1)
 
     assert f"warning: skipping checkpoint {newest}" in stderr
     assert f"resumed from step {EVERY}" in again
     assert again[-1] == first[-1]
 
 
-def test_a_finished_run_started_again_says_the_same(tmp_path: Path) -> None:
+def test_a_finished_run_started_again_says_the_same(finished: tuple[Path, list[str]], tmp_path: Path) -> None:
     """A fault after the last step restarts a training that has nothing left to do."""
-    first, _ = run_to_end(tmp_path, EVERY)
-    again, _ = run_to_end(tmp_path, EVERY)
+    directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
+    again, _ = run_to_end(directory, 2 * EVERY, world_size=1)
 
     assert [line for line in first if "no rank monitor" in line] == [first[0]], "said once"
-    assert again[1:] == [f"resumed from step {EVERY}", first[-1]]
+    assert again[1:] == [f"resumed from step {2 * EVERY}", first[-1]]

@@ -30,6 +30,7 @@ def many() -> list[Outcome]:
     return run(random_settings(seed, nodes=80) for seed in range(200))
 
 
+@pytest.mark.xdist_group("many seeds")  # made once
 def test_200_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> None:
     codes = Counter(outcome.code for outcome in many)
     assert codes[ExitCode.OK] > 80, codes
@@ -37,6 +38,7 @@ def test_200_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> N
         assert codes[code], codes
 
 
+@pytest.mark.xdist_group("many seeds")
 @pytest.mark.parametrize("kind", [*KINDS, "duplicate"])
 def test_every_kind_of_fault_fires_in_them(many: list[Outcome], kind: str) -> None:
     assert sum((outcome.fired for outcome in many), Counter())[kind] > 0
