@@ -135,7 +135,10 @@ class _TrustedFinder:
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """As PathFinder.find_spec; raises ImportError for what is not trusted."""
         spec = PathFinder.find_spec(name, path, target)
-        for place in (spec.origin, spec.cached) if spec and spec.has_location else ():
+        if spec is None or not spec.has_location:
+            return spec
+        cache = os.path.dirname(spec.cached or "")  # who may write there makes the compiled form after we have looked
+        for place in (spec.origin, spec.cached, cache):
             if place and os.path.lexists(place):
                 trust.require(place, ImportError)
         return spec

@@ -78,7 +78,7 @@ def plan(
         raise UsageError(f"--when {when}: must be one of {', '.join(CONTEXTS)}")
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
-    rules = read_rules(config, sysroot, node, expect, may_be_hidden=when == "gate")
+    rules = read_rules(config, sysroot, node, expect, may_do_without=when == "gate")
     for flag, names in (("--only", only), ("--include", include), ("--skip", skip), ("--watch", watch)):
         registry.require_known(names, rules.checks, flag)
     chosen = [
@@ -96,20 +96,20 @@ def read_rules(
     sysroot: str = "/",
     node: str = "",
     expect: Mapping[str, object] | None = None,
-    may_be_hidden: bool = False,
+    may_do_without: bool = False,
 ) -> Rules:
     """Built-in and own checks with what the site says about them on `node`. Raises UsageError.
 
-    `may_be_hidden`: if we may not read the default site file, that is only said; a job's user cannot help it."""
+    `may_do_without`: if we may not read the default site file, or it is not to be trusted, that is only said; a job's
+    user cannot help it."""
     if not os.path.isdir(sysroot):
         raise UsageError(f"--sysroot {sysroot}: there is no such directory; correct it")
     name = node or node_name()
     checks = registry.built_in()
     path = config or _default_config(sysroot)
     rules = Rules(name, checks, registry.defaults(checks.values()), dict(DEADLINES_S))
-    if path and may_be_hidden and not config and _is_hidden(path):
-        said = f"{path} may not be read by uid {os.geteuid()}: nothing is known of what this node should have"
-        rules = rules._replace(notes=(said,))
+    if path and may_do_without and not config and (why := _unusable(path)):
+        rules = rules._replace(notes=(f"{why}: nothing is known of what this node should have",))
     elif path:
         rules = _with_site(path, name, checks)
     if expect:
@@ -133,6 +133,17 @@ def node_name() -> str:
 def _default_config(sysroot: str) -> str:
     path = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
     return path if os.path.lexists(path) or _is_hidden(path) else ""
+
+
+def _unusable(path: str) -> str:
+    """Why a site file cannot even be looked into by us, "" if it can."""
+    if _is_hidden(path):
+        return f"{path} may not be read by uid {os.geteuid()}"
+    try:
+        trust.require(path, UsageError)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _is_hidden(path: str) -> bool:

@@ -152,6 +152,7 @@ CHECKS = (
             Setting("shm_size_gb", "number", None, "size of /dev/shm, in 10^9 bytes"),
             Setting("shm_free_gb", "number", 0.01, "room that must be free, in 10^9 bytes"),
         ),
-        learn=lambda shm: {"shm_size_gb": int(shm.total_bytes / _GB * 10) / 10},
+        # By default it is half of the memory, of which kernels of other versions keep a little more or less.
+        learn=lambda shm: {"shm_size_gb": int(shm.total_bytes / _GB * 0.99 * 10) / 10},
     ),
 )

@@ -5,10 +5,14 @@ Standard library only: prolog/start.py runs this file by its path before it may 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import sys
 
 _MAX_LINKS = 40  # as the kernel
+_OVERFLOW = "/proc/sys/kernel/overflowuid"  # the number of those who have none in this user namespace
+_NS_GET_OWNER_UID = 0xB704
 _PROC = "/proc"  # /proc/PID/root, cwd, fd/N: links that say one thing and lead into what a user has mounted
 
 
@@ -20,6 +24,7 @@ def require(path: str, refused: type[Exception], known: set[str] | None = None) 
       write to. Whose the directories are, and which group may write, is the user's choice: projects share both.
 
     A sticky directory (/tmp) is as good, as what is ours in it stays; to write to a socket is to connect, no change.
+    In a user namespace that does not have the host's root, what is his looks like nobody's, and is root's all the same.
     `known`: places found good before are not looked at again, and new ones added; for a process that ends soon.
     """
     try:
@@ -27,28 +32,41 @@ def require(path: str, refused: type[Exception], known: set[str] | None = None) 
         owner = os.lstat(place)
     except OSError as error:
         raise refused(f"{path} cannot be used: {error.strerror}; correct or remove it") from None
-    ours = owner.st_uid in (0, os.geteuid()) or os.geteuid() == 0  # for root the whole way was looked at
+    ours = as_root() or owner.st_uid in (*_ROOTS, os.geteuid())  # for root the whole way was looked at
     if not ours and not stat.S_ISDIR(owner.st_mode):
         raise refused(f"{path} is not trusted, as it is uid {owner.st_uid}'s, neither ours nor root's; use a copy")
     return place
 
 
 def as_root() -> bool:
-    """Whether we are root among other users. In a namespace that has one user (containers that map him to root, as
-    enroot does) uid 0 is he, and all that is root's outside looks like nobody's."""
-    return os.geteuid() == 0 and not _ONE_USER
+    """Whether we are root among other users; not who is root only in a user namespace of his own, as in a container
+    that maps its user to root (enroot, rootless podman)."""
+    return os.geteuid() == 0 and not _OWN_NAMESPACE
 
 
-def _one_user() -> bool:
-    """Whether this process is in a namespace of one user."""
+def _roots() -> tuple[int, ...]:
+    """Whose files nobody but root can change: 0 and, where the host's root is nobody, that number. /proc/sys is his."""
     try:
-        with open("/proc/self/uid_map", "rb") as file:
-            return file.read().split()[2:] == [b"1"]
+        with open(_OVERFLOW, "rb") as file:
+            nobody, owner = int(file.read()), os.fstat(file.fileno()).st_uid
+    except (OSError, ValueError):
+        return (0,)
+    return (0,) if owner != nobody else (0, nobody)
+
+
+def _owns_namespace() -> bool:
+    """Whether we made the user namespace that we are in (ioctl_ns(2))."""
+    owner = bytearray(4)
+    try:
+        with open("/proc/self/ns/user", "rb") as file:
+            fcntl.ioctl(file, _NS_GET_OWNER_UID, owner)
     except OSError:
         return False
+    return int.from_bytes(owner, sys.byteorder) == os.geteuid()
 
 
-_ONE_USER = _one_user()
+_ROOTS = _roots()
+_OWN_NAMESPACE = len(_ROOTS) > 1 and _owns_namespace()  # the host's root makes some, too, and stays root
 
 
 def _walk(path: str, refused: type[Exception], known: set[str]) -> str:
@@ -90,7 +108,7 @@ def _mode_of(here: str, path: str, refused: type[Exception]) -> int:
         return found.st_mode
     if here == _PROC:
         raise refused(f"{path} is not trusted by root, as it leads into {_PROC}; give the path of the file itself")
-    if found.st_uid != 0 or (found.st_mode & 0o022 and not kept):
+    if found.st_uid not in _ROOTS or (found.st_mode & 0o022 and not kept):
         raise refused(
             f"{path} is not trusted by root, as {here} can be changed by others than root; correct owner and mode"
         )

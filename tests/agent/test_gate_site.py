@@ -120,3 +120,28 @@ def test_a_site_file_that_users_may_not_read_is_said_and_the_rest_is_checked(
     assert f"{file} may not be read by uid {os.geteuid()}: nothing is known of what" in note
     assert found["findings"] and found["verdict"] != "fail"
     assert prolog.returncode == 2 and str(file) in prolog.stderr
+
+
+def health(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "nvrx_slurm.health", f"--sysroot={root}", *args]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+def test_an_untrusted_site_file_is_said_and_the_rest_is_checked(root: Path) -> None:
+    """A job's user cannot help whose the file of the site is; of one that he named himself he can."""
+    file = site(root, expect={"cpus": 9999})
+    file.chmod(0o666)
+    gate, prolog, named = health(root, "--when=gate"), health(root), health(root, "--when=gate", f"--config={file}")
+    found = json.loads(gate.stdout)
+    (note,) = found["notes"]
+    assert f"{file} is not trusted" in note and note.endswith(": nothing is known of what this node should have")
+    assert found["findings"] and found["verdict"] != "fail"
+    for refused in (prolog, named):
+        assert refused.returncode == 2 and f"{file} is not trusted" in refused.stderr
+    file.chmod(0o644)
+    assert json.loads(health(root, "--when=gate").stdout)["notes"] == []
+
+
+def test_a_site_file_that_is_wrong_stays_an_error_at_the_gate(root: Path) -> None:
+    site(root, expect={"no_such": 1})
+    assert health(root, "--when=gate").returncode == 2

@@ -283,6 +283,17 @@ def test_one_broken_fact_is_found(
     assert text in said[1]
 
 
+@pytest.mark.parametrize("less_mb", [1, 100])
+def test_a_node_with_a_little_less_shm_than_the_one_it_was_learned_on_is_well(dgx: Node, less_mb: int) -> None:
+    check = CHECKS["shm-space"]
+    assert check.learn is not None
+    learned: dict[str, object] = {}
+    for mb, verdict in ((0, Verdict.PASS), (less_mb, Verdict.PASS), (50_000, Verdict.FAIL)):
+        dgx.write("/.statvfs", f"/dev/shm 4096 {264184571 - mb * 256} 264000000 264184571 264184000\n")
+        learned = learned or check.learn(check.gather(NodeView(str(dgx.root), {}), {}))
+        assert found(dgx, "shm-space", **learned)[0] is verdict
+
+
 def test_what_is_mounted_on_demand_is_not_learned(dgx: Node) -> None:
     learn = CHECKS["mounts"].learn
     assert learn is not None

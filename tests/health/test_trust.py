@@ -85,6 +85,21 @@ def test_links_without_end_and_into_proc_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "nothing")
 
 
+def test_no_module_is_found_where_a_user_may_put_its_compiled_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between our look and its import."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nvrx_any_module.py").touch()
+    assert own._TrustedFinder.find_spec("nvrx_any_module") is not None
+    compiled = tmp_path / "__pycache__"
+    compiled.mkdir()
+    assert own._TrustedFinder.find_spec("nvrx_any_module") is not None
+    give(compiled)
+    with pytest.raises(ImportError, match=f"{compiled} can be changed by others than root"):
+        own._TrustedFinder.find_spec("nvrx_any_module")
+
+
 # --- where we are not root --------------------------------------------------------------------------------------------
 
 # As UID: what is said of each path, "" if it is trusted.
@@ -176,18 +191,77 @@ def test_a_directory_of_everybody_is_nobodys_but_a_sticky_one(shared: Path) -> N
     assert judged(own) == [""]
 
 
-def test_root_of_a_namespace_of_one_user_is_that_user(shared: Path) -> None:
-    """A container that maps its user to root: what is root's outside looks like nobody's."""
-    outside = script(shared / "outside", "")
-    unshare = ("/usr/bin/unshare", "-U", "--map-root-user")
-    if subprocess.run([*unshare, "/bin/true"], capture_output=True, timeout=BOUND_S, check=False).returncode:
-        pytest.skip("there are no user namespaces here")
-    os.chown(outside, OTHER, -1)
-    argv = [*unshare, sys.executable, "-c", "import os, sys\nfrom nvrx_slurm.system import trust\n"
-            "print(os.geteuid(), trust.as_root(), trust.require(sys.argv[1], ValueError))", str(outside)]  # fmt: skip
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True, cwd=REPO)
-    assert done.stdout.split() == ["0", "False", str(outside)]
-    assert trust.as_root() and "can be changed by others" in refused(outside)
+# As UID, in a user namespace whose map we write between two lines: his number there, whether he is root, what is
+# said of each path. All is loaded before, as a user may not see where it is.
+IN_NAMESPACE = """
+import ctypes, fcntl, os, sys, types
+uid, rule = int(sys.argv[1]), open(sys.argv[2]).read()
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+    sys.exit(f"unshare: {os.strerror(ctypes.get_errno())}")
+print(flush=True)
+sys.stdin.readline()
+trust = types.ModuleType("trust")
+exec(rule, vars(trust))
+print(os.geteuid(), trust.as_root())
+for path in sys.argv[3:]:
+    try:
+        assert trust.require(path, ValueError) == os.path.realpath(path)
+        print()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def in_namespace(map_: str, *paths: Path, uid: int = NOBODY) -> tuple[str, list[str]]:
+    """("euid, whether it is root", what is said of the paths) of a user in a namespace of his own, as `map_` says."""
+    rule = REPO / "nvrx_slurm/system/trust.py"
+    argv = [sys.executable, "-c", IN_NAMESPACE, str(uid), str(rule), *map(str, paths)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, **pipes, text=True) as process:  # type: ignore[call-overload]
+        if not process.stdout.readline():
+            pytest.skip(f"users have no user namespaces here: {process.stderr.read().strip()}")
+        for kind in ("uid_map", "gid_map"):
+            Path(f"/proc/{process.pid}/{kind}").write_text(map_)
+        out, err = process.communicate("go\n", timeout=BOUND_S)
+    assert process.returncode == 0, err
+    who, *said = out.splitlines()
+    return who, said
+
+
+USER = 61234
+MAPS = {
+    "himself": (f"{USER} {USER} 1\n", f"{USER} False"),  # pyxis without --container-remap-root, apptainer
+    "root": (f"0 {USER} 1\n", "0 False"),  # enroot with its map to root
+    "root of many": (f"0 {USER} 1\n1 100000 60000\n", "0 False"),  # rootless podman
+}
+
+
+@pytest.mark.parametrize("whom", MAPS)
+def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, whom: str) -> None:
+    """There his files look like nobody's; the user is no root, whatever his number is."""
+    roots, mine, open_, writable = (script(shared / name, "") for name in ("roots", "own", "open", "in"))
+    os.chown(mine, USER, -1)
+    open_.chmod(0o666)
+    map_, who = MAPS[whom]
+    assert in_namespace(map_, roots, mine, open_, uid=USER) == (
+        who, ["", "", f"{open_} is not trusted, as everybody can change {open_}; correct its mode"],
+    )  # fmt: skip
+    os.chown(writable, 100000 + 5, -1)
+    if whom == "root of many":  # somebody whose number is known is neither he nor root
+        assert in_namespace(map_, writable, uid=USER)[1][0].endswith("neither ours nor root's; use a copy")
+
+
+@pytest.mark.parametrize("map_", ["0 0 1\n", "0 0 65534\n"])
+def test_root_stays_root_in_a_namespace_that_has_him(shared: Path, map_: str) -> None:
+    """What is nobody's there is some user's of the host."""
+    roots, other = script(shared / "roots", ""), script(shared / "other", "")
+    os.chown(other, 70000, -1)
+    who, said = in_namespace(map_, roots, other, uid=0)
+    assert (who, said[0]) == ("0 True", "")
+    assert said[1].endswith(f"{other} can be changed by others than root; correct owner and mode")
 
 
 def test_hooks_of_a_user_run_what_is_his(shared: Path) -> None:
