@@ -1,7 +1,8 @@
 """What the daemon of docs/nvhcd.md runs: one command at a time, whoever asks, and what its end means.
 
 Who asks during a run waits for the next one, together with all that ask the same: a run that began before the question
-may have looked before the fault.
+may have looked before the fault. Nobody can keep the others from their answers: root's questions come first, a user's
+one after those of users who have not just had a run.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from nvrx_slurm.system import processes, trust
 
 MAX_OUTPUT_BYTES = 1 << 20  # of stdout; of what is longer the end is kept
 MAX_ERROR_BYTES = 16384
-MAX_QUEUED = 16  # different questions that wait
-MAX_QUEUED_PER_USER = 4
+MAX_QUEUED = 16  # different questions that wait, one of a user: each costs the others a run, and they wait 60 s at most
+MAX_QUEUED_OF_ROOT = 4  # beside those, and of the daemon's own user
 _REAP_S = 2.0  # for a killed command to end
 _CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline say it
 _STOPPED = "the service was stopped"
@@ -139,7 +140,9 @@ class Runs:
         self._orphans = processes.Orphans()
         self._child: processes.Child | None = None  # running, or killed and blocked in the kernel
         self._queued: dict[Args, asyncio.Future[Answer | NoAnswer]] = {}
-        self._asked_by: dict[Args, int] = {}  # the uid that was first with a question that waits
+        self._asked_by: dict[Args, int] = {}  # root, or the uid that was first with a question that waits
+        self._roots = {0, os.geteuid()}
+        self._last_uid = 0  # of the user for whom the last run was, root apart
         self._asked = asyncio.Event()
         self._closing = False
 
@@ -149,20 +152,22 @@ class Runs:
         if key not in self._queued:
             if self._closing:
                 return NoAnswer("UNAVAILABLE", _STOPPED)
-            if len(self._queued) >= MAX_QUEUED or [*self._asked_by.values()].count(uid) >= MAX_QUEUED_PER_USER:
+            if self._too_many(uid):
                 return NoAnswer("UNAVAILABLE", "too many different health checks are waiting")
             self._queued[key] = asyncio.get_running_loop().create_future()
             self._asked_by[key] = uid
             self._asked.set()
+        elif uid in self._roots:
+            self._asked_by[key] = uid  # what a user asked, and root asks, too, is root's question
         return await asyncio.shield(self._queued[key])
 
     async def work(self) -> None:
         """Run what is asked, until `stop`."""
         while not self._closing:
             await self._asked.wait()
-            args = next(iter(self._queued))
-            future = self._queued.pop(args)
-            del self._asked_by[args]
+            args = min(self._queued, key=self._order)  # the first of those that are equal
+            future, uid = self._queued.pop(args), self._asked_by.pop(args)
+            self._last_uid = self._last_uid if uid in self._roots else uid
             if not self._queued:
                 self._asked.clear()
             try:
@@ -171,6 +176,19 @@ class Runs:
                 future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
                 raise
             future.set_result(answer)
+
+    def _too_many(self, uid: int) -> bool:
+        """Whether one more question would be."""
+        waiting = [*self._asked_by.values()]
+        if uid in self._roots:
+            return waiting.count(uid) >= MAX_QUEUED_OF_ROOT
+        users = [asked_by for asked_by in waiting if asked_by not in self._roots]
+        return len(users) >= MAX_QUEUED or uid in users
+
+    def _order(self, key: Args) -> tuple[bool, bool]:
+        """The smallest is next."""
+        uid = self._asked_by[key]
+        return uid not in self._roots, uid == self._last_uid
 
     async def stop(self, working: asyncio.Task[None]) -> None:
         """End the run under way with all its processes; who still waits is told."""

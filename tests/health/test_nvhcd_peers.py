@@ -226,6 +226,82 @@ def test_the_questions_of_one_user_leave_room_for_others(daemon: Daemon) -> None
     daemon.stop()
 
 
+# As UID: asks with ARGS, says how that ended.
+ASKS_AS = """
+import os, sys
+import grpc
+from nvrx_slurm.health import node_service, nvhcd_pb2 as pb
+uid, args = int(sys.argv[2]), sys.argv[3:]
+os.setresuid(uid, uid, uid)
+with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:
+    ask = channel.unary_unary(
+        node_service.METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
+    )
+    try:
+        print(ask(pb.HealthCheckRequest(args=args), timeout=60).success)
+    except grpc.RpcError as error:
+        print(error.details())
+"""
+
+
+@root_only
+def test_a_user_who_asks_all_the_time_holds_nobody_up(daemon: Daemon) -> None:
+    """Of his questions one waits; those of root and of others are answered before it."""
+    third = OTHER - 1
+    os.mkfifo(daemon.dir / "go")
+    daemon.start('echo "$1" >> order; read x < go')
+    with ExitStack() as stack:
+
+        def asks(uid: int, word: str) -> subprocess.Popen[str]:
+            argv = [sys.executable, "-c", ASKS_AS, str(daemon.socket), str(uid), word]
+            client = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+            daemon.wait_for(f"uid {uid} asked with")
+            return client
+
+        users = [asks(NOBODY, "his-1")]
+        daemon.wait_for("running ")
+        users += [asks(NOBODY, "his-2")]
+        refused = asks(NOBODY, "his-3")
+        assert refused.communicate(timeout=BOUND_S)[0] == "too many different health checks are waiting\n"
+        users += [asks(OTHER, "other"), asks(third, "third")]
+        root = [daemon.ask.future(pb.HealthCheckRequest(args=[word]), timeout=BOUND_S) for word in ("root", "third")]
+        daemon.wait_for("uid 0 asked with", 2)
+        for _ in range(5):
+            with open(daemon.dir / "go", "w") as go:
+                go.write("\n")
+            daemon.wait_for("exit code 0")
+        assert [client.communicate(timeout=BOUND_S)[0] for client in users] == ["True\n"] * 4
+        assert all(call.result().success for call in root)
+    first, *roots, other, last = daemon.lines("order")
+    assert (first, {*roots}, other, last) == ("his-1", {"root", "third"}, "other", "his-2")
+    daemon.stop()
+
+
+# Many users ask, then root, and only then is anything run: what the last user and root are told.
+MANY_USERS = """
+import asyncio
+from nvrx_slurm.health import nvhcd_runs as runs
+
+async def main():
+    all_of_them = runs.Runs(runs.Script("/bin/true"), 60.0, {})
+    asked = [asyncio.create_task(all_of_them.ask((str(n),), 1000 + n)) for n in range(runs.MAX_QUEUED)]
+    await asyncio.sleep(0)
+    print((await all_of_them.ask(("more",), 5000)).status)
+    asked.append(asyncio.create_task(all_of_them.ask(("root",), 0)))
+    working = asyncio.create_task(all_of_them.work())
+    print(all(answer.success for answer in await asyncio.gather(*asked)))
+    await all_of_them.stop(working)
+
+asyncio.run(main())
+"""
+
+
+def test_the_questions_of_many_users_leave_room_for_roots() -> None:
+    argv = [sys.executable, "-c", MANY_USERS]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True)
+    assert done.stdout.split() == ["UNAVAILABLE", "True"]
+
+
 def test_without_file_descriptors_it_waits_for_some(daemon: Daemon) -> None:
     daemon.settings["log_level"] = "info"
     daemon.start("")
