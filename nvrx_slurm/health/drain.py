@@ -1,13 +1,18 @@
 """When a node is drained and taken back, and what the reason looks like.
 
 The reason is `nvrx:CHECK[,CHECK...]:TEXT`: all checks that asked for it, then one short sentence of the first. A node
-is taken back only if root drained it with such a reason and nothing else has happened to it since.
+is taken back only if root drained it with such a reason and nothing else has happened to it since. What fails on a node
+that is drained by us already is added to the reason, and to a mark on the node, which needs no slurmctld.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.health import cache
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
 
 PREFIX = "nvrx:"
 MAX_TEXT = 120  # characters of the sentence
+SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still come
+_LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_WAIT_S, _AGAIN_S = 1.0, 0.01  # for others to write the mark, which takes them no time (it is in memory)
 _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 # What Slurm's tools take for structure, and what looks like their [user@time], is replaced.
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
@@ -63,29 +71,76 @@ def ours(note: Note) -> Reason | None:
     return parse(note.reason)
 
 
+def may_be_ours(note: Note) -> bool:
+    """Whether we drained the node, whatever else has happened to it since (maintenance, not responding, a reboot)."""
+    return note.who == "root" and parse(note.reason) is not None and not may_drain(note)
+
+
+def extended(note: Note, checks: Iterable[str]) -> str:
+    """The reason of a node that is drained by us with these checks in it, too; "" if they are, or it is not ours."""
+    why = parse(note.reason) if may_be_ours(note) else None
+    missing = [check for check in dict.fromkeys(checks) if why and check not in why.checks]
+    return f"{PREFIX}{','.join([*why.checks, *missing])}:{why.text}" if why and missing else ""
+
+
 def recovered(checks: Iterable[str], findings: Iterable[Finding]) -> bool:
     """Whether all these checks pass now; unknown, or not applicable any more, is no pass."""
     return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(checks)
 
 
-# --- a mark on the node, so that slurmctld is asked only if there may be something to take back -----------------------
+# --- a mark on the node: what asked for a drain, and whether slurmctld has to be asked about it -----------------------
 
 
-def expect_drained(node: NodeView, name: str, drained: bool) -> None:
-    """Note down whether `name` may be drained by us. Where that cannot be kept, slurmctld is asked each time."""
-    try:
-        cache.write_private(_mark(node, name), {"boot": cache.boot_id(node), "drained": drained})
-    except (OSError, cache.Unusable):
-        return
+def noted(node: NodeView, name: str) -> dict[str, float] | None:
+    """The checks for which `name` is (or is about to be) drained by us, and when each failed last (`cache.now_s`).
 
-
-def may_be_drained(node: NodeView, name: str) -> bool:
-    """False only if it was noted down in this boot that we did not drain `name`."""
+    {}: surely not drained by us; None: not known, as after a boot. Only {} spares slurmctld the question.
+    """
     try:
         mark = cache.read_private(_mark(node, name))
-        return not (mark and mark["boot"] == cache.boot_id(node) and mark["drained"] is False)
-    except (OSError, cache.Unusable, KeyError, TypeError):
-        return True
+        if mark["boot"] != cache.boot_id(node):
+            return None
+        return {str(check): float(at_s) for check, at_s in mark["checks"].items()}
+    except (OSError, cache.Unusable, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def note_down(node: NodeView, name: str, checks: Iterable[str] = (), since_s: float = 0.0) -> dict[str, float]:
+    """Note down that these failed now, and forget what failed before `since_s`; what is noted then.
+
+    Where a failure cannot be kept no mark says that there is none: slurmctld is asked each time.
+    """
+    try:
+        with _alone(node, name):
+            known = noted(node, name) or {}
+            kept = {check: at_s for check, at_s in known.items() if at_s >= since_s}
+            kept.update(dict.fromkeys(checks, cache.now_s()))
+            cache.write_private(_mark(node, name), {"boot": cache.boot_id(node), "checks": kept})
+            return kept
+    except (OSError, cache.Unusable):
+        if checks and noted(node, name) == {}:
+            with contextlib.suppress(OSError, cache.Unusable):
+                os.unlink(_mark(node, name))
+        return {}
+
+
+@contextlib.contextmanager
+def _alone(node: NodeView, name: str) -> Iterator[None]:
+    """No other hook writes the mark meanwhile. Raises OSError when that takes too long, and Unusable."""
+    lock = os.open(f"{cache.private_directory(node)}/drained-{name}.lock", _LOCK, 0o600)
+    try:
+        until_s = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_AGAIN_S)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _mark(node: NodeView, name: str) -> str:

@@ -25,13 +25,14 @@ from nvrx_slurm.health.hook_log import HookLog
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
-    from nvrx_slurm.slurm.drain import Scontrol
+    from nvrx_slurm.slurm.drain import Note, Scontrol
 
 OK, REFUSE = 0, 10  # exit codes for hook.sh
 _RESERVE_S = 1.3  # of the budget, for slurmctld to be told
 _SCONTROL_S = 10.0  # at most, for both calls together; in the prolog what is left is less
 _MARGIN_S = 0.15  # to end before hook.sh ends us
 _MIN_S = 0.2
+_NOW_S = 0.001  # so young is only what another process found while this one waited for it
 _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
 _LOUD = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WARNING, "": syslog.LOG_INFO}
 
@@ -156,7 +157,8 @@ def _epilog(hook: Hook, rules: policy.Rules) -> int:
     suspicions = _suspicions(hook, rules.hooks.suspicions)
     if hook.failed or suspicions:
         named = {one.check for one in suspicions}
-        grave += _to_drain(_examine(hook, rules, _of(rules, hook.when, named)))
+        checks = [_anew(check, hook.came_s) for check in _of(rules, hook.when, named)]
+        grave += _to_drain(_examine(hook, rules, checks))
     # Slurm drains, with a reason of its own, if we cannot.
     return OK if not grave or _drain(hook, grave) else REFUSE
 
@@ -175,23 +177,33 @@ def _suspicions(hook: Hook, directory: str) -> list[suspicion.Suspicion]:
 
 
 def _periodic(hook: Hook, rules: policy.Rules) -> int:
-    why = None
-    if drain.may_be_drained(hook.node, hook.name):
-        try:
-            why = drain.ours(_scontrol(hook).note())
-            drain.expect_drained(hook.node, hook.name, why is not None)
-        except NvrxError as error:
-            hook.say(syslog.LOG_WARNING, f"whether this node is drained is not known: {error}")
-    asking = why.checks if why else ()
-    found = _examine(hook, rules, _of(rules, hook.when, asking))
+    noted = drain.noted(hook.node, hook.name)
+    why = None if noted == {} else _drained(hook)
+    failed_s = {**dict.fromkeys(why.checks, hook.came_s), **(noted or {})} if why else {}
+    checks = [_anew(check, failed_s.get(check.name, 0.0)) for check in _of(rules, hook.when, failed_s)]
+    found = _examine(hook, rules, checks)
     if grave := _to_drain(found):
-        if why is None:
+        if any(finding.check not in failed_s for finding in grave):
             _drain(hook, grave)
     elif why and rules.hooks.undrain:
-        off = [name for name in asking if name in rules.checks and not _in_hooks(rules.checks[name])]
-        if drain.recovered(set(asking) - set(off), found.findings):
-            _undrain(hook, why, off)
+        off = [name for name in failed_s if name in rules.checks and not _in_hooks(rules.checks[name])]
+        if drain.recovered(failed_s.keys() - off, found.findings):
+            said = [f"{name} {'is switched off' if name in off else 'passes again'}" for name in failed_s]
+            _undrain(hook, why, noted, said)
     return OK
+
+
+def _drained(hook: Hook) -> drain.Reason | None:
+    """Our reason if the node is plainly drained by us; what is surely not ours needs no question any more."""
+    asked_s = cache.now_s()
+    try:
+        note = _scontrol(hook).note()
+    except NvrxError as error:
+        hook.say(syslog.LOG_WARNING, f"whether this node is drained is not known: {error}")
+        return None
+    if not drain.may_be_ours(note):
+        drain.note_down(hook.node, hook.name, since_s=asked_s - drain.SETTLE_S)
+    return drain.ours(note)
 
 
 _HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {
@@ -212,6 +224,11 @@ def _of(rules: policy.Rules, when: str, named: Iterable[str] = ()) -> list[Check
 
 def _in_hooks(check: Check) -> bool:
     return not _HOOKS.keys().isdisjoint(check.contexts)
+
+
+def _anew(check: Check, since_s: float) -> Check:
+    """The check, for which no result from before `since_s` (`cache.now_s`) will do: something has happened then."""
+    return check._replace(reuse_s=min(check.reuse_s, max(cache.now_s() - since_s, _NOW_S)))
 
 
 @contextmanager
@@ -283,37 +300,52 @@ def _to_drain(found: report.Report) -> list[Finding]:
 def _drain(hook: Hook, failed: list[Finding]) -> bool:
     """Drain the node unless it is drained (or down) already; whether it is out of use now."""
     reason = drain.reason(failed)
-    drain.expect_drained(hook.node, hook.name, True)  # before and after: the periodic hook may run at the same time
+    checks = [finding.check for finding in failed]
+    drain.note_down(hook.node, hook.name, checks)  # first: the periodic hook may run at the same time
+    asked_s = cache.now_s()
     try:
         scontrol = _scontrol(hook)
         note = scontrol.note()
         if not drain.may_drain(note):
-            states = "+".join(sorted(note.states))
-            hook.say(syslog.LOG_NOTICE, f"not drained for {reason!r}: it is {states} already ({note.reason})")
+            _add(hook, scontrol, note, reason, checks)
             return True
         scontrol.drain(reason)
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"the node cannot be drained for {reason!r}: {error}")
         return False
-    drain.expect_drained(hook.node, hook.name, True)
+    drain.note_down(hook.node, hook.name, checks, asked_s - drain.SETTLE_S)  # it was in use: what was before is over
     hook.say(syslog.LOG_ERR, f"drained: {reason}")
     return True
 
 
-def _undrain(hook: Hook, why: drain.Reason, off: list[str]) -> None:
-    """Take the node back if our reason still stands after the checks: they took a while. `off`: which of those that
-    asked for it the site has switched off."""
+def _add(hook: Hook, scontrol: Scontrol, note: Note, reason: str, checks: list[str]) -> None:
+    """Where the node is drained by us already, these checks have to pass, too."""
+    states = "+".join(sorted(note.states))
+    hook.say(syslog.LOG_NOTICE, f"not drained for {reason!r}: it is {states} already ({note.reason})")
+    if not (both := drain.extended(note, checks)):
+        return
+    try:
+        scontrol.explain(both)
+        hook.say(syslog.LOG_ERR, f"drained for more: {both}")
+    except NvrxError as error:  # the mark has them
+        hook.say(syslog.LOG_WARNING, f"the node's reason cannot be made {both!r}: {error}")
+
+
+def _undrain(hook: Hook, why: drain.Reason, noted: dict[str, float] | None, said: list[str]) -> None:
+    """Take the node back if nothing has changed since the checks, which took a while. `noted`: as it was before them;
+    `said`: what has become of each check that asked for the drain."""
+    asked_s = cache.now_s()
     try:
         scontrol = _scontrol(hook)
-        if drain.ours(scontrol.note()) != why:
+        if drain.ours(scontrol.note()) != why or drain.noted(hook.node, hook.name) != noted:
             return
         scontrol.undrain()
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
         return
-    drain.expect_drained(hook.node, hook.name, False)
-    said = [f"{name} {'is switched off' if name in off else 'passes again'}" for name in why.checks]
     hook.say(syslog.LOG_NOTICE, f"taken back: {', '.join(said)}")
+    if late := drain.note_down(hook.node, hook.name, since_s=asked_s):  # another hook still saw it drained
+        _drain(hook, [Finding(check, Verdict.FAIL, "failed while the node was taken back") for check in late])
 
 
 def _scontrol(hook: Hook) -> Scontrol:

@@ -62,6 +62,10 @@ class Scontrol:
         """No new jobs on the node."""
         self._run("update", f"NodeName={self.node}", "State=DRAIN", f"Reason={reason}")
 
+    def explain(self, reason: str) -> None:
+        """Another reason; the state stays."""
+        self._run("update", f"NodeName={self.node}", f"Reason={reason}")
+
     def undrain(self) -> None:
         """Take the drain off, and nothing else: a node that is down stays down."""
         self._run("update", f"NodeName={self.node}", "State=UNDRAIN")
