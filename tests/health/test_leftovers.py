@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +81,89 @@ def test_one_that_does_not_end_is_a_failure() -> None:
     assert leftovers.judge(Facts(["a (1)"], ["b (2)"]), {}) == (
         Verdict.FAIL, "GPU processes of a job that ended do not end: b (2)",
     )  # fmt: skip
+
+
+# --- processes that somebody traces -----------------------------------------------------------------------------------
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+NOBODY, BOUND_S = 65534, 60.0
+# As UID, a process with a GPU open and two threads; one of them is traced, as TRACER, by who never lets it end.
+TRACED = """
+import ctypes, os, signal, sys, threading
+uid, tracer, which, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+libc = ctypes.CDLL(None, use_errno=True)
+ours, theirs = os.pipe()
+target = os.fork()
+if target == 0:
+    os.open(device, os.O_RDONLY)
+    os.setresuid(uid, uid, uid)
+    libc.prctl(4, 1)  # PR_SET_DUMPABLE: setresuid has taken that away
+    def work():
+        os.write(theirs, b"%d %d" % (os.getpid(), threading.get_native_id()))
+        signal.pause()
+    threading.Thread(target=work).start()
+    signal.pause()
+thread = dict(zip(("leader", "thread"), map(int, os.read(ours, 64).split())))[which]
+os.setresuid(tracer, tracer, tracer)
+if libc.ptrace(0x4206, thread, None, ctypes.c_void_p(0x40)):  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
+    sys.exit(f"ptrace: {os.strerror(ctypes.get_errno())}")
+print(target, flush=True)
+signal.pause()
+"""
+
+
+class Traced:
+    """It, and what the check finds about its job; `tracer`: as whom."""
+
+    def __init__(self, root: Path, tracer: int, which: str) -> None:
+        (root / "proc").symlink_to("/proc")
+        (root / "dev").mkdir()
+        (root / "dev/nvidia0").touch()
+        self.node = NodeView(str(root))
+        self.job = Job((str(os.getpid()),), NOBODY)
+        argv = [sys.executable, "-c", TRACED, str(NOBODY), str(tracer), which, str(root / "dev/nvidia0")]
+        env = {"SLURM_JOB_ID": self.job.ids[0]}
+        self.tracer = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.tracer.stdout is not None and self.tracer.stderr is not None
+        self.pid = int(self.tracer.stdout.readline() or "0")
+        if not self.pid:
+            pytest.skip(f"nobody can trace here: {self.tracer.stderr.read()}")
+
+    def end(self, within_s: float) -> Facts:
+        self.node.deadline_s = time.monotonic() + within_s
+        return leftovers.end(self.node, self.job)
+
+    def close(self) -> None:
+        """The tracer's end lets the process end."""
+        pidfd = os.pidfd_open(self.pid) if os.path.exists(f"/proc/{self.pid}") else -1
+        self.tracer.kill()
+        self.tracer.communicate(timeout=BOUND_S)
+        if pidfd >= 0:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+
+
+@root_only
+@pytest.mark.parametrize("which", ["leader", "thread"])
+def test_a_user_cannot_keep_his_process_from_its_end(tmp_path: Path, which: str) -> None:
+    traced = Traced(tmp_path, NOBODY, which)
+    try:
+        facts = traced.end(BOUND_S)
+        assert (facts.left, facts.held) == ([], ()) and [who.split()[-1] for who in facts.ended] == [f"({traced.pid})"]
+        assert traced.tracer.wait(BOUND_S) == -signal.SIGKILL
+        assert leftovers.judge(facts, {})[0] is Verdict.PASS
+    finally:
+        traced.close()
+
+
+@root_only
+def test_a_process_that_somebody_else_traces_is_unknown(tmp_path: Path) -> None:
+    """Root's debugger, as it were."""
+    traced = Traced(tmp_path, 0, "leader")
+    try:
+        facts = traced.end(1.5)
+        assert (facts.ended, facts.left) == ([], []) and [who.split()[-1] for who in facts.held] == [f"({traced.pid})"]
+        assert traced.tracer.poll() is None
+        assert leftovers.judge(facts, {})[0] is Verdict.UNKNOWN
+    finally:
+        traced.close()
