@@ -3,18 +3,15 @@
 Everything that is imported, here and by the checks, must be root's, and only root's to write to: without site (-S) no
 .pth file is executed, and the finder below looks at each module, its compiled form and all directories above it.
 
-Loading takes most of a hook's processor time. Where many jobs start on one node, as many hooks as there are processors
-do that at a time: all at once, each would take as long as all of them together, and none would be in time.
+Loading takes most of a hook's processor time. Where many jobs start on one node, hook.sh lets as many hooks as there
+are processors do that at a time (NVRX_TURN): all at once, each would take as long as all of them together.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import stat
 import sys
-import time
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 BROKEN = 3  # hook.sh: this hook does not work; 0 and 10 are verdicts
-_TURN_OF_BUDGET = 0.6  # longest wait for one's turn, as a part of the hook's time
 _trusted: set[str] = set()
 
 
@@ -44,55 +40,12 @@ def require(path: str) -> None:
     _trust.require(path, ImportError, _trusted)
 
 
-class Turn:
-    """The right to load, one of as many as there are processors; given back by `over` or by the end of the process."""
-
-    def __init__(self, directory: str, wait_s: float) -> None:
-        """Returns at the latest after `wait_s`, or at once without a directory that is root's alone: then without."""
-        self._fd = -1
-        try:
-            self._take(directory, len(os.sched_getaffinity(0)), wait_s)
-        except OSError:
-            self.over()
-
-    def _take(self, directory: str, turns: int, wait_s: float) -> None:
-        if not os.path.lexists(directory):
-            os.mkdir(directory, 0o700)
-        found = os.lstat(directory)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            return
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(f"{directory}/turn", flags, 0o600)
-        mine = os.getpid() % turns
-        for place in (*range(mine, turns), *range(mine)):
-            try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-                return
-            except BlockingIOError:
-                pass
-        signal.signal(signal.SIGALRM, self._late)
-        signal.setitimer(signal.ITIMER_REAL, max(wait_s, 0.01))
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, mine)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-    def _late(self, signum: int, frame: object) -> None:
-        raise TimeoutError
-
-    def over(self) -> None:
-        """The next one may."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def turn() -> Turn:
-    """Wait for it."""
-    budget_s, since_s = float(os.environ["NVRX_BUDGET"]), float(os.environ["NVRX_SINCE"])
-    used_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - since_s)
-    return Turn(f"{os.environ.get('NVRX_SYSROOT', '')}/run/nvrx-health", _TURN_OF_BUDGET * budget_s - used_s)
+def over() -> None:
+    """All is loaded: the turn, a lock of flock(1) that came with us, is the next one's."""
+    try:
+        fcntl.flock(int(os.environ["NVRX_TURN"]), fcntl.LOCK_UN)
+    except (KeyError, OSError):  # we came without
+        return
 
 
 class TrustedFinder:
@@ -143,10 +96,9 @@ def main() -> int:
 
             print(__version__)
             return 0
-        mine = turn()
         from nvrx_slurm.health import hooks
 
-        return hooks.main(sys.argv[1], ready=mine.over)
+        return hooks.main(sys.argv[1], ready=over)
     except (Exception, SystemExit) as error:  # a module that exits would say that the node is well
         say(f"{type(error).__name__}: {error}")
         return BROKEN

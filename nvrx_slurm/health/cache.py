@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 
 MAX_FILE_BYTES = 65536
+_AGAIN_S = 0.03  # between two tries to get a lock that others have
 _NOT_OURS = 0o022  # writable by group or others
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,13 +61,21 @@ def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], 
 
 
 def together(
-    node: NodeView, name: str, asked: object, came_s: float, wait_s: float, run: Callable[[], str]
+    node: NodeView,
+    name: str,
+    asked: object,
+    came_s: float,
+    wait_s: float,
+    run: Callable[[], str],
+    grave: Callable[[str], bool] = lambda result: False,
 ) -> tuple[str, float] | None:
     """(what `run` returns, 0.0); or, of processes of this user that come with the same `asked` while one is at it,
-    (what that one was given, its age), so that a node with many of them does the work once.
+    (what that one was given, its age), so that a node with many of them does the work once, or twice if some of them
+    come while it is being done.
 
-    `came_s`: when this process came, as of `now_s`: what was found before that is too old. None: `wait_s` seconds were
-    not enough for the others to be done. Without a usable directory nobody waits.
+    `came_s`: when this process came, as of `now_s`: what began before that may be older than what has broken since,
+    and will only do if it is `grave`. None: `wait_s` seconds were not enough for the others to be done. Without a
+    usable directory nobody waits.
     """
     try:
         directory = private_directory(node)
@@ -80,9 +88,11 @@ def together(
         known = {"boot": boot_id(node), "asked": json.dumps(asked, default=str)}
         if given := _given(f"{directory}/{name}.json", known, came_s):
             return given
+        began_s = now_s()
         result = run()
+        counts_s = {"counts_s": now_s() if grave(result) else began_s, "at_s": now_s()}
         with contextlib.suppress(OSError):  # then the next one does the work once more
-            write_private(f"{directory}/{name}.json", {**known, "at_s": now_s(), "result": result})
+            write_private(f"{directory}/{name}.json", {**known, **counts_s, "result": result})
         return result, 0.0
     finally:
         os.close(lock)
@@ -90,26 +100,21 @@ def together(
 
 def _lock(lock: int, wait_s: float) -> bool:
     """Whether we have it. Not flock(2): our forked checks would have that, too, and may be stuck in the kernel."""
-
-    def late(signum: int, frame: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, max(wait_s, 0.01))
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        return True
-    except TimeoutError:
-        return False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:  # an alarm of our own would be lost if it came just before we block
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_AGAIN_S)
 
 
 def _given(path: str, known: Mapping[str, object], came_s: float) -> tuple[str, float] | None:
     try:
         kept = read_private(path)
-        if not kept or kept["at_s"] < came_s or any(kept[name] != value for name, value in known.items()):
+        if not kept or kept["counts_s"] < came_s or any(kept[name] != value for name, value in known.items()):
             return None
         return str(kept["result"]), max(0.0, now_s() - kept["at_s"])
     except (Unusable, TypeError, KeyError):

@@ -1,7 +1,8 @@
 """Where a hook tells what it does: the system's log, a person's terminal, and LOG of hooks.conf.
 
 A verdict must reach Slurm whatever state these are in. So the system's log gets a line at once or not at all, by a
-datagram that is never waited for; LOG, which may be on a full or dead disk, is written when all is decided and done.
+datagram that is never waited for; LOG, which may be on a full or dead disk, is written when all is decided and done,
+by a process that may be left behind.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import sys
 import syslog
 import time
 
-from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.system import bounded, trust
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import aside, cache
+from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.system import trust
 
 _SOCKET = "/dev/log"
 _MAX_CHARACTERS = 2000  # of a line for the system's log
@@ -39,17 +42,15 @@ class HookLog:
             print(f"{self._tag}: {line}", file=sys.stderr)
         self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._tag}: {line}\n")
 
-    def write(self, wait_s: float) -> None:
+    def write(self, node: NodeView, wait_s: float) -> None:
         """All lines so far to LOG, within `wait_s` seconds at most; if that cannot be, it is said to the others."""
-        lines, self._lines = "".join(self._lines), []
+        lines, self._lines = "".join(self._lines).encode(errors="replace"), []
         if not self.file or not lines:
             return
         try:
-            bounded.call(lambda: _append(self.file, lines.encode(errors="replace")), min(wait_s, _LOG_S), "nvrx LOG")
-        except bounded.Overrun:
-            self.say(syslog.LOG_ERR, f"LOG={self.file} is not used: it did not take our lines in time")
-        except (OSError, NvrxError) as error:
-            self.say(syslog.LOG_ERR, f"LOG={self.file} cannot be used: {getattr(error, 'strerror', None) or error}")
+            aside.Aside(node, "log", lambda: _append(self.file, lines), min(wait_s, _LOG_S)).result()
+        except (OSError, cache.Unusable) as error:
+            self.say(syslog.LOG_ERR, f"LOG={self.file} cannot be used: {error}")
 
 
 def _send(data: bytes) -> None:
@@ -60,7 +61,7 @@ def _send(data: bytes) -> None:
         sender.close()
 
 
-def _append(file: str, data: bytes) -> None:
+def _append(file: str, data: bytes) -> bytes:
     trust.require(os.path.dirname(file), UsageError)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(file, flags, 0o640)
@@ -69,3 +70,4 @@ def _append(file: str, data: bytes) -> None:
             data = data[os.write(fd, data) :]
     finally:
         os.close(fd)
+    return b""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.health import cache, drain, leftovers, policy, report, runner, suspicion
+from nvrx_slurm.health import aside, cache, drain, leftovers, policy, report, runner, sick, suspicion
 from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
 from nvrx_slurm.health.hook_log import HookLog
 from nvrx_slurm.system import trust
@@ -32,6 +32,8 @@ _RESERVE_S = 1.3  # of the budget, for slurmctld to be told
 _SCONTROL_S = 10.0  # at most, for both calls together; in the prolog what is left is less
 _MARGIN_S = 0.15  # to end before hook.sh ends us
 _MIN_S = 0.2
+_SPOOL_S = 2.0  # longest wait for the disk below the spool
+_PROLOGS = "prologs"  # stands for a check where time was up before there was one
 _NOW_S = 0.001  # so young is only what another process found while this one waited for it
 _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
 _LOUD = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WARNING, "": syslog.LOG_INFO}
@@ -80,7 +82,7 @@ def main(when: str, env: Mapping[str, str] | None = None, ready: Callable[[], No
         hook.say(syslog.LOG_ERR, f"this hook does not work: {error}")
         return int(error.exit_code)
     finally:
-        hook.log.write(max(_MARGIN_S, hook.until_s - _MARGIN_S - time.monotonic()))
+        hook.log.write(hook.node, max(_MARGIN_S, hook.until_s - _MARGIN_S - time.monotonic()))
 
 
 def _hook(when: str, env: Mapping[str, str]) -> Hook:
@@ -117,21 +119,32 @@ def _number(text: str | None, otherwise: float) -> float:
 
 
 def _prolog(hook: Hook, rules: policy.Rules) -> int:
-    if hook.job:
-        try:
-            suspicion.allow(rules.hooks.suspicions, hook.name, hook.job, hook.uid)
-        except (OSError, cache.Unusable) as error:
-            hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
+    allowed = _spool(hook, suspicion.allow, rules.hooks.suspicions)
     skipped = _skipped(hook, rules)
     checks = [check for check in _of(rules, hook.when) if check.name not in skipped]
     mine = [check for check in checks if check.per_job and hook.node.env.get(check.per_job)]
     with _under_way(hook, rules, mine) as finish:
         grave = _share(hook, rules, [check for check in checks if check not in mine]).grave
         grave += _tell(hook, mine, finish()).grave
-    if not grave:
-        return OK
-    _drain(hook, grave)
-    return REFUSE
+    if own := [finding for finding in grave if finding.check != _PROLOGS]:
+        _drain(hook, own)
+    if grave:
+        return REFUSE
+    try:
+        allowed()
+    except cache.Unusable as error:
+        hook.say(syslog.LOG_WARNING, f"the job cannot tell what it suspects: {error}")
+    return OK
+
+
+def _spool(hook: Hook, work: Callable[[str, str, str, int], bytes], directory: str) -> Callable[[], bytes]:
+    """Begin `work` on the spool, whose disk may be dead, for the hook's job; it gets what waits for what comes of it,
+    and raises cache.Unusable."""
+    if not hook.job:
+        return lambda: b""
+    return aside.Aside(
+        hook.node, "spool", lambda: work(directory, hook.name, hook.job, hook.uid), min(_SPOOL_S, hook.left_s())
+    ).result
 
 
 def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
@@ -164,11 +177,9 @@ def _epilog(hook: Hook, rules: policy.Rules) -> int:
 
 
 def _suspicions(hook: Hook, directory: str) -> list[suspicion.Suspicion]:
-    if not hook.job:
-        return []
     try:
-        found = suspicion.take(directory, hook.name, hook.job, hook.uid)
-    except (OSError, cache.Unusable) as error:
+        found = suspicion.parsed(_spool(hook, suspicion.take, directory)())
+    except cache.Unusable as error:
         hook.say(syslog.LOG_WARNING, f"what the job suspects cannot be read: {error}")
         return []
     for one in found[:5]:
@@ -262,7 +273,8 @@ def _share(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Repor
     # Under other rules (the site file has changed) the same facts may mean something else.
     ruled = [[field for field in check if not callable(field)] for check in checks]
     asked = [hook.name, ruled, rules.deadlines_s[hook.when], rules.expected]
-    shared = cache.together(hook.node, hook.when, asked, hook.came_s, hook.left_s(), run)
+    grave: Callable[[str], bool] = lambda line: bool(report.from_json(line).grave)  # noqa: E731
+    shared = cache.together(hook.node, hook.when, asked, hook.came_s, hook.left_s(), run, grave)
     line, age_s = shared or (_nobody(hook), 0.0)
     return _tell(hook, checks, report.from_json(line), age_s)
 
@@ -288,8 +300,10 @@ def _tell(hook: Hook, checks: list[Check], found: report.Report, age_s: float = 
 
 def _nobody(hook: Hook) -> str:
     """What is known of the node where time was up before it was our turn to look."""
-    text = "time was up while other prologs on this node were being let in"
-    return report.Report(hook.name, hook.when, [Finding("prologs", Verdict.UNKNOWN, text)], [], 0.0).as_json()
+    found = Finding(_PROLOGS, Verdict.UNKNOWN, "time was up while other prologs on this node were being let in")
+    if sick.found_since(hook.node, hook.name, hook.came_s):
+        found = Finding(_PROLOGS, Verdict.FAIL, "another hook has found this node sick meanwhile", action="fail")
+    return report.Report(hook.name, hook.when, [found], [], 0.0).as_json()
 
 
 def _to_drain(found: report.Report) -> list[Finding]:
@@ -299,6 +313,7 @@ def _to_drain(found: report.Report) -> list[Finding]:
 
 def _drain(hook: Hook, failed: list[Finding]) -> bool:
     """Drain the node unless it is drained (or down) already; whether it is out of use now."""
+    sick.found(hook.node, hook.name)  # before all that may take longer than we have
     reason = drain.reason(failed)
     checks = [finding.check for finding in failed]
     drain.note_down(hook.node, hook.name, checks)  # first: the periodic hook may run at the same time

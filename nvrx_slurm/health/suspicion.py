@@ -75,8 +75,8 @@ def _name(node: str, job_id: str) -> str:
     return f"{node}.{job_id}.jsonl"
 
 
-def allow(directory: str, node: str, job_id: str, uid: int) -> None:
-    """For the prolog, as root: make the job's file, empty, anew. Raises Unusable and OSError."""
+def allow(directory: str, node: str, job_id: str, uid: int) -> bytes:
+    """For the prolog, as root: make the job's file, empty, anew; b"". Raises Unusable and OSError."""
     file = _name(node, job_id)
     _make(directory)
     with _opened(directory) as place:
@@ -86,24 +86,29 @@ def allow(directory: str, node: str, job_id: str, uid: int) -> None:
             os.fchown(fd, uid, -1)
         finally:
             os.close(fd)
+    return b""
 
 
-def take(directory: str, node: str, job_id: str, uid: int) -> list[Suspicion]:
-    """For the epilog, as root: what the job's user `uid` said, and remove the file. Raises Unusable and OSError."""
+def take(directory: str, node: str, job_id: str, uid: int) -> bytes:
+    """For the epilog, as root: what the job's user `uid` said, for `parsed`, and remove the file. Raises Unusable and
+    OSError."""
     file = _name(node, job_id)
     if not os.path.lexists(directory):
-        return []
+        return b""
     with _opened(directory) as place:
         try:
-            data = _contents(file, place, uid)
+            data = _contents(file, place, uid)[:MAX_BYTES]
         except FileNotFoundError:
-            return []
+            return b""
         except (OSError, Unusable) as error:
-            found = [Suspicion("unreadable", "", one_line(error))]
-        else:
-            found = [_parsed(line) for line in data[:MAX_BYTES].splitlines()]
+            data = one_line(error).encode()
         _remove(file, place)
-    return found
+    return data
+
+
+def parsed(data: bytes) -> list[Suspicion]:
+    """One of each line."""
+    return [_parsed(line) for line in data.splitlines()]
 
 
 def _contents(file: str, place: int, uid: int) -> bytes:

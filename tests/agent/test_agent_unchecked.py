@@ -72,7 +72,7 @@ def test_without_checks_an_uncorrectable_error_is_suspected_all_the_same(rig: Ri
     _, pid = up(one, 0)
     os.kill(pid, signal.SIGBUS)
     assert one.wait() != 0
-    found = suspicion.take(f"{rig.dir}/spool", "n1", "7", os.geteuid())
+    found = suspicion.parsed(suspicion.take(f"{rig.dir}/spool", "n1", "7", os.geteuid()))
     assert [(each.kind, each.check) for each in found] == [("uncorrectable-error", "memory-errors")], one.text
 
 

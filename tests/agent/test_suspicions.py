@@ -44,7 +44,7 @@ def left(site: Path, story: Callable[[Suspicions], None], env: dict[str, str] | 
     for thread in threads():
         thread.join(30)
     assert not threads()
-    found = suspicion.take(f"{site}/spool", "n1", "42", os.geteuid())
+    found = suspicion.parsed(suspicion.take(f"{site}/spool", "n1", "42", os.geteuid()))
     assert all(one.text for one in found)
     return [(one.kind, one.check) for one in found]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
+import glob
 import os
-import re
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,9 +45,22 @@ def wait_for(condition: Callable[[], bool]) -> None:
         select.select([], [], [], 0.01)
 
 
-def waiting_for(inode: int) -> int:
-    """How many processes wait for a lock of this file."""
-    return len(re.findall(rf" -> POSIX .*:{inode} ", Path("/proc/locks").read_text()))
+def beside(hooks: Hooks, others: int) -> None:
+    """Wait until so many prologs have come to share the look of one that is at it: all have its lock open, and so have
+    the checks of the latter."""
+    lock = str(hooks.node / "/run/nvrx-health/prolog.lock")
+    wait_for(lambda: len(having_open(lock)) == others + 1)
+
+
+def having_open(path: str) -> set[int]:
+    """The processes that have the file open, without what was forked from one of them."""
+    found = {}
+    for place in glob.glob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(place) == path:
+                directory = Path(place).parents[1]
+                found[int(directory.name)] = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+    return {pid for pid, parent in found.items() if parent not in found}
 
 
 def hung_lustre(hooks: Hooks) -> Path:
@@ -59,16 +71,6 @@ def hung_lustre(hooks: Hooks) -> Path:
     hooks.add(PROLOG_BUDGET=60)
     hooks.site(deadlines={"prolog": 55}, checks={"lustre": {"budget": 50}})
     return place
-
-
-@contextlib.contextmanager
-def all_turns_taken(hooks: Hooks) -> Iterator[int]:
-    """No hook may load what it needs. The inode of the file that they wait for."""
-    directory = hooks.node / "/run/nvrx-health"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    with (directory / "turn").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        yield os.fstat(file.fileno()).st_ino
 
 
 # --- prolog -----------------------------------------------------------------------------------------------------------
@@ -87,8 +89,7 @@ def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> No
         first = pool.submit(hooks.run, "prolog")
         fifo = os.open(place, os.O_WRONLY)  # until it reads
         others = [pool.submit(hooks.run, "prolog") for _ in range(3)]
-        lock = (hooks.node / "/run/nvrx-health/prolog.lock").stat()
-        wait_for(lambda: waiting_for(lock.st_ino) == 3)
+        beside(hooks, 3)
         os.write(fifo, b"NOT HEALTHY")
         os.close(fifo)
         place.unlink()  # who looked again would find nothing
@@ -96,31 +97,6 @@ def test_prologs_at_the_same_time_share_one_look_at_the_node(hooks: Hooks) -> No
     assert [one.code for one in ran] == [1] * 4
     told = (hooks.root / "log").read_text()
     assert told.count("fail: ") == 8 and told.count(", as another prolog found ") == 3  # with a line for the check
-
-
-def test_a_prolog_that_waits_for_its_turn_takes_what_was_found_meanwhile(hooks: Hooks) -> None:
-    """It came before the other one was done, and has not even loaded its checks."""
-    place = hung_lustre(hooks)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        first = pool.submit(hooks.run, "prolog")
-        fifo = os.open(place, os.O_WRONLY)  # until it reads
-        with all_turns_taken(hooks) as turn:
-            second = pool.submit(hooks.run, "prolog")
-            wait_for(lambda: waiting_for(turn) == 1)
-            os.write(fifo, b"NOT HEALTHY")
-            os.close(fifo)
-            place.unlink()  # who looked again would find nothing
-            assert first.result().code == 1
-        assert second.result().code == 1
-    assert ", as another prolog found " in (hooks.root / "log").read_text()
-
-
-def test_who_gets_no_turn_in_time_goes_on_without(hooks: Hooks) -> None:
-    hooks.add(PROLOG_BUDGET=12)
-    with concurrent.futures.ThreadPoolExecutor() as pool, all_turns_taken(hooks) as turn:
-        ran = pool.submit(hooks.run, "prolog")
-        wait_for(lambda: waiting_for(turn) == 1)
-        assert ran.result().code == 0 and ": pass: " in ran.result().log, ran.result().log
 
 
 @pytest.mark.parametrize(
@@ -144,8 +120,7 @@ def test_a_look_under_other_rules_is_not_shared(hooks: Hooks, before: tuple[str,
         fifo = os.open(place, os.O_WRONLY)  # until it reads
         rule(*after)
         second = pool.submit(hooks.run, "prolog")
-        lock = (hooks.node / "/run/nvrx-health/prolog.lock").stat()
-        wait_for(lambda: waiting_for(lock.st_ino) == 1)
+        beside(hooks, 1)
         place.unlink()
         os.write(fifo, b"NOT HEALTHY")
         os.close(fifo)

@@ -49,7 +49,7 @@ def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_pat
     kill(up[0].pid, signal.SIGBUS)
 
     def told(node: str) -> list[tuple[str, str]]:
-        found = suspicion.take(f"{tmp_path}/spool", node, str(job.job_id), os.geteuid())
+        found = suspicion.parsed(suspicion.take(f"{tmp_path}/spool", node, str(job.job_id), os.geteuid()))
         return [(one.kind, one.check) for one in found]
 
     end = job.wait_end()
