@@ -5,8 +5,10 @@ Each function is one call of scontrol, without a shell, with a bound.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import subprocess
 import time
 from typing import NamedTuple
@@ -16,6 +18,8 @@ from nvrx_slurm.slurm import control
 
 SCONTROL = tuple(f"{place}/scontrol" for place in ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin"))
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
+_MAX_BYTES = 1 << 20  # of an answer
+_REAP_S = 0.1  # longest wait for a killed one to end
 _WHO = re.compile(r"\s*\[([^\[\]@]*)@[^\[\]]*\]$")
 
 
@@ -78,17 +82,55 @@ class Scontrol:
         timeout_s = max(0.05, self.until_s - time.monotonic())
         clean = {name: value for name, value in os.environ.items() if name != "SLURM_TIME_FORMAT"}
         try:
-            done = subprocess.run(
-                [self.path, *words], env={**clean, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True,
-                timeout=timeout_s, check=False, text=True, errors="replace",
+            process = subprocess.Popen(
+                [self.path, *words], env={**clean, "LC_ALL": "C"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise SlurmError(f"{self.path} {words[0]} did not end within {timeout_s:.1f} s") from None
         except OSError as error:
             raise SlurmError(f"{self.path} cannot be run: {error.strerror}") from None
-        if done.returncode:
-            raise SlurmError(f"{self.path} {words[0]} failed: {' '.join(done.stderr.split())[:200]}")
-        return done.stdout
+        try:
+            out, err = _read(process, time.monotonic() + timeout_s)
+            code = process.wait(max(0.0, self.until_s - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise SlurmError(f"{self.path} {words[0]} did not end within {timeout_s:.1f} s") from None
+        except OverflowError:
+            raise SlurmError(f"{self.path} {words[0]} says more than {_MAX_BYTES} bytes") from None
+        finally:
+            _end(process)
+        if code:
+            raise SlurmError(f"{self.path} {words[0]} failed: {' '.join(err.split())[:200]}")
+        return out
+
+
+def _read(process: subprocess.Popen[bytes], until_s: float) -> tuple[str, str]:
+    """All that it says. Raises TimeoutError, and OverflowError when that is more than _MAX_BYTES."""
+    assert process.stdout is not None and process.stderr is not None
+    said = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    still = set(said)
+    while still:
+        ready = select.select(still, [], [], max(0.0, until_s - time.monotonic()))[0]
+        if not ready:
+            raise TimeoutError
+        for fd in ready:
+            more = os.read(fd, 65536)
+            said[fd] += more
+            if len(said[fd]) > _MAX_BYTES:
+                raise OverflowError
+            if not more:
+                still.remove(fd)
+    out, err = (data.decode(errors="replace") for data in said.values())
+    return out, err
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it if it has not ended; init gets what is blocked in the kernel."""
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_S)
 
 
 def find(path: str = "") -> str:

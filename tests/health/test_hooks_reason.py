@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,23 @@ def test_scontrol_that_is_not_there(tmp_path: Path) -> None:
         find(str(tmp_path / "scontrol"))
     with pytest.raises(SlurmError, match="cannot be run"):
         Scontrol(str(tmp_path), "n1", 1e9).note()
+
+
+@pytest.mark.parametrize("where", ["", " >&2"])
+def test_of_what_scontrol_says_only_so_much_is_read(tmp_path: Path, where: str) -> None:
+    endless = tmp_path / "scontrol"
+    endless.write_text(f"#!/bin/sh\nexec cat /dev/zero{where}\n")
+    endless.chmod(0o755)
+    with pytest.raises(SlurmError, match="scontrol show says more than 1048576 bytes"):
+        Scontrol(str(endless), "n1", time.monotonic() + 60).note()
+
+
+def test_scontrol_that_does_not_end(tmp_path: Path) -> None:
+    endless = tmp_path / "scontrol"
+    endless.write_text("#!/bin/sh\necho NodeName=n1 State=IDLE\nexec sleep 600\n")
+    endless.chmod(0o755)
+    with pytest.raises(SlurmError, match="scontrol show did not end within"):
+        Scontrol(str(endless), "n1", time.monotonic() + 0.5).note()
 
 
 def test_a_hook_loads_nothing_heavy() -> None:
