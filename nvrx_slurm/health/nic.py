@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,11 @@ from nvrx_slurm.system.nics import ACTIVE, Port
 _PORTS, _ERRORS = "nic-ports", "nic-errors"
 _LINK_DOWNED = "link_downed"
 _LINK_DOWNED_END = 255  # IBA PortCounters: 8 bits that do not wrap
+# A port whose link is up waits in these states for the subnet manager, which may just be starting.
+_COMING = ("INIT", "ARMED")
+_LINK_UP = "LinkUp"
+_SETTLE_S, _APART_S, _MARGIN_S = 3.0, 0.2, 0.5
+_BUDGET_S = 4.0
 
 
 def ports(node: NodeView, expected: Expected) -> dict[str, Port]:
@@ -84,9 +90,21 @@ class PortFacts(NamedTuple):
 
 
 def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
-    """The ports now, and how they were."""
+    """The ports now, and how they were. What only waits for the subnet manager is looked at again for `_SETTLE_S`."""
+    until_s = min(time.monotonic() + _SETTLE_S, node.deadline_s - _MARGIN_S)
     found = ports(node, expected)
-    return PortFacts(found, earlier(node, found))
+    before = earlier(node, found)
+    while _are_coming(found, _wanted(before, expected)) and time.monotonic() + _APART_S < until_s:
+        node.doing("waiting for the subnet manager")
+        time.sleep(_APART_S)
+        found = ports(node, expected)
+    return PortFacts(found, before)
+
+
+def _are_coming(found: Mapping[str, Port], wanted: Iterable[str]) -> bool:
+    """Whether all that some wanted ports lack is the subnet manager's word."""
+    lacking = [found.get(name) for name in wanted if _not_active(name, found.get(name))]
+    return bool(lacking) and all(port and port.state in _COMING and port.phys_state == _LINK_UP for port in lacking)
 
 
 def _rates(kept: Mapping[str, Any]) -> dict[str, float]:
@@ -192,17 +210,19 @@ class NearFacts(NamedTuple):
 def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     """By the PCI tree of sysfs, or of `pci_topo_file`."""
     root = node.path("/sys")
-    found = ports(node, expected)
-    active = frozenset(port.nic for port in found.values() if port.state == ACTIVE)
     addresses = pci.gpus(root)
-    if not addresses or not active:
-        raise Absent("there is no GPU" if not addresses else "no NIC port is active")
+    if not addresses:
+        raise Absent("there is no GPU")
+    found, before = gather_ports(node, expected)
+    active = frozenset(port.nic for port in found.values() if port.state == ACTIVE)
+    if not active:
+        raise Absent("no NIC port is active")
     file = expected["pci_topo_file"]
     node.doing(f"reading {file}" if file else "reading the PCI tree")
     tree = pci.topology(node.path(file)) if file else None
     ways = nics.ways(root, tree)
     near = {address: _near(root, address, tree, ways) for address in addresses}
-    return NearFacts(near, active, earlier(node, found))
+    return NearFacts(near, active, before)
 
 
 def _near(root: str, address: str, tree: Mapping[str, pci.Way] | None, ways: Mapping[str, pci.Way]) -> tuple[str, ...]:
@@ -255,7 +275,8 @@ CHECKS = (
         name=_PORTS,
         lane=QUICK,
         reads="/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
-        fails="A port of nic_ports (without it: that was ACTIVE since boot) is not ACTIVE, or is slower than it was.",
+        fails="A port of nic_ports (without it: that was ACTIVE since boot) is not ACTIVE (where it"
+        " waits for the subnet manager: for 3 s), or is slower than it was.",
         gather=gather_ports,
         judge=judge_ports,
         settings=(
@@ -264,6 +285,7 @@ CHECKS = (
             *_PATHS,
         ),
         learn=learn_ports,
+        budget_s=_BUDGET_S,
     ),
     Check(
         name=_ERRORS,
@@ -295,5 +317,6 @@ CHECKS = (
             *_PATHS,
         ),
         learn=lambda facts: {"gpu_nics": tuple(f"{gpu}={nic}" for gpu, nic in _pairs(facts))},
+        budget_s=_BUDGET_S,
     ),
 )
