@@ -55,7 +55,10 @@ class TrustedFinder:
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As PathFinder.find_spec; raises ImportError for what is not trusted."""
         spec = PathFinder.find_spec(name, path, target)
-        for place in (spec.origin, spec.cached) if spec and spec.has_location else ():
+        if spec is None or not spec.has_location:
+            return spec
+        cache = os.path.dirname(spec.cached or "")  # who may write there makes the compiled form after we have looked
+        for place in (spec.origin, spec.cached, cache):
             if place and os.path.lexists(place):
                 require(place)
         return spec

@@ -60,11 +60,20 @@ def _own(path: Path, uid: int = NOBODY) -> None:
     os.chown(path, uid, -1, follow_symlinks=False)
 
 
+def _compiled(package: Path) -> None:
+    """A folder of a user, still empty, for the compiled forms of root's modules."""
+    place = package / "__pycache__"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    _own(place)
+
+
 # What is trusted as long as it is root's, and who makes it his own: (prepare, spoil).
 SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], None]]] = {
     "a module that all can write to": (_package, lambda p: (p / "nvrx_slurm" / "errors.py").chmod(0o666)),
     "a module of a user": (_package, lambda p: _own(p / "nvrx_slurm" / "health" / "hooks.py")),
     "a folder of a user": (_package, lambda p: _own(p / "nvrx_slurm" / "health")),
+    "a folder of a user for compiled modules": (_package, lambda p: _compiled(p / "nvrx_slurm" / "health")),
     "a folder that the group can write to": (_package, lambda p: p.chmod(0o775)),
     "a Python of a user": (_python, lambda p: _own(p / "python")),
     "a link of a user": (_python, lambda p: _own(p.parent / "bin" / "python")),
@@ -72,7 +81,12 @@ SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], None]]] = {
 }
 
 # The package itself, which says that it was imported, is trusted still.
-INSIDE = {"a module that all can write to", "a module of a user", "a folder of a user"}
+INSIDE = {
+    "a module that all can write to",
+    "a module of a user",
+    "a folder of a user",
+    "a folder of a user for compiled modules",
+}
 
 
 @pytest.mark.parametrize("what", SPOILT)
