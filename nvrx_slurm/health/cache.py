@@ -34,7 +34,8 @@ def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], 
     """What `run` returns, or what it returned at most `check.reuse_s` seconds ago in any process of this user.
 
     Of runs that begin at the same time one does the work and the others wait for it, as long as their time allows
-    (the caller's deadline ends the wait). Without a usable directory everybody runs.
+    (the caller's deadline ends the wait). A result is as old as the look at the node, which begins before `run`
+    returns. Without a usable directory everybody runs.
     """
     if check.reuse_s <= 0:
         return (*run(), 0.0, [])
@@ -52,9 +53,10 @@ def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], 
     fcntl.flock(lock, fcntl.LOCK_EX)
     if kept := _fresh(directory, check, node, expected, since_s, [] if notes else notes):
         return kept
+    began_s = now_s()
     verdict, text = run()
     try:
-        _keep(directory, check, node, expected, verdict, text)
+        _keep(directory, check, node, expected, began_s, verdict, text)
     except OSError as error:
         notes.append(f"the result of {check.name} cannot be kept: {error.strerror}")
     return verdict, text, 0.0, notes
@@ -199,7 +201,7 @@ def _write(path: str, data: bytes) -> None:
 def _fresh(
     directory: str, check: Check, node: NodeView, expected: Expected, since_s: float, notes: list[str]
 ) -> Kept | None:
-    """A kept result that is young enough; one that came while we waited is, even an UNKNOWN."""
+    """A kept result that is young enough; one that was begun while we waited is. UNKNOWN is only for who waited."""
     path = f"{directory}/{check.name}.json"
     try:
         kept = read_private(path)
@@ -210,7 +212,8 @@ def _fresh(
         return None
     try:
         known = kept["boot"] == boot_id(node) and kept["asked"] == _asked(check, expected)
-        at_s, verdict, text = float(kept["at_s"]), Verdict(kept["verdict"]), str(kept["text"])
+        at_s, ended_s = float(kept["at_s"]), float(kept["ended_s"])
+        verdict, text = Verdict(kept["verdict"]), str(kept["text"])
     except (TypeError, KeyError, ValueError):
         notes.append(f"{path} is ignored: it is damaged")
         return None
@@ -220,15 +223,19 @@ def _fresh(
     if not age_s >= 0:
         notes.append(f"{path} is ignored: it is from the future")
         return None
-    young = at_s >= since_s or (age_s <= check.reuse_s and verdict is not Verdict.UNKNOWN)
+    waited = ended_s >= since_s
+    young = at_s >= since_s or (age_s <= check.reuse_s and (waited or verdict is not Verdict.UNKNOWN))
     return (verdict, text, round(age_s, 3), notes) if young else None
 
 
-def _keep(directory: str, check: Check, node: NodeView, expected: Expected, verdict: Verdict, text: str) -> None:
+def _keep(
+    directory: str, check: Check, node: NodeView, expected: Expected, began_s: float, verdict: Verdict, text: str
+) -> None:
     plain: Mapping[str, object] = {
         "boot": boot_id(node),
         "asked": _asked(check, expected),
-        "at_s": now_s(),
+        "at_s": began_s,
+        "ended_s": now_s(),
         "verdict": verdict,
         "text": text,
     }

@@ -6,11 +6,13 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
 from hooks_harness import Hooks, as_root
 from recorded import Node
+from test_hooks import wait_for
 
 from nvrx_slurm.health import cache, drain
 from nvrx_slurm.health.check import NodeView
@@ -313,6 +315,29 @@ def test_a_suspicion_is_verified_by_a_new_look(hooks: Hooks) -> None:
     hooks.run("epilog", SLURM_JOB_EXIT_CODE2="0:0")
     assert note(hooks) == "DRAIN+IDLE nvrx:raid:it stands still"
     assert hooks.run("prolog").code == 1, "others know it, too"
+
+
+def test_a_look_that_had_begun_before_the_job_failed_does_not_count(hooks: Hooks) -> None:
+    """A prolog's check has seen that all is well, and is not done yet; the epilog waits for it, then looks itself."""
+    flag, hold, script = (hooks.root / name for name in ("raid-broken", "raid-holds", "raid"))
+    os.mkfifo(hold)
+    holding = f"if [ -p {hold} ]; then read -r word <{hold}; fi"
+    script.write_text(OWN.format(flag=flag).replace("echo it turns", f"{holding}\necho it turns"))
+    script.chmod(0o755)
+    own = {"name": "raid", "run": [str(script)], "when": ["prolog", "epilog"], "reuse": 300, "budget": 50}
+    hooks.site(own=[own], deadlines={"prolog": 55, "epilog": 55})
+    hooks.add(PROLOG_BUDGET=60, EPILOG_BUDGET=60)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        prolog = pool.submit(hooks.run, "prolog")
+        fifo = os.open(hold, os.O_WRONLY)  # until it reads
+        hold.unlink()
+        flag.touch()
+        epilog = pool.submit(hooks.run, "epilog", **FAILED)
+        lock = (hooks.node / "/run/nvrx-health/raid.lock").stat()
+        wait_for(lambda: bool(re.search(rf" -> FLOCK .*:{lock.st_ino} ", Path("/proc/locks").read_text())))
+        os.close(fifo)
+        assert (prolog.result().code, epilog.result().code) == (0, 0)
+    assert note(hooks) == "DRAIN+IDLE nvrx:raid:it stands still"
 
 
 def test_a_node_is_taken_back_by_a_look_after_the_failure(hooks: Hooks, raid: Path) -> None:
