@@ -85,7 +85,7 @@ def together(
     except (Unusable, OSError):
         return run(), 0.0  # a check whose result is kept says why
     try:
-        if not _lock(lock, wait_s):
+        if not taken(lock, wait_s):
             return None
         known = {"boot": boot_id(node), "asked": json.dumps(asked, default=str)}
         if given := _given(f"{directory}/{name}.json", known, came_s):
@@ -100,8 +100,11 @@ def together(
         os.close(lock)
 
 
-def _lock(lock: int, wait_s: float) -> bool:
-    """Whether we have it. Not flock(2): our forked checks would have that, too, and may be stuck in the kernel."""
+def taken(lock: int, wait_s: float) -> bool:
+    """Whether we get the lock of this open file within `wait_s` seconds.
+
+    Not flock(2): our forked checks would have that, too, and may be stuck in the kernel.
+    """
     until_s = time.monotonic() + wait_s
     while True:
         try:

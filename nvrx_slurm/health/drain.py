@@ -8,10 +8,8 @@ that is drained by us already is added to the reason, and to a mark on the node,
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +23,7 @@ PREFIX = "nvrx:"
 MAX_TEXT = 120  # characters of the sentence
 SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still come
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_WAIT_S, _AGAIN_S = 1.0, 0.01  # for others to write the mark, which takes them no time (it is in memory)
+_WAIT_S = 1.0  # for others to write the mark, which takes them no time (it is in memory)
 _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 # What Slurm's tools take for structure, and what looks like their [user@time], is replaced.
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
@@ -129,15 +127,8 @@ def _alone(node: NodeView, name: str) -> Iterator[None]:
     """No other hook writes the mark meanwhile. Raises OSError when that takes too long, and Unusable."""
     lock = os.open(f"{cache.private_directory(node)}/drained-{name}.lock", _LOCK, 0o600)
     try:
-        until_s = time.monotonic() + _WAIT_S
-        while True:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(_AGAIN_S)
+        if not cache.taken(lock, _WAIT_S):
+            raise TimeoutError
         yield
     finally:
         os.close(lock)
