@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import os
 import signal
@@ -14,21 +13,18 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from nvrx_slurm.inprocess.exception import RestartAbort
+from nvrx_slurm.inprocess.sparing import NUDGE_SIGNAL, PutOff, Sparing
 
 logger = logging.getLogger(__name__)
 
-NUDGE_SIGNAL = signal.SIGURG  # ignored by default: harmless where nobody handles it
-_PAUSES_S = (0.02, 0.2, 1.0)  # between signals; the last one repeats
-_SOON_S = 0.001  # where the function is in the middle of what is spared
-_SPARE_LIBRARY_S, _SPARE_HANDLER_S = 0.1, 1.0  # longest
+_PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
+_SOON_S = 0.001  # between two looks
 _LOOK_S = 0.1
 _MIN_PERIOD_S = 1.0
-# An exception between taking a lock and the `try` behind it leaves the lock taken, for good.
-_LIBRARY = frozenset(module.__file__ for module in (threading, logging, weakref, sys.modules["_weakrefset"]))
 
 
 class RankShouldRestart(BaseException):
@@ -62,23 +58,23 @@ class _Bell:
         self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 
-    def ring(self, stopper: Stopper) -> None:
-        """From another thread."""
+    def ring(self, stopper: Stopper, anew: bool = False) -> None:
+        """From any thread. `anew`: do not rely on an earlier one; a signal's exception can have come before it."""
         self.stopper = stopper
-        if not self._rings:
+        if anew or not self._rings:
             self._rings = True
             if self._add(self._is_true, id(self)) != 0:
                 self._rings = False  # no room now
 
     def __bool__(self) -> bool:
         self._rings = False
-        self.answer(sys._getframe(1))
+        if self.stopper is not None and self.answer(sys._getframe(1), by_signal=False) is PutOff.A_STEP:
+            self.ring(self.stopper)
         return False
 
-    def answer(self, frame: FrameType | None) -> None:
+    def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
         """In the main thread, in the middle of `frame`."""
-        if self.stopper is not None:
-            self.stopper.answer(frame)
+        return PutOff.NOT if self.stopper is None else self.stopper.answer(frame, by_signal)
 
 
 _bell = _Bell()
@@ -96,10 +92,9 @@ class Stopper:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._running = threading.RLock()
         self._block = threading.RLock()  # held in atomic blocks
-        self._wanted = self._put_off = False
+        self._wanted = self._put_off = self._answering = False
         self._raised: Callable[[], RankShouldRestart | None] = lambda: None
-        self._began_s = 0.0
-        self._place: tuple[int, int] | None = None
+        self._sparing = Sparing()
         self.stopping = False  # abort has begun, or is about to
 
     # --- main thread --------------------------------------------------------------------------------------------------
@@ -124,38 +119,25 @@ class Stopper:
         """Whether the caller is called by `run`; False in a child that was forked in there."""
         return os.getpid() == self._pid and bool(self._running._is_owned())  # type: ignore[attr-defined]
 
-    def answer(self, frame: FrameType | None) -> None:
+    def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
         """Stop here, in the middle of `frame`, if that is wanted."""
-        if self._wanted and self.runs_here:
-            if not self._spares(frame):
-                raise self._made()
-            self._put_off = True
+        if not self._wanted or self._answering or not self.runs_here:
+            return PutOff.NOT  # a bell and a signal that come together are one look
+        self._answering = True
+        try:
+            off = self._sparing.look(frame, by_signal)
+        finally:
+            self._answering = False
+        if off is PutOff.NOT:
+            raise self._made()
+        self._put_off = True
+        return off
 
     def _made(self) -> RankShouldRestart:
         made = (_Traced if logger.isEnabledFor(logging.DEBUG) else RankShouldRestart)()
         self._raised = weakref.ref(made)
         self._wanted = False
         return made
-
-    def _spares(self, frame: FrameType | None) -> bool:
-        """For a while, unless it is blocked there: the standard library's locks, destructors (which would drop it), and
-        the user's signal handlers (what they are about to raise would be lost)."""
-        if frame is not None and frame.f_code is on_nudge.__code__:
-            frame = frame.f_back
-        since_s = time.monotonic() - self._began_s
-        if frame is None or since_s > _SPARE_HANDLER_S:
-            return False
-        here, before = _place(frame), self._place
-        if frame.f_code.co_filename in _LIBRARY and since_s < _SPARE_LIBRARY_S and here != before:
-            self._place = here
-            return True
-        handlers = _handlers()
-        one: FrameType | None = frame
-        while one is not None:
-            if one.f_code.co_name == "__del__" or one.f_code in handlers:
-                return True
-            one = one.f_back
-        return False
 
     # --- monitor thread -----------------------------------------------------------------------------------------------
 
@@ -178,21 +160,32 @@ class Stopper:
         if self._ended(unwind_s):
             return
         period_s, pauses = max(period_s, _MIN_PERIOD_S), iter(_PAUSES_S)
-        self._place = _place(sys._current_frames().get(self._thread_id))
-        self._began_s = wanted_s = time.monotonic()
+        pause_s, rung = next(pauses), False
+        wanted_s, self._sparing = time.monotonic(), Sparing()
         self._wanted = self._raised() is None  # else it is on its way already, by `atomic`
         while True:
             if not self._wanted and (self._raised() is None or time.monotonic() >= wanted_s + period_s):
                 self._tell_where()
-                wanted_s, self._wanted = time.monotonic(), True
+                wanted_s, self._wanted, self._sparing = time.monotonic(), True, Sparing()
+            self._put_off = False
             if self._wanted:
-                _bell.ring(self)
-            put_off, self._put_off = self._put_off, False
-            if self._ended(_SOON_S if put_off else next(pauses, _PAUSES_S[-1])):
-                return
-            if not put_off:
+                _bell.ring(self, anew=not rung)
+                rung = True
+            if self._ended(_SOON_S) or self._ended_or_put_off(pause_s):
+                break
+            if not self._put_off:  # it runs: the bell will do
                 self._nudge()
                 meanwhile()
+                pause_s = next(pauses, _PAUSES_S[-1])
+        self._sparing = Sparing()  # the last one keeps a frame
+
+    def _ended_or_put_off(self, timeout_s: float) -> bool:
+        """Whether it has ended, after so many seconds or as soon as it was put off."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._put_off and (left_s := deadline_s - time.monotonic()) > 0:
+            if self._ended(min(left_s, _SOON_S)):
+                return True
+        return False
 
     def _ended(self, timeout_s: float) -> bool:
         """Whether the main thread has left `run`, or is not there yet, and will not be once `stopping` is set."""
@@ -214,7 +207,7 @@ class Stopper:
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
     """Python calls it in the main thread."""
-    _bell.answer(frame)
+    _bell.answer(frame, by_signal=True)
 
 
 @contextlib.contextmanager
@@ -229,23 +222,6 @@ def nudges() -> Iterator[None]:
     finally:
         if ours and signal.getsignal(NUDGE_SIGNAL) is on_nudge:
             signal.signal(NUDGE_SIGNAL, before)
-
-
-def _place(frame: FrameType | None) -> tuple[int, int] | None:
-    return frame and (id(frame), frame.f_lasti)
-
-
-def _handlers() -> set[CodeType]:
-    """What the user's signal handlers are made of."""
-    codes = set()
-    for signum in signal.valid_signals() - {NUDGE_SIGNAL}:
-        handler: Any = signal.getsignal(signum)
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        for one in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - an object's
-            if isinstance(code := getattr(one, "__code__", None), CodeType):
-                codes.add(code)
-    return codes
 
 
 def was_stopped(error: BaseException) -> bool:

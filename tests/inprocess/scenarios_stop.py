@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
+import multiprocessing
+import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -140,3 +144,104 @@ def long_finalize(rank: Rank) -> None:
         return "done"
 
     rank.call(fn, finalize=finalize)
+
+
+def _lock_is_free(lock: Any) -> bool:
+    """Asked by a thread that does not hold it, as RLocks want."""
+    free: list[bool] = []
+
+    def try_it() -> None:
+        if lock.acquire(blocking=False):
+            lock.release()
+            free.append(True)
+
+    thread = threading.Thread(target=try_it)
+    thread.start()
+    thread.join()
+    return bool(free)
+
+
+class _Logs:
+    def __init__(self) -> None:
+        self.logger = logging.getLogger("of the user")
+        self.logger.propagate = False
+        self.logger.setLevel(logging.INFO)
+        self.logger.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
+
+    def __call__(self) -> None:
+        self.logger.info("on we go")
+
+    def left(self) -> list[str]:
+        return [] if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
+
+
+class _Autocasts:
+    def __call__(self) -> None:
+        import torch
+
+        with torch.autocast("cpu"), torch.no_grad():
+            torch.ones(2)
+
+    def left(self) -> list[str]:
+        import torch
+
+        return ["autocast"] * torch.is_autocast_enabled("cpu") + ["no_grad"] * (not torch.is_grad_enabled())
+
+
+class _Starts:
+    """Processes that wait for something; nobody but this object ends them. It knows them before they are started."""
+
+    def __init__(self) -> None:
+        known = self._known = []  # type: list[Any]
+
+        class Program(subprocess.Popen):  # type: ignore[type-arg]
+            def __init__(self) -> None:
+                known.append(self)
+                super().__init__(["/bin/sleep", "1000"])
+
+        self._program = Program
+
+    def __call__(self) -> None:
+        self.end_all()
+        self._program()
+        self._known.append(multiprocessing.get_context("fork").Process(target=pause, args=(1000,), daemon=True))
+        self._known[-1].start()
+
+    def end_all(self) -> None:
+        while self._known:
+            one = self._known[-1]
+            if getattr(one, "pid", None):
+                one.kill()
+                one.wait() if isinstance(one, subprocess.Popen) else one.join()
+            self._known.pop()
+
+    def left(self) -> list[str]:
+        self.end_all()
+        multiprocessing.active_children()  # reaps
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
+        return [name for name in names if name != "nvrx-monitor"]
+
+
+MIDDLES = {"logging": _Logs, "autocast": _Autocasts, "starting processes": _Starts}
+
+
+@scenario
+def over_and_over(rank: Rank) -> None:
+    """Rank 0 fails, at some moment while rank 1 does `what`, in each of the first `rounds` iterations."""
+    do = MIDDLES[rank.arguments["what"]]() if rank.initial == 1 else None
+    left: list[str] = []
+
+    def fn(call: CallWrapper) -> list[str]:
+        if do is not None:
+            left.extend(do.left())
+        if call.iteration == rank.arguments["rounds"]:
+            return left
+        rank.together(f"round{call.iteration}")
+        if do is None:
+            pause(0.001 * (call.iteration % 10))
+            raise ValueError("once more")
+        while True:
+            do()
+
+    rank.call(fn)

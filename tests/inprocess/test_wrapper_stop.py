@@ -68,8 +68,17 @@ def test_a_block_that_is_left_open_is_none_in_the_next_iteration(job: Job, block
 
 
 def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
-    start(job, "long_finalize", 2, times={**QUICK, "hard_timeout": 4.0})
+    start(job, "long_finalize", 2, times={**QUICK, "hard_timeout": 2.0})
     returned(job, [0, 1])
     for rank in range(2):
         assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("what", ["logging", "autocast", "starting processes"])
+def test_nothing_is_left_half_done(job: Job, what: str) -> None:
+    """Another thread that logs would wait for ever, the next iteration compute in another precision."""
+    start(job, "over_and_over", 2, what=what, rounds=30)
+    assert job.await_event(1, "returned")["value"] == []
+    returned(job, [0, 1])
     job.await_nothing_left()
