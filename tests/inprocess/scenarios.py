@@ -290,6 +290,8 @@ def with_plugins(rank: Rank) -> None:
         if call.iteration == 0 and rank.arguments["victims"]:
             if rank.arguments.get("plugin", {}).get("how") == "met_never":
                 rank.together("met")
+            if rank.arguments.get("together"):
+                rank.together("entered")
             if rank.initial in rank.arguments["victims"]:
                 raise ValueError(f"fault of rank {rank.initial}")
             block()

@@ -35,7 +35,7 @@ def restarted(job: Job, survivors: list[int], iteration: int = 1) -> None:
 
 
 def test_each_plugin_is_called_in_its_place(job: Job) -> None:
-    job.start("with_plugins", 2, victims=[1])
+    job.start("with_plugins", 2, victims=[1], together=True)
     assert set(job.await_all().values()) == {0}
     begin = ["rank_assignment", "initialize", "health_check", "entered"]
     for rank in range(2):
