@@ -17,7 +17,7 @@ import pytest
 from nvrx_slurm.testing.stage import await_end, running_with
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("in-process examples")]  # one undisturbed run for all
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "inprocess"
 BOUND_S = 90.0  # for a run; on an idle machine it takes five seconds
@@ -56,7 +56,9 @@ class Runs:
         ]
         return self._ended(started, outs)
 
-    def launched(self, script: str, *options: str, nodes: int = 1, policy: str = "min-healthy") -> str:
+    def launched(
+        self, script: str, *options: str, nodes: int = 1, policy: str = "min-healthy", restarts: int = 1
+    ) -> str:
         """`nodes` nvrx-run with two ranks each, of which one node must stay good; all output, exit codes in `codes`."""
         endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
         meet = [f"--nnodes=1:{nodes}", endpoint, "--rdzv-conf=join_timeout=60,last_call_timeout=60"]
@@ -64,8 +66,14 @@ class Runs:
         started = []
         for node, out in enumerate(outs):
             place = [*meet, f"--node-rank={node}"] if nodes > 1 else ["--standalone"]
-            command = [sys.executable, "-m", "nvrx_slurm.cli.run", *place, "--nproc-per-node=2", "--max-restarts=1"]
-            command += [f"--restart-policy={policy}", str(EXAMPLES / script), *TRAINING, *options]
+            command = [sys.executable, "-m", "nvrx_slurm.cli.run", *place, "--nproc-per-node=2"]
+            command += [
+                f"--max-restarts={restarts}",
+                f"--restart-policy={policy}",
+                str(EXAMPLES / script),
+                *TRAINING,
+                *options,
+            ]
             started.append(self._start(command, {}, out))
         return self._ended(started, outs)
 
@@ -168,6 +176,6 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
 
 
 def test_any_failed_is_refused(runs: Runs) -> None:
-    text = runs.launched("basic.py", policy="any-failed")
+    text = runs.launched("basic.py", policy="any-failed", restarts=0)
     assert runs.codes != [0]
     assert "--restart-policy min-healthy" in text
