@@ -82,8 +82,9 @@ class Heartbeats:
 
     def _look(self, ranks: Collection[int], now_s: float) -> None:
         keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
-        if not self._call.check(list(keys.values())):  # some have never sent one
-            keys = {rank: key for rank, key in keys.items() if self._call.check([key])}
+        new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
+        if new and not self._call.check([keys[rank] for rank in new]):  # some have never sent one
+            keys = {rank: key for rank, key in keys.items() if rank not in new or self._call.check([key])}
         values: dict[int, bytes | None] = dict.fromkeys(ranks)
         values.update(zip(keys, self._call.multi_get(list(keys.values())), strict=True))
         for rank, value in values.items():

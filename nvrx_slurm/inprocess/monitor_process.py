@@ -65,6 +65,7 @@ _LEAVE, _MEET = b"L", b"M"
 _READY, _SERVING = b"+", b"+s"  # it works; it works, and the store's server is in it
 _MAX_MESSAGE = 4096
 _MAX_TEXT = 1024  # of a message
+_LOOK_S = 5.0  # longest between two looks
 _OUTLAST_S = 1.0  # between two looks at the store when the rank has left
 _AWAY_S = 1.0  # a look that is later than this was not slow: this process did not run
 _KILL_WAIT_S = 10.0  # after SIGKILL: a process that cannot be interrupted by anything is told as dead
@@ -386,10 +387,9 @@ class Monitor:
 
     @property
     def _longest_s(self) -> float:
-        """Between two looks, though nothing happens; at least a few within the heartbeat's timeout."""
-        arguments = self._arguments
-        often_s = arguments.seconds("heartbeat_timeout") / 5
-        return min(max(arguments.seconds("monitor_process_interval"), 1.0), often_s)
+        """Between two looks, though nothing happens: a few within the heartbeat's timeout, after which the rank misses
+        a sign of life. Limits are looked at when they are reached, and what happens wakes us."""
+        return min(_LOOK_S, self._arguments.seconds("heartbeat_timeout") / 5)
 
     def _notice_absence(self, patience_s: float) -> None:
         """Who has not looked (this process was stopped, or its machine was) blames nobody: all limits begin anew."""

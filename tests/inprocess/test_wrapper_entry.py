@@ -129,4 +129,5 @@ def test_ranks_started_as_programs_with_local_rank_set(tmp_path: Path) -> None:
     for rank in ranks:
         out, err = rank.communicate(timeout=60)
         assert (rank.returncode, out) == (0, "total 2\n"), err
-        assert "[W" not in err  # torch has nothing to complain about
+        warnings = [line for line in err.splitlines() if line.startswith("[W") and "cannot be retrieved" not in line]
+        assert not warnings  # torch has nothing to complain about, but for a name server that does not answer
