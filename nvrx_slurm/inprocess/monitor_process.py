@@ -388,8 +388,10 @@ class Monitor:
     @property
     def _longest_s(self) -> float:
         """Between two looks, though nothing happens: a few within the heartbeat's timeout, after which the rank misses
-        a sign of life. Limits are looked at when they are reached, and what happens wakes us."""
-        return min(_LOOK_S, self._arguments.seconds("heartbeat_timeout") / 5)
+        a sign of life, and one before the soft timeout, which may begin to count just after a look. What happens wakes
+        us, and known limits are looked at when they are reached."""
+        seconds = self._arguments.seconds
+        return min(_LOOK_S, seconds("heartbeat_timeout") / 5, seconds("soft_timeout") / 2)
 
     def _notice_absence(self, patience_s: float) -> None:
         """Who has not looked (this process was stopped, or its machine was) blames nobody: all limits begin anew."""
@@ -415,7 +417,20 @@ class Monitor:
         limit_s = arguments.seconds("hard_timeout")
         if words[WATCHED] and not words[STOPPING] and self._told_round != words[ROUND]:
             limit_s = arguments.seconds("soft_timeout")
-        return max(0.002, min(longest_s, limit_s - idle_s + 0.001))
+        left_s = limit_s - idle_s
+        if words[STOPPING]:
+            left_s = min(left_s, self._overdue_s - self._stopping_s())
+        return max(0.002, min(longest_s, left_s + 0.001))
+
+    def _stopping_s(self) -> float:
+        """On the way to the next iteration, while this process was there to see it."""
+        began_ns = self._page.words[STOPPING]
+        return min(seconds_since(began_ns), self._here_s()) if began_ns else 0.0
+
+    @property
+    def _overdue_s(self) -> float:
+        """How long the way to the next iteration may take."""
+        return self._arguments.seconds("barrier_timeout") + self._arguments.seconds("last_call_wait")
 
     def _judge(self) -> bool:
         """Soft and hard timeout; whether the rank had to be killed."""
@@ -424,12 +439,11 @@ class Monitor:
             return False
         quiet = bool(words[SUSPENDED])  # no word about progress, but a restart waits for nobody
         idle_s, number = self._idle_s(), words[ROUND]
-        stopping_s = min(seconds_since(words[STOPPING]), self._here_s()) if words[STOPPING] else 0.0
-        overdue_s = arguments.seconds("barrier_timeout") + arguments.seconds("last_call_wait")
+        stopping_s = self._stopping_s()
         if not quiet and idle_s >= arguments.seconds("hard_timeout"):
             self._kill(number, f"no progress for {idle_s:.1f} s")
             return True
-        if stopping_s >= overdue_s:
+        if stopping_s >= self._overdue_s:
             self._kill(number, f"not ready for the next iteration after {stopping_s:.1f} s")
             return True
         due = words[WATCHED] and not words[STOPPING] and self._told_round != number  # who is stopped has been told

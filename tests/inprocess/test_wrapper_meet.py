@@ -99,7 +99,7 @@ def test_the_first_rank_fails_before_it_serves_the_process_groups_store(
 
 def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job) -> None:
     """Nothing runs in its process any more; the others are free before their own hard timeout, which is the same."""
-    times = {**MEET, "soft_timeout": 2.0, "hard_timeout": 10.0, "termination_grace_time": 0.1}
+    times = {**MEET, "soft_timeout": 2.0, "hard_timeout": 14.0, "termination_grace_time": 0.1}
     job.start("fails_before_meeting", 3, module="scenarios_meet", victim=0, how="hang", times=times)
     job.await_event(0, "fault")
     all_return(job, [1, 2], 2.0)
