@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
 _SOON_S = 0.001  # between two looks
+_STEPS = sys.version_info < (3, 13)  # from then on a pending call that asks for itself again is made at the same step
 _LOOK_S = 0.1
 _MIN_PERIOD_S = 1.0
 
@@ -68,7 +69,8 @@ class _Bell:
 
     def __bool__(self) -> bool:
         self._rings = False
-        if self.stopper is not None and self.answer(sys._getframe(1), by_signal=False) is PutOff.A_STEP:
+        off = self.answer(sys._getframe(1), by_signal=False)
+        if off is PutOff.A_STEP and _STEPS and self.stopper is not None:
             self.ring(self.stopper)
         return False
 
