@@ -55,13 +55,15 @@ class Sparing:
 
     def look(self, frame: FrameType | None, by_signal: bool) -> PutOff:
         """Whether to put it off in the middle of `frame`, which may be ours."""
-        if self._step is not None and not by_signal and self._step == (frame, frame and frame.f_lasti):
-            return PutOff.A_STEP  # asked again before the step was made
         now_s = time.monotonic()
         if self._since_s is None:
             self._since_s = now_s
+        if now_s - self._since_s > _LONGEST_S:
+            return PutOff.NOT
+        if self._step is not None and not by_signal and self._step == (frame, frame and frame.f_lasti):
+            return PutOff.A_STEP  # asked again before the step was made
         users = list(_users(frame))
-        if not users or now_s - self._since_s > _LONGEST_S:
+        if not users:
             return PutOff.NOT
         blocked = by_signal and self._is_blocked(users[0])
         codes = [one.f_code for one in users]
