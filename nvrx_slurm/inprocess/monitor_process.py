@@ -417,7 +417,7 @@ class Monitor:
         limit_s = arguments.seconds("hard_timeout")
         if words[WATCHED] and not words[STOPPING] and self._told_round != words[ROUND]:
             limit_s = arguments.seconds("soft_timeout")
-        left_s = limit_s - idle_s
+        left_s = math.inf if words[SUSPENDED] else limit_s - idle_s  # a limit that does not count must not wake us
         if words[STOPPING]:
             left_s = min(left_s, self._overdue_s - self._stopping_s())
         return max(0.002, min(longest_s, left_s + 0.001))
