@@ -66,9 +66,14 @@ def _unmap_devices() -> None:
 
 
 def log_to(path: str | None) -> None:
-    """The wrapper's logger writes to this file (appending) and nowhere else; None: nowhere."""
-    logger = logging.getLogger(LOGGER_NAME)
-    logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
+    """The wrapper's logger writes to this file (appending) and nowhere else; None: nowhere.
+
+    A level is set only where it has to be: that goes through all loggers there are, and copies 0.9 MB of the parent.
+    """
+    logger, nowhere = logging.getLogger(LOGGER_NAME), logging.NullHandler()
+    logging.getLogger().handlers = [nowhere]  # the files of these are closed, and their numbers used anew
+    logger.handlers = [logging.FileHandler(path) if path else nowhere]
     logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))
     logger.propagate = False
-    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO) if path else logging.CRITICAL)
+    if path and logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
