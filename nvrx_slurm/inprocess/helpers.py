@@ -151,8 +151,9 @@ class Helpers:
         except (StoreLost, RankDiscarded) as error:
             lost = error
         self.page.words[STOPPING] = time.monotonic_ns()
-        if lost is None:
-            time.sleep(self._arguments.seconds("last_call_wait"))
+        wait_s = self._arguments.seconds("last_call_wait")
+        if lost is None and wait_s:  # a sleep of 0 s would hand the GIL to a function that computes
+            time.sleep(wait_s)
         self._stop(state, stopper)
         if lost is not None:
             raise lost

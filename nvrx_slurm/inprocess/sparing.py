@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-NUDGE_SIGNAL = signal.SIGURG  # ignored by default: harmless where nobody handles it
 _LONGEST_S = 1.0
 # An exception between taking a lock and the `try` behind it leaves the lock taken, for good; one between `waitpid` and
 # the line that keeps its result loses the child's exit code, so that it is waited for for ever.
@@ -82,7 +81,7 @@ class Sparing:
     def _handlers(self) -> set[CodeType]:
         """What the user's signal handlers are made of."""
         codes = set()
-        for signum in signal.valid_signals() - {NUDGE_SIGNAL}:
+        for signum in signal.valid_signals():
             handler: Any = signal.getsignal(signum)
             while isinstance(handler, functools.partial):
                 handler = handler.func

@@ -12,19 +12,21 @@ import threading
 import time
 import traceback
 import weakref
+from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.sparing import NUDGE_SIGNAL, PutOff, Sparing
+from nvrx_slurm.inprocess.sparing import PutOff, Sparing
 
 logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
 _SOON_S = 0.001  # between two looks
-_STEPS = sys.version_info < (3, 13)  # from then on a pending call that asks for itself again is made at the same step
+_NUDGES = (signal.SIGURG, signal.SIGWINCH)  # ignored by default: harmless where nobody handles them
 _LOOK_S = 0.1
+_ASIDE_S = 0.02
 _MIN_PERIOD_S = 1.0
 
 
@@ -55,6 +57,7 @@ class _Bell:
     def __init__(self) -> None:
         self.stopper: Stopper | None = None
         self._rings = False  # the queue has room for 32, and others use it
+        self.nudged = False  # a signal is under way
         self._add = ctypes.pythonapi.Py_AddPendingCall
         self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
@@ -69,9 +72,8 @@ class _Bell:
 
     def __bool__(self) -> bool:
         self._rings = False
-        off = self.answer(sys._getframe(1), by_signal=False)
-        if off is PutOff.A_STEP and _STEPS and self.stopper is not None:
-            self.ring(self.stopper)
+        if self.answer(sys._getframe(1), by_signal=False) is PutOff.A_STEP:
+            [*_] = map(interrupt_main, _ours())  # see on_nudge; a ring would come before the step: the queue is emptied
         return False
 
     def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
@@ -97,6 +99,7 @@ class Stopper:
         self._wanted = self._put_off = self._answering = False
         self._raised: Callable[[], RankShouldRestart | None] = lambda: None
         self._sparing = Sparing()
+        self._aside, self._go_on = False, threading.Event()
         self.stopping = False  # abort has begun, or is about to
 
     # --- main thread --------------------------------------------------------------------------------------------------
@@ -123,10 +126,15 @@ class Stopper:
 
     def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
         """Stop here, in the middle of `frame`, if that is wanted."""
-        if not self._wanted or self._answering or not self.runs_here:
+        if self._answering or not self.runs_here:
             return PutOff.NOT  # a bell and a signal that come together are one look
         self._answering = True
         try:
+            if self._aside:
+                self._aside = False
+                self._go_on.wait(_ASIDE_S)
+            if not self._wanted:
+                return PutOff.NOT
             off = self._sparing.look(frame, by_signal)
         finally:
             self._answering = False
@@ -152,6 +160,10 @@ class Stopper:
                 return
         self.stopping = True
         self._block.release()
+        # For a moment, or until `stop`, it shall step aside: a function that hands over the GIL every few microseconds,
+        # and takes it at once again, lets nobody else have it for long, and `abort` needs it more than once.
+        self._aside = True
+        _bell.ring(self, anew=True)
 
     def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Raise in the main thread until `run` has ended; again every `period_s` seconds, should it be kept somewhere.
@@ -159,6 +171,8 @@ class Stopper:
         Not before `unwind_s`: who is leaving the function already, since its collective raised, is in its clean-up.
         `meanwhile` is called with every signal, which a call that blocks in C does not see.
         """
+        self._aside = False
+        self._go_on.set()
         if self._ended(unwind_s):
             return
         period_s, pauses = max(period_s, _MIN_PERIOD_S), iter(_PAUSES_S)
@@ -198,8 +212,9 @@ class Stopper:
 
     def _nudge(self) -> None:
         """A blocking call of Python itself (sleep, lock, socket) ends with EINTR, and the exception is raised there."""
-        if signal.getsignal(NUDGE_SIGNAL) is on_nudge:
-            signal.pthread_kill(self._thread_id, NUDGE_SIGNAL)
+        for signum in _ours():
+            _bell.nudged = True
+            signal.pthread_kill(self._thread_id, signum)
 
     def _tell_where(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
@@ -208,22 +223,32 @@ class Stopper:
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
-    """Python calls it in the main thread."""
-    _bell.answer(frame, by_signal=True)
+    """Python calls it in the main thread: after a signal, or a step further than before."""
+    by_signal, _bell.nudged = _bell.nudged, False
+    if _bell.answer(frame, by_signal) is PutOff.A_STEP:
+        # Has this called at the next step. That must not be one of its own: calls are, but not those that a list makes
+        # of a `map`, and a return is none.
+        [*_] = map(interrupt_main, _ours())
+
+
+def _ours() -> tuple[signal.Signals, ...]:
+    """The signal that calls `on_nudge`; none if the user handles all of them."""
+    return tuple(signum for signum in _NUDGES if signal.getsignal(signum) is on_nudge)[:1]
 
 
 @contextlib.contextmanager
 def nudges() -> Iterator[None]:
-    """Have the signal handled, unless the user handles it; main thread only."""
-    before: Any = signal.getsignal(NUDGE_SIGNAL)
-    ours = before in (signal.SIG_DFL, signal.SIG_IGN)
-    if ours:
-        signal.signal(NUDGE_SIGNAL, on_nudge)
+    """Have the signals handled, unless the user handles them; main thread only."""
+    before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in _NUDGES}
+    for signum, handler in before.items():
+        if handler in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signum, on_nudge)
     try:
         yield
     finally:
-        if ours and signal.getsignal(NUDGE_SIGNAL) is on_nudge:
-            signal.signal(NUDGE_SIGNAL, before)
+        for signum, handler in before.items():
+            if handler is not on_nudge and signal.getsignal(signum) is on_nudge:
+                signal.signal(signum, handler)
 
 
 def was_stopped(error: BaseException) -> bool:

@@ -175,6 +175,18 @@ class _Logs:
         return [] if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
 
 
+class _LogsWithSigurg(_Logs):
+    """Which the user handles, so that it is not ours to raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[str] = []
+        signal.signal(signal.SIGURG, lambda *_: self.came.append("SIGURG"))
+
+    def left(self) -> list[str]:
+        return super().left() + self.came
+
+
 class _Autocasts:
     def __call__(self) -> None:
         import torch
@@ -223,7 +235,12 @@ class _Starts:
         return [name for name in names if name != "nvrx-monitor"]
 
 
-MIDDLES = {"logging": _Logs, "autocast": _Autocasts, "starting processes": _Starts}
+MIDDLES = {
+    "logging": _Logs,
+    "logging, SIGURG handled": _LogsWithSigurg,
+    "autocast": _Autocasts,
+    "starting processes": _Starts,
+}
 
 
 @scenario

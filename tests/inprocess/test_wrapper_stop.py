@@ -75,7 +75,7 @@ def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize("what", ["logging", "autocast", "starting processes"])
+@pytest.mark.parametrize("what", ["logging", "logging, SIGURG handled", "autocast", "starting processes"])
 def test_nothing_is_left_half_done(job: Job, what: str) -> None:
     """Another thread that logs would wait for ever, the next iteration compute in another precision."""
     start(job, "over_and_over", 2, what=what, rounds=30)
