@@ -65,13 +65,13 @@ def _last(events: list[Event]) -> float:
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def _raise(size: int) -> Callable[[Launchers, int], Samples]:
+def _raise(size: int, mode: str = "run") -> Callable[[Launchers, int], Samples]:
     """Restarts one after the other in one job; the first is not counted."""
 
     def restarts(launcher: Launcher, repeats: int) -> list[float]:
         took_s = []
         with _Ranks(launcher, 300.0) as job:
-            job.begin(size, "run")
+            job.begin(size, mode)
             for turn in range(repeats + 1):
                 time.sleep(random.uniform(1.0, 2.0))  # anywhere between two looks of a wrapper that polls
                 victim = job.nodes[turn % size]
@@ -231,6 +231,7 @@ FIGURES = [
         Figure(f"inprocess-raise-{n}", f"in-process: raise to re-entry everywhere, {n} ranks", "s", s, False, _raise(n))
         for n, s in ((2, 0.03), (4, 0.05), (8, 0.09))
     ),
+    Figure("inprocess-busy", "the same with 2 ranks that compute all the time", "s", 0.03, False, _raise(2, "busy")),
     _figure("kill", "in-process: SIGKILL of one of 4 ranks to re-entry of the others", "s", 0.2, _kill),
     _alone("kill-launched", "the same under nvrx-run, 2 nodes x 2 ranks", "s", 0.1, _kill_launched),
     _alone("kill-node", "in-process under nvrx-run: loss of a node with everything on it", "s", 0.1, _kill_node),

@@ -4,6 +4,7 @@ Says "ready" when everything is imported, waits for SIGUSR1, says "calling" and 
 "entered" each time, and after it "left".
 
 inprocess_worker.py run [last_call_wait=S]   in the function: SIGUSR1 = say "raising" and raise, SIGUSR2 = return
+inprocess_worker.py busy           the same, computing all the time instead of waiting for a signal
 inprocess_worker.py soft | hard    SIGUSR1 = ping, say "hanging"; then run without a ping, or sleep with the GIL
 inprocess_worker.py idle           blocked in the kernel
 inprocess_worker.py ping           say "took" (median of a ping in us)
@@ -20,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+
+import torch
 
 SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
 mode = sys.argv[1]
@@ -81,8 +84,9 @@ def run(call: inprocess.CallWrapper) -> None:
     """Wait in Python code, as a training that polls does; the same for both wrappers."""
     until_s = time.monotonic() + LIFE_S
     while time.monotonic() < until_s:
-        asked = signal.sigtimedwait(SIGNALS, 0.01)
+        asked = signal.sigtimedwait(SIGNALS, 0.0 if mode == "busy" else 0.01)
         if asked is None:
+            compute(100 if mode == "busy" else 0)
             continue
         if asked.si_signo == signal.SIGUSR2:
             tell("returning")
@@ -90,8 +94,13 @@ def run(call: inprocess.CallWrapper) -> None:
         react(call)
 
 
+def compute(times: int) -> None:
+    for _ in range(times):
+        small.add_(1)
+
+
 def react(call: inprocess.CallWrapper) -> None:
-    if mode == "run":
+    if mode in ("run", "busy"):
         tell("raising")
         raise RuntimeError("as asked")
     call.ping()
@@ -134,6 +143,8 @@ def function(call: inprocess.CallWrapper = None) -> None:
         run(call)
 
 
+torch.set_num_threads(1)
+small = torch.zeros(8)  # each operation hands over the GIL, for microseconds
 before = threads()
 seconds = {"barrier_timeout": 120.0, **TIMES_S.get(mode, {})}
 seconds.update((name, float(value)) for name, _, value in (word.partition("=") for word in sys.argv[2:]) if value)
