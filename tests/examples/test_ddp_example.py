@@ -6,14 +6,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks_harness import Zygote
+from scripts_harness import Script
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("ddp example")]  # they share a training
@@ -23,8 +24,17 @@ EVERY = 10
 BOUND_S = 60  # for whatever should happen at once; only a defect waits this long
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    process = Zygote("torch._dynamo")  # which every optimizer imports
+    yield process
+    process.close()
+
+
 @contextmanager
-def ranks(directory: Path, steps: int, *, world_size: int = 2, options: tuple[str, ...] = ()) -> Iterator[list]:
+def ranks(
+    zygote: Zygote, directory: Path, steps: int, *, world_size: int = 2, options: tuple[str, ...] = ()
+) -> Iterator[list[Script]]:
     """Start the example's ranks with torchrun's environment; none of them outlives the block.
 
     The rendezvous store lives here, on a port the kernel picked, as it does in a torchrun agent: no port to guess.
@@ -36,25 +46,28 @@ def ranks(directory: Path, steps: int, *, world_size: int = 2, options: tuple[st
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "TORCHELASTIC_"))}
-    command = [sys.executable, str(SCRIPT), f"--steps={steps}", f"--checkpoint-every={EVERY}"]
-    command += [f"--checkpoint-dir={directory}", *options]
-    processes: list[subprocess.Popen[str]] = []
+    command = [
+        str(SCRIPT),
+        f"--steps={steps}",
+        f"--checkpoint-every={EVERY}",
+        f"--checkpoint-dir={directory}",
+        *options,
+    ]
+    processes: list[Script] = []
     try:
-        for rank in range(world_size):
-            env = inherited | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            processes.append(subprocess.Popen(command, env=env, text=True, **pipes))  # type: ignore[call-overload]
-        yield processes
+        with tempfile.TemporaryDirectory() as errors:
+            for rank in range(world_size):
+                env = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                processes.append(Script(zygote, command, env, Path(errors, f"rank{rank}")))
+            yield processes
     finally:
         for process in processes:
-            process.kill()
-            process.communicate()
+            process.close()
 
 
-def run_to_end(directory: Path, steps: int, world_size: int) -> tuple[list[str], str]:
+def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> tuple[list[str], str]:
     """Train up to `steps`; rank 0's lines and its stderr."""
-    with ranks(directory, steps, world_size=world_size) as processes:
+    with ranks(zygote, directory, steps, world_size=world_size) as processes:
         results = [process.communicate(timeout=BOUND_S) for process in processes]
         assert [process.returncode for process in processes] == [0] * world_size, results
     return results[0][0].splitlines(), results[0][1]
@@ -65,12 +78,12 @@ def newest_step(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("world_size", [3])
-def test_killed_and_resumed_ends_like_uninterrupted(tmp_path: Path, world_size: int) -> None:
+def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path: Path, world_size: int) -> None:
     """Three ranks, because the order of two additions cannot matter, that of three does."""
     killed = tmp_path / "killed"
     progress = tmp_path / "progress"
     options = ("--step-time=0.005", f"--progress-file={progress}")
-    with ranks(killed, 1_000_000, world_size=world_size, options=options) as processes:
+    with ranks(zygote, killed, 1_000_000, world_size=world_size, options=options) as processes:
         assert any(line.startswith(f"step {2 * EVERY} ") for line in processes[0].stdout)
         step, pid = Path(f"{progress}.1").read_text().split()
         assert int(step) >= 2 * EVERY - 1 and int(pid) == processes[1].pid
@@ -81,8 +94,8 @@ def test_killed_and_resumed_ends_like_uninterrupted(tmp_path: Path, world_size: 
 
     resumed_at = newest_step(killed)
     last = resumed_at + 2 * EVERY + 3  # also ends between two checkpoints
-    resumed, _ = run_to_end(killed, last, world_size)
-    uninterrupted, _ = run_to_end(tmp_path / "whole", last, world_size)
+    resumed, _ = run_to_end(zygote, killed, last, world_size)
+    uninterrupted, _ = run_to_end(zygote, tmp_path / "whole", last, world_size)
 
     assert f"resumed from step {resumed_at}" in resumed
     assert not any(line.startswith("resumed") for line in uninterrupted)
@@ -92,10 +105,10 @@ def test_killed_and_resumed_ends_like_uninterrupted(tmp_path: Path, world_size: 
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def finished(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A training of 2 x EVERY steps on one rank: its checkpoints, and what it said. To be copied."""
     directory = tmp_path_factory.mktemp("finished")
-    return directory, run_to_end(directory, 2 * EVERY, world_size=1)[0]
+    return directory, run_to_end(zygote, directory, 2 * EVERY, world_size=1)[0]
 
 
 def tear(path: Path) -> None:
@@ -110,22 +123,26 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [tear, flip_a_bit])
-def test_damaged_newest_checkpoint_is_skipped(finished: tuple[Path, list[str]], tmp_path: Path, damage: Any) -> None:
+def test_damaged_newest_checkpoint_is_skipped(
+    zygote: Zygote, finished: tuple[Path, list[str]], tmp_path: Path, damage: Any
+) -> None:
     directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
     newest = directory / f"step_{2 * EVERY:08d}.pt"
     damage(newest)
 
-    again, stderr = run_to_end(directory, 2 * EVERY, world_size=1)
+    again, stderr = run_to_end(zygote, directory, 2 * EVERY, world_size=1)
 
     assert f"warning: skipping checkpoint {newest}" in stderr
     assert f"resumed from step {EVERY}" in again
     assert again[-1] == first[-1]
 
 
-def test_a_finished_run_started_again_says_the_same(finished: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_a_finished_run_started_again_says_the_same(
+    zygote: Zygote, finished: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     """A fault after the last step restarts a training that has nothing left to do."""
     directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
-    again, _ = run_to_end(directory, 2 * EVERY, world_size=1)
+    again, _ = run_to_end(zygote, directory, 2 * EVERY, world_size=1)
 
     assert [line for line in first if "no rank monitor" in line] == [first[0]], "said once"
     assert again[1:] == [f"resumed from step {2 * EVERY}", first[-1]]

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ranks_harness import Zygote
+from scripts_harness import Script
 
 from nvrx_slurm.testing.stage import await_end, running_with
 
@@ -34,10 +36,10 @@ def free_port() -> int:
 class Runs:
     """Starts the examples; afterwards no process of theirs may be left."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, zygote: Zygote, directory: Path) -> None:
+        self._zygote, self.directory = zygote, directory
         self.mark = f"NVRX_TEST_MARK={uuid.uuid4().hex}"
-        self.codes: list[int] = []
+        self.codes: list[int | None] = []
 
     def _start(self, command: list[str], more: dict[str, str], out: Path) -> subprocess.Popen[bytes]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FT_", "NVRX_", "TORCHELASTIC_"))}
@@ -48,13 +50,23 @@ class Runs:
     def ranks(self, script: str, world_size: int, *options: str) -> str:
         """Start the ranks themselves, with nothing but torch's environment; all output, exit codes in `codes`."""
         place = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        command = [sys.executable, str(EXAMPLES / script), *TRAINING, *options]
-        outs = [self.directory / f"{rank}.out" for rank in range(world_size)]
+        command = [str(EXAMPLES / script), *TRAINING, *options]
         started = [
-            self._start(command, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, out)
-            for rank, out in enumerate(outs)
+            Script(
+                self._zygote,
+                command,
+                place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                self.directory / f"{rank}.err",
+            )
+            for rank in range(world_size)
         ]
-        return self._ended(started, outs)
+        try:
+            text = "".join("".join(one.communicate(BOUND_S)) for one in started)
+        finally:
+            for one in started:
+                one.close()
+        self.codes = [one.returncode for one in started]
+        return text
 
     def launched(
         self, script: str, *options: str, nodes: int = 1, policy: str = "min-healthy", restarts: int = 1
@@ -93,12 +105,20 @@ class Runs:
         return text
 
     def check(self) -> None:
+        self._zygote.await_no_children(10.0)
         assert await_end(running_with(self.mark), 10.0) == []
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    process = Zygote("torch._dynamo")  # which every optimizer imports
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(tmp_path)
+def runs(zygote: Zygote, tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(zygote, tmp_path)
     yield made
     made.check()
 
@@ -111,9 +131,9 @@ def outcome(text: str) -> tuple[int, float]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, object]:
+def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, object]:
     """What one rank alone comes to. More ranks add in another order, hence almost the same."""
-    made = Runs(tmp_path_factory.mktemp("undisturbed"))
+    made = Runs(zygote, tmp_path_factory.mktemp("undisturbed"))
     text = made.ranks("basic.py", 1)
     made.check()
     assert made.codes == [0], text

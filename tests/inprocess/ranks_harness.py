@@ -45,10 +45,11 @@ class Lines:
 class Zygote:
     """See zygote.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """`modules` to import, beside the wrapper's."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno())],
+            [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno()), "nvrx_slurm.inprocess", *modules],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             # torch asks the name server for the name of each address it connects to; one that is slow costs 5 s

@@ -29,12 +29,12 @@ class Rank:
     """This rank's arguments, and its way to tell the test something."""
 
     def __init__(self, events: int, arguments: dict[str, Any]) -> None:
-        self._events = events
+        self.events = events  # a file descriptor
         self.arguments = arguments
         self.initial = int(os.environ.get("RANK", "-1"))
 
     def say(self, event: str, **fields: Any) -> None:
-        os.write(self._events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
+        os.write(self.events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
 
     def wrapper(self, **more: Any) -> inprocess.Wrapper:
         """With `last_call_wait` of 0 and the times of the test, in seconds."""

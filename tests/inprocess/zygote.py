@@ -1,8 +1,8 @@
 """A process that has imported torch once and forks ranks from then on: the import costs a second, a fork milliseconds.
 
-Run by the harness with the number of a file descriptor, a Unix socket. Each request is one message: JSON, with the
-rank's event pipe and its stderr as file descriptors. Answers are JSON lines: {"pid"} for each request, {"ended",
-"code"} for each child that has ended, the ranks' orphans too.
+Run by the harness with the number of a file descriptor, a Unix socket, and modules to import. Each request is one
+message: JSON, with the rank's event pipe and its stderr as file descriptors. Answers are JSON lines: {"pid"} for each
+request, {"ended", "code"} for each child that has ended, the ranks' orphans too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_REQUEST = 1 << 16
+_OF_A_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "NVRX_", "FT_", "SLURM_")
 
 
 def _rank(request: dict[str, Any], events: int, err: int) -> None:
@@ -32,7 +33,7 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
         os.dup2(err, 1)
         os.dup2(err, 2)
         for name in list(os.environ):
-            if name.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "NVRX_")):
+            if name.startswith(_OF_A_JOB):
                 del os.environ[name]
         os.environ.update(request["env"])
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -44,6 +45,7 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
@@ -65,7 +67,8 @@ def _reap(control: socket.socket) -> None:
 
 def main() -> None:
     """Serve until the harness closes its end."""
-    import nvrx_slurm.inprocess  # noqa: F401
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
