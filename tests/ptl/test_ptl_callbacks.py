@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ranks_harness import Zygote
+from scripts_harness import Script
 
 ROOT = str(Path(__file__).resolve().parents[2])
 BOUND_S = 100
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
 
@@ -64,19 +66,41 @@ with open("said.json", "w") as file:
 """
 
 
-def run(directory: Path, package: str, code: str, returncode: int = 0, **env: str) -> tuple[dict, str]:
-    """What the program said, and its stderr."""
-    program = PROGRAM.format(root=ROOT, package=package, code=textwrap.dedent(code))
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "FT_"))}
-    command = [sys.executable, "-c", program]
-    options = {"capture_output": True, "text": True, "timeout": BOUND_S, "cwd": directory}
-    done = subprocess.run(command, env=inherited | {"OMP_NUM_THREADS": "1"} | env, **options)  # type: ignore[call-overload]
-    assert done.returncode == returncode, done.stderr
-    path = directory / "said.json"
-    return (json.loads(path.read_text()) if path.exists() else {}), done.stderr
+@pytest.fixture(scope="module")
+def zygotes() -> Iterator[dict[str, Zygote]]:
+    """By the package that it has imported; made when it is needed."""
+    made: dict[str, Zygote] = {}
+    yield made
+    for one in made.values():
+        one.close()
 
 
-def test_heartbeats_through_two_jobs(tmp_path: Path, package: str) -> None:
+Run = Callable[..., tuple[dict, str]]
+
+
+@pytest.fixture
+def run(zygotes: dict[str, Zygote], tmp_path: Path) -> Iterator[Run]:
+    """Runs a program; what it said, and its stderr."""
+    programs: list[Script] = []
+
+    def run_one(package: str, code: str, returncode: int = 0, **env: str) -> tuple[dict, str]:
+        program = tmp_path / f"program{len(programs)}.py"
+        program.write_text(PROGRAM.format(root=ROOT, package=package, code=textwrap.dedent(code)))
+        env["OMP_NUM_THREADS"] = "1"
+        if package not in zygotes:
+            zygotes[package] = Zygote("torch._dynamo", package)
+        programs.append(Script(zygotes[package], [str(program)], env, program.with_suffix(".err")))
+        _, errors = programs[-1].communicate(BOUND_S)
+        assert programs[-1].returncode == returncode, errors
+        path = tmp_path / "said.json"
+        return (json.loads(path.read_text()) if path.exists() else {}), errors
+
+    yield run_one
+    for one in programs:
+        one.close()
+
+
+def test_heartbeats_through_two_jobs(run: Run, package: str) -> None:
     """The first job has no checkpoint to load and learns nothing; the second one does, and is the last."""
     code = """
     with standalone_monitor(**HEARTBEATS) as monitor:
@@ -97,7 +121,7 @@ def test_heartbeats_through_two_jobs(tmp_path: Path, package: str) -> None:
         said["loaded"] = seen
         said["hangs"] = monitor.hangs
     """
-    said, _ = run(tmp_path, package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    said, _ = run(package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
     assert said["package"].startswith(package)
     assert said["after one"] == [False, True, False]
     state, finished = said["after two"]
@@ -106,7 +130,7 @@ def test_heartbeats_through_two_jobs(tmp_path: Path, package: str) -> None:
     assert finished and said["loaded"] == [True] and said["hangs"] == []
 
 
-def test_sections_through_two_jobs(tmp_path: Path, package: str) -> None:
+def test_sections_through_two_jobs(run: Run, package: str) -> None:
     code = """
     def learned():
         return json.load(open("_ft_state_.json"))["current_timeouts"]["section"]
@@ -123,7 +147,7 @@ def test_sections_through_two_jobs(tmp_path: Path, package: str) -> None:
         said["second"] = learned()
         said["hangs"] = monitor.hangs
     """
-    said, _ = run(tmp_path, package, code)
+    said, _ = run(package, code)
     assert said["first"]["calculated_sections"] == ["checkpointing", "step"]
     assert not said["first"]["is_out_of_section_calculated"]
     assert said["second"]["calculated_sections"] == ["checkpointing", "setup", "step"]
@@ -134,7 +158,7 @@ def test_sections_through_two_jobs(tmp_path: Path, package: str) -> None:
     assert said["unwrapped"] and said["hangs"] == []
 
 
-def test_a_batch_that_hangs_is_in_section_step(tmp_path: Path, any_package: str) -> None:
+def test_a_batch_that_hangs_is_in_section_step(run: Run, any_package: str) -> None:
     code = """
     SECTIONS["rank_section_timeouts"]["step"] = 1.0
     class Hang(Callback):
@@ -148,11 +172,11 @@ def test_a_batch_that_hangs_is_in_section_step(tmp_path: Path, any_package: str)
         except SystemExit as error:
             said["code"] = error.code
     """
-    said, _ = run(tmp_path, any_package, code)
+    said, _ = run(any_package, code)
     assert said["sentence"].startswith("in section 'step' for 1.0") and said["code"] == 3
 
 
-def test_failures_and_exits(tmp_path: Path, any_package: str) -> None:
+def test_failures_and_exits(run: Run, any_package: str) -> None:
     """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
     code = """
     class Raise(Callback):
@@ -175,7 +199,7 @@ def test_failures_and_exits(tmp_path: Path, any_package: str) -> None:
                     said[f"{name} {cls.__name__}"] = [type(caught).__name__, callback.is_initialized, len(calls)]
     said["finished"] = os.path.exists("finished")
     """
-    said, _ = run(tmp_path, any_package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    said, _ = run(any_package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
     at_checkpoints = 2  # after 5 and 10 batches
     assert said == {
         "failure FaultToleranceCallback": ["ValueError", False, 0],
@@ -188,7 +212,7 @@ def test_failures_and_exits(tmp_path: Path, any_package: str) -> None:
     }
 
 
-def test_a_policy_turns_exceptions_into_requests(tmp_path: Path, package: str) -> None:
+def test_a_policy_turns_exceptions_into_requests(run: Run, package: str) -> None:
     """What the launcher gets to hear of a failed fit; the script always sees its own exception."""
     code = """
     from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
@@ -224,7 +248,7 @@ def test_a_policy_turns_exceptions_into_requests(tmp_path: Path, package: str) -
             requests = [[one.action.name, one.description] for one in monitor.requests]
             said[repr(error)] = [raised, asked, requests, os.path.exists("finished"), callback.is_initialized]
     """
-    said, stderr = run(tmp_path, package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    said, stderr = run(package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
     excluded, shut_down = ["ExcludeThisNode", "it cannot divide"], ["ShutdownWorkload", "no such data"]
     assert list(said.values()) == [
         ["ZeroDivisionError", ["ZeroDivisionError"], [excluded], False, False],
@@ -240,7 +264,7 @@ def test_a_policy_turns_exceptions_into_requests(tmp_path: Path, package: str) -
     assert "asked for ExcludeThisNode after ZeroDivisionError('0'): it cannot divide" in stderr
 
 
-def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
+def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
     code = """
     def error(make, **limits):
         with standalone_monitor(**limits):
@@ -262,7 +286,7 @@ def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
     except RankMonitorClientError as e:
         said["no launcher"] = str(e)
     """
-    said, stderr = run(tmp_path, any_package, code)
+    said, stderr = run(any_package, code)
     assert said["flag"].startswith("autoresume needs FAULT_TOL_FINISHED_FLAG_FILE")
     assert "needs --ft-initial-rank-heartbeat-timeout and --ft-rank-heartbeat-timeout" in said["timeouts"]
     assert "needs step, checkpointing in --ft-rank-section-timeouts" in said["sections"]
@@ -272,7 +296,7 @@ def test_what_is_missing_is_said(tmp_path: Path, any_package: str) -> None:
     assert "start the script with nvrx-run" in said["no launcher"]
 
 
-def test_calculating_needs_a_process_group(tmp_path: Path, any_package: str) -> None:
+def test_calculating_needs_a_process_group(run: Run, any_package: str) -> None:
     code = """
     with standalone_monitor(**HEARTBEATS):
         try:
@@ -282,17 +306,17 @@ def test_calculating_needs_a_process_group(tmp_path: Path, any_package: str) -> 
         fit(FaultToleranceCallback(False, False), strategy="auto", max_steps=1)
         said["without"] = True
     """
-    said, _ = run(tmp_path, any_package, code)
+    said, _ = run(any_package, code)
     assert "calculate_timeouts needs a process group" in said["error"] and said["without"]
 
 
-def test_a_simulated_fault_hits_the_rank(tmp_path: Path, any_package: str) -> None:
+def test_a_simulated_fault_hits_the_rank(run: Run, any_package: str) -> None:
     code = """
     fault = {"fault_type": "rank_killed", "base_delay": 0.2, "rand_delay": 0.1}
     with standalone_monitor(**HEARTBEATS):
         fit(FaultToleranceCallback(False, False, fault), max_steps=-1, max_epochs=-1)
     """
-    run(tmp_path, any_package, code, returncode=-9)
+    run(any_package, code, returncode=-9)
 
 
 def test_the_package_imports_no_lightning() -> None:
