@@ -262,3 +262,29 @@ def over_and_over(rank: Rank) -> None:
             do()
 
     rank.call(fn)
+
+
+@scenario
+def computes_while_aborted(rank: Rank) -> None:
+    """The steps that rank 1 has made before each of ten aborts, and during it: 5 ms."""
+    steps, made = [0], []
+
+    class Slow(inprocess.abort.Abort):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            before = steps[0]
+            pause(0.005)
+            made.append((before, steps[0] - before))
+            return state
+
+    def fn(call: CallWrapper) -> list[tuple[int, int]]:
+        steps[0] = 0
+        if call.iteration == 10:
+            return made
+        rank.together(f"round{call.iteration}")
+        if rank.initial == 0:
+            pause(0.02)
+            raise ValueError("once more")
+        while True:
+            steps[0] += 1
+
+    rank.call(fn, abort=Slow())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -51,6 +52,21 @@ def test_a_handler_takes_its_lock() -> None:
     handler.lock = Lock(lambda frame: said.append(looks(Sparing(), frame)))  # type: ignore[assignment]
     handler.acquire()
     assert said == [STEPS]
+
+
+def test_who_makes_no_step_is_stopped_all_the_same() -> None:
+    """Or asks of one and the same step would go on for ever."""
+
+    def ask(frame: FrameType) -> None:
+        sparing = Sparing()
+        while sparing.look(frame, by_signal=False) is not PutOff.NOT:
+            asks.append(time.monotonic())
+
+    asks: list[float] = []
+    handler = logging.NullHandler()
+    handler.lock = Lock(ask)  # type: ignore[assignment]
+    handler.acquire()
+    assert len(asks) > 1 and asks[-1] - asks[0] < 10
 
 
 def test_who_waits_is_stopped_by_the_second_signal() -> None:
