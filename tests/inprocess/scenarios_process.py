@@ -9,9 +9,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from scenarios import Plugin, Rank, block, scenario
+from scenarios import Plugin, Rank, block, pause, scenario
 from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
@@ -150,3 +151,25 @@ def closed(rank: Rank) -> None:
 @scenario
 def waits_for_store(rank: Rank) -> None:
     rank.call(lambda: "done", store_kwargs={"timeout": timedelta(seconds=rank.arguments["timeout"])})
+
+
+@scenario
+def suspends(rank: Rank) -> None:
+    """Is in a block without hang protection until the test is done; how often its monitor process has woken up before
+    and behind three hard timeouts."""
+
+    def fn(call: CallWrapper) -> tuple[int, int]:
+        (monitor,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        with call.disable_hang_protection():
+            pause(rank.arguments["times"]["hard_timeout"])
+            before = _wake_ups(int(monitor))
+            pause(2 * rank.arguments["times"]["hard_timeout"])
+            return before, _wake_ups(int(monitor))
+
+    rank.call(fn)
+
+
+def _wake_ups(pid: int) -> int:
+    """Of all its threads."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("voluntary"))

@@ -87,3 +87,14 @@ def test_the_log_keeps_the_rank_when_the_environment_is_cleared(monkeypatch: pyt
         monkeypatch.setenv("RANK", value) if value else monkeypatch.delenv("RANK")
         handler.emit(logging.makeLogRecord({}))
     assert handler.stream.getvalue() == "[rank 7]\n[rank 7]\n"
+
+
+def test_a_limit_that_does_not_count_wakes_nobody(job: Job) -> None:
+    """The monitor process looks now and then, not 500 times a second."""
+    names = ("monitor_process_interval", "monitor_thread_interval", "progress_watchdog_interval")
+    times = {"soft_timeout": 0.5, "hard_timeout": 1.0, **dict.fromkeys(names, 0.4)}
+    job.start("suspends", 1, module="scenarios_process", times=times)
+    before, after = job.await_event(0, "returned")["value"]
+    assert 0 < after - before < 100
+    assert job.await_end(0) == 0
+    job.await_nothing_left()
