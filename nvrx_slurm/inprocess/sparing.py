@@ -7,6 +7,7 @@ import functools
 import logging
 import multiprocessing.popen_fork
 import multiprocessing.process
+import multiprocessing.util
 import signal
 import subprocess
 import sys
@@ -20,7 +21,15 @@ from typing import Any
 _LONGEST_S = 1.0
 # An exception between taking a lock and the `try` behind it leaves the lock taken, for good; one between `waitpid` and
 # the line that keeps its result loses the child's exit code, so that it is waited for for ever.
-_MODULES = (threading, logging, weakref, sys.modules["_weakrefset"], subprocess, multiprocessing.popen_fork)
+_MODULES = (
+    threading,
+    logging,
+    weakref,
+    sys.modules["_weakrefset"],
+    subprocess,
+    multiprocessing.popen_fork,
+    multiprocessing.util,  # its Finalize is a destructor, too
+)
 _LIBRARY = frozenset(module.__file__ for module in _MODULES)
 # Where these are blocked, whatever ends that does no harm.
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "poll", "_try_wait", "communicate", "_communicate"})

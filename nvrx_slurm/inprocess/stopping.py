@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -24,10 +23,23 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
 _SOON_S = 0.001  # between two looks
-_NUDGES = (signal.SIGURG, signal.SIGWINCH)  # ignored by default: harmless where nobody handles them
+# Both call `on_nudge` in the main thread, and no other. The first is sent: it ends blocking calls, and is harmless
+# where nobody handles it. The second never is: `interrupt_main` only has the interpreter behave as if it had come, at
+# the main thread's next step in Python. An asynchronous exception would not do (PyThreadState_SetAsyncExc): a thread
+# that is just being started has the id of the one that starts it, and would be killed instead; and it can be raised
+# later than it is wanted. A pending call would not, either (Py_AddPendingCall): one that is added while another one is
+# made is made at the same step (up to 3.12), forgotten (3.13), or, where a tracer is set, hangs the interpreter (3.11).
+_NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
 _LOOK_S = 0.1
 _ASIDE_S = 0.02
 _MIN_PERIOD_S = 1.0
+
+
+class _Asking:
+    stopper: Stopper | None = None  # whose function the main thread may be in
+
+
+_asking = _Asking()
 
 
 class RankShouldRestart(BaseException):
@@ -40,48 +52,9 @@ class _Traced(RankShouldRestart):
 
     def __del__(self) -> None:
         stack = traceback.extract_stack()[:-1]
-        if stack and _bell.stopper is not None and _bell.stopper.runs_here:
+        if stack and _asking.stopper is not None and _asking.stopper.runs_here:
             where = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}"
             logger.debug("RankShouldRestart was suppressed at %s\n%s", where, "".join(traceback.format_list(stack)))
-
-
-class _Bell:
-    """Has the main thread, and no other, call `Stopper.answer` before its next step in Python.
-
-    An asynchronous exception would not do (PyThreadState_SetAsyncExc): a thread that is just being started has the id
-    of the one that starts it, and would be killed instead; it can be raised later than it is wanted; and in a signal's
-    handler. What the interpreter has is a queue of C functions for its main thread, and of these one that calls Python
-    and says by its result that an exception was raised. The object must exist for ever: its address is in that queue.
-    """
-
-    def __init__(self) -> None:
-        self.stopper: Stopper | None = None
-        self._rings = False  # the queue has room for 32, and others use it
-        self.nudged = False  # a signal is under way
-        self._add = ctypes.pythonapi.Py_AddPendingCall
-        self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self._is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
-
-    def ring(self, stopper: Stopper, anew: bool = False) -> None:
-        """From any thread. `anew`: do not rely on an earlier one; a signal's exception can have come before it."""
-        self.stopper = stopper
-        if anew or not self._rings:
-            self._rings = True
-            if self._add(self._is_true, id(self)) != 0:
-                self._rings = False  # no room now
-
-    def __bool__(self) -> bool:
-        self._rings = False
-        if self.answer(sys._getframe(1), by_signal=False) is PutOff.A_STEP:
-            [*_] = map(interrupt_main, _ours())  # see on_nudge; a ring would come before the step: the queue is emptied
-        return False
-
-    def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
-        """In the main thread, in the middle of `frame`."""
-        return PutOff.NOT if self.stopper is None else self.stopper.answer(frame, by_signal)
-
-
-_bell = _Bell()
 
 
 class Stopper:
@@ -96,10 +69,10 @@ class Stopper:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._running = threading.RLock()
         self._block = threading.RLock()  # held in atomic blocks
-        self._wanted = self._put_off = self._answering = False
+        self._wanted = self._put_off = self._answering = self._stepping = False
         self._raised: Callable[[], RankShouldRestart | None] = lambda: None
         self._sparing = Sparing()
-        self._aside, self._go_on = False, threading.Event()
+        self._aside, self._go_on = False, threading.Lock()
         self.stopping = False  # abort has begun, or is about to
 
     # --- main thread --------------------------------------------------------------------------------------------------
@@ -127,14 +100,14 @@ class Stopper:
     def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
         """Stop here, in the middle of `frame`, if that is wanted."""
         if self._answering or not self.runs_here:
-            return PutOff.NOT  # a bell and a signal that come together are one look
+            return PutOff.NOT  # two signals that come together are one look
+        if self._aside:
+            self._aside = False
+            self._go_on.acquire(timeout=_ASIDE_S)
+        if not self._wanted:
+            return PutOff.NOT
         self._answering = True
         try:
-            if self._aside:
-                self._aside = False
-                self._go_on.wait(_ASIDE_S)
-            if not self._wanted:
-                return PutOff.NOT
             off = self._sparing.look(frame, by_signal)
         finally:
             self._answering = False
@@ -142,6 +115,13 @@ class Stopper:
             raise self._made()
         self._put_off = True
         return off
+
+    def will_step(self) -> None:
+        """Each step writes a byte to the signals' file descriptor, asyncio's perhaps; no complaints if it is full."""
+        if not self._stepping:
+            self._stepping = True
+            with contextlib.suppress(OSError, ValueError):  # it has been closed
+                signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
 
     def _made(self) -> RankShouldRestart:
         made = (_Traced if logger.isEnabledFor(logging.DEBUG) else RankShouldRestart)()
@@ -162,8 +142,10 @@ class Stopper:
         self._block.release()
         # For a moment, or until `stop`, it shall step aside: a function that hands over the GIL every few microseconds,
         # and takes it at once again, lets nobody else have it for long, and `abort` needs it more than once.
+        self._go_on = threading.Lock()
+        self._go_on.acquire()
         self._aside = True
-        _bell.ring(self, anew=True)
+        self._ask()
 
     def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Raise in the main thread until `run` has ended; again every `period_s` seconds, should it be kept somewhere.
@@ -172,11 +154,12 @@ class Stopper:
         `meanwhile` is called with every signal, which a call that blocks in C does not see.
         """
         self._aside = False
-        self._go_on.set()
+        with contextlib.suppress(RuntimeError):  # it is not held: `begin` saw the end
+            self._go_on.release()
         if self._ended(unwind_s):
             return
         period_s, pauses = max(period_s, _MIN_PERIOD_S), iter(_PAUSES_S)
-        pause_s, rung = next(pauses), False
+        pause_s = next(pauses)
         wanted_s, self._sparing = time.monotonic(), Sparing()
         self._wanted = self._raised() is None  # else it is on its way already, by `atomic`
         while True:
@@ -185,11 +168,10 @@ class Stopper:
                 wanted_s, self._wanted, self._sparing = time.monotonic(), True, Sparing()
             self._put_off = False
             if self._wanted:
-                _bell.ring(self, anew=not rung)
-                rung = True
+                self._ask()
             if self._ended(_SOON_S) or self._ended_or_put_off(pause_s):
                 break
-            if not self._put_off:  # it runs: the bell will do
+            if not self._put_off:  # it runs: to ask will do
                 self._nudge()
                 meanwhile()
                 pause_s = next(pauses, _PAUSES_S[-1])
@@ -210,10 +192,15 @@ class Stopper:
         self._running.release()
         return True
 
+    def _ask(self) -> None:
+        """Have the main thread look, at its next step in Python, whether it shall stop."""
+        _asking.stopper = self
+        for signum in _ours(_STEP):
+            interrupt_main(signum)
+
     def _nudge(self) -> None:
         """A blocking call of Python itself (sleep, lock, socket) ends with EINTR, and the exception is raised there."""
-        for signum in _ours():
-            _bell.nudged = True
+        for signum in _ours(_NUDGE):
             signal.pthread_kill(self._thread_id, signum)
 
     def _tell_where(self) -> None:
@@ -223,23 +210,24 @@ class Stopper:
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
-    """Python calls it in the main thread: after a signal, or a step further than before."""
-    by_signal, _bell.nudged = _bell.nudged, False
-    if _bell.answer(frame, by_signal) is PutOff.A_STEP:
+    """Python calls it in the main thread."""
+    stopper = _asking.stopper
+    if stopper is not None and stopper.answer(frame, signum == _NUDGE) is PutOff.A_STEP:
+        stopper.will_step()
         # Has this called at the next step. That must not be one of its own: calls are, but not those that a list makes
         # of a `map`, and a return is none.
-        [*_] = map(interrupt_main, _ours())
+        [*_] = map(interrupt_main, _ours(_STEP))
 
 
-def _ours() -> tuple[signal.Signals, ...]:
-    """The signal that calls `on_nudge`; none if the user handles all of them."""
-    return tuple(signum for signum in _NUDGES if signal.getsignal(signum) is on_nudge)[:1]
+def _ours(signum: signal.Signals) -> tuple[signal.Signals, ...]:
+    """It, if it calls `on_nudge`: the user may handle it."""
+    return (signum,) if signal.getsignal(signum) is on_nudge else ()
 
 
 @contextlib.contextmanager
 def nudges() -> Iterator[None]:
     """Have the signals handled, unless the user handles them; main thread only."""
-    before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in _NUDGES}
+    before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in (_NUDGE, _STEP)}
     for signum, handler in before.items():
         if handler in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(signum, on_nudge)

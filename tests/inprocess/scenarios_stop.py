@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import datetime
 import logging
 import multiprocessing
@@ -187,6 +188,34 @@ class _LogsWithSigurg(_Logs):
         return super().left() + self.came
 
 
+class _LogsWithPipe(_Logs):
+    """To which each signal writes a byte, or complains that it cannot; almost full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        os.write(write, bytes((1 << 16) - 20))
+        signal.set_wakeup_fd(write)
+
+
+class _Profiles:
+    """Python 3.11 makes a pending call again and again under a profiler, if it asks for another one."""
+
+    def __init__(self) -> None:
+        self._profile = cProfile.Profile()
+
+    def __call__(self) -> None:
+        self._profile.enable()
+        for number in range(1000):
+            abs(number)
+        self._profile.disable()
+
+    def left(self) -> list[str]:
+        self._profile.disable()
+        return []
+
+
 class _Autocasts:
     def __call__(self) -> None:
         import torch
@@ -238,6 +267,8 @@ class _Starts:
 MIDDLES = {
     "logging": _Logs,
     "logging, SIGURG handled": _LogsWithSigurg,
+    "logging, a signal pipe": _LogsWithPipe,
+    "profiling": _Profiles,
     "autocast": _Autocasts,
     "starting processes": _Starts,
 }
@@ -288,3 +319,34 @@ def computes_while_aborted(rank: Rank) -> None:
             steps[0] += 1
 
     rank.call(fn, abort=Slow())
+
+
+@scenario
+def handler_during_abort(rank: Rank) -> None:
+    """A signal comes to rank 1 while it is aborted, and its handler stays."""
+    entered: list[str] = []
+
+    class Signals(inprocess.abort.Abort):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            if rank.initial == 1 and not entered:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                while not entered:
+                    pause(0.001)
+            return state
+
+    def handle(*_: object) -> None:
+        entered.append("handler")
+        block()
+
+    def fn(call: CallWrapper) -> list[str]:
+        if call.iteration == 1:
+            return entered
+        rank.together("round")
+        if rank.initial == 0:
+            pause(0.02)
+            raise ValueError("once")
+        while True:
+            abs(1)
+
+    signal.signal(signal.SIGUSR1, handle)
+    rank.call(fn, abort=Signals())

@@ -17,6 +17,15 @@ QUICK = {
     "progress_watchdog_interval": 0.1,
 }
 
+MIDDLES = [
+    "logging",
+    "logging, SIGURG handled",
+    "logging, a signal pipe",
+    "profiling",
+    "autocast",
+    "starting processes",
+]
+
 
 def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> None:
     job.start(scenario, world_size, module="scenarios_stop", **arguments)
@@ -75,11 +84,12 @@ def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize("what", ["logging", "logging, SIGURG handled", "autocast", "starting processes"])
+@pytest.mark.parametrize("what", MIDDLES)
 def test_nothing_is_left_half_done(job: Job, what: str) -> None:
     """Another thread that logs would wait for ever, the next iteration compute in another precision."""
     start(job, "over_and_over", 2, what=what, rounds=30)
     assert job.await_event(1, "returned")["value"] == []
+    assert "signal wakeup fd" not in job.err(1).read_text()
     returned(job, [0, 1])
     job.await_nothing_left()
 
@@ -89,4 +99,11 @@ def test_a_function_that_computes_steps_aside_for_the_abort(job: Job) -> None:
     start(job, "computes_while_aborted", 2)
     during = [during for before, during in job.await_event(1, "returned")["value"] if before]
     assert during and min(during) < 10
+    returned(job, [0, 1])
+
+
+def test_a_handler_that_begins_during_the_abort_is_stopped(job: Job) -> None:
+    """It may be in the middle of what has the main thread step aside."""
+    start(job, "handler_during_abort", 2, times={**QUICK, "soft_timeout": 20.0, "hard_timeout": 25.0})
+    assert job.await_event(1, "returned")["value"] == ["handler"]
     returned(job, [0, 1])
