@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nvrx_slurm.inprocess.checks import check_time
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded, connections
 
@@ -94,17 +95,19 @@ class AbortTorchDistributed(Abort):
     `torch_fr_trace_path`: a directory; before the abort NCCL's flight recorder is written to `<path>/rank_<initial
     rank>_iteration_<n>`, in the format of `torchfrtrace`. None: NVRX_FR_TRACE_PATH; neither: no dump. (The recorder is
     on with TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE > 0.)
-    `timeout`: an abort that takes longer is left behind in its thread, with a warning.
+    `timeout`: an abort that takes longer is left behind in its thread, with a warning. Raises TypeError for values of
+    other types, ValueError for a timeout of 0 or less.
     """
 
     def __init__(
         self,
-        torch_fr_trace_path: str | None = None,
+        torch_fr_trace_path: str | os.PathLike[str] | None = None,
         *,
         timeout: datetime.timedelta = datetime.timedelta(seconds=20),
     ) -> None:
-        if timeout <= datetime.timedelta(0):
-            raise ValueError(f"AbortTorchDistributed: timeout must be longer than 0 s, not {timeout}")
+        if torch_fr_trace_path is not None and not isinstance(torch_fr_trace_path, (str, os.PathLike)):
+            raise TypeError(f"AbortTorchDistributed: torch_fr_trace_path must be a path, not {torch_fr_trace_path!r}")
+        check_time("AbortTorchDistributed: timeout", timeout)
         self.torch_fr_trace_path = torch_fr_trace_path
         self.timeout = timeout
 

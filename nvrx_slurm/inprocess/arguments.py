@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.checks import check_time
 from nvrx_slurm.inprocess.completion import Completion
 from nvrx_slurm.inprocess.finalize import Finalize
 from nvrx_slurm.inprocess.health_check import HealthCheck
@@ -93,9 +94,6 @@ class Arguments:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} must be a {kind.__name__} or None, not {value!r}")
-        for name in self._times():
-            if not isinstance(getattr(self, name), timedelta):
-                raise TypeError(f"{name} must be a datetime.timedelta, not {getattr(self, name)!r}")
         for name in _FILES:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
@@ -105,9 +103,7 @@ class Arguments:
 
     def _check_values(self) -> None:
         for name in self._times():
-            value = getattr(self, name)
-            if value < timedelta(0) or (not value and name not in _MAY_BE_ZERO):
-                raise ValueError(f"{name} must be longer than 0 s, not {value}")
+            check_time(name, getattr(self, name), may_be_zero=name in _MAY_BE_ZERO)
         for short, long in _SHORTER:
             if not getattr(self, short) < getattr(self, long):
                 raise ValueError(

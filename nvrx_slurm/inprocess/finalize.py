@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvrx_slurm.inprocess import exception
+from nvrx_slurm.inprocess.checks import check_time
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded
 
@@ -28,23 +29,27 @@ class ThreadedFinalize(Finalize):
     """Calls `fn(*args, **kwargs)` in a thread, for at most `timeout`; works with and without CUDA.
 
     Where CUDA is in use the thread has the caller's current device. What `fn` raises is raised here. Raises
-    exception.TimeoutError if it takes longer; its thread is left behind then. ValueError for a timeout of 0 or less.
+    exception.TimeoutError if it takes longer; its thread is left behind then. TypeError for arguments of other
+    types, ValueError for a timeout of 0 or less.
     """
 
     def __init__(
         self,
         timeout: datetime.timedelta,
         fn: Callable[..., Any],
-        args: tuple[Any, ...] | None = (),
+        args: tuple[Any, ...] | list[Any] | None = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if timeout <= datetime.timedelta(0):
-            raise ValueError(f"ThreadedFinalize: timeout must be longer than 0 s, not {timeout}")
+        check_time("ThreadedFinalize: timeout", timeout)
         if not callable(fn):
             raise TypeError(f"ThreadedFinalize: fn must be callable, not {fn!r}")
+        if args is not None and not isinstance(args, (tuple, list)):
+            raise TypeError(f"ThreadedFinalize: args must be a tuple, as ({args!r},), or None, not {args!r}")
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise TypeError(f"ThreadedFinalize: kwargs must be a dict or None, not {kwargs!r}")
         self.timeout = timeout
         self.fn = fn
-        self.args = args or ()
+        self.args = tuple(args or ())
         self.kwargs = dict(kwargs or {})
 
     def __call__(self, state: FrozenState) -> FrozenState:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nvrx_slurm.inprocess import exception
+from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import FaultCounterExceeded
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded, gpus, nics
@@ -42,12 +43,12 @@ class CudaHealthCheck(HealthCheck):
 
     The second wait finds what other threads asked for during the first. On the current CUDA device of the calling
     thread; not applicable where this process does not use CUDA. Raises HealthCheckError with CUDA's own error (a
-    corrupted context stays so), exception.TimeoutError when it takes too long.
+    corrupted context stays so), exception.TimeoutError when it takes too long. TypeError for a timeout that is no
+    timedelta, ValueError for one of 0 or less.
     """
 
     def __init__(self, timeout: datetime.timedelta = datetime.timedelta(seconds=30)) -> None:
-        if timeout <= datetime.timedelta(0):
-            raise ValueError(f"CudaHealthCheck: timeout must be longer than 0 s, not {timeout}")
+        check_time("CudaHealthCheck: timeout", timeout)
         self.timeout = timeout
 
     def __call__(self, state: FrozenState) -> FrozenState:
@@ -70,12 +71,12 @@ class CudaHealthCheck(HealthCheck):
 class FaultCounter(HealthCheck):
     """Lets this rank fail `max_rank_faults` times (None: always), counting what the wrapped function raised here.
 
-    Raises FaultCounterExceeded at the next fault. ValueError for a negative number.
+    Raises FaultCounterExceeded at the next fault. TypeError for what is no whole number, ValueError for a negative one.
     """
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
-        if max_rank_faults is not None and max_rank_faults < 0:
-            raise ValueError(f"FaultCounter: max_rank_faults must not be negative, it is {max_rank_faults}")
+        if max_rank_faults is not None:
+            check_whole("FaultCounter: max_rank_faults", max_rank_faults, 0)
         self.max_rank_faults = max_rank_faults
         self.faults_count = 0
 

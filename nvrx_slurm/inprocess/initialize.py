@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from nvrx_slurm.inprocess.checks import check_whole
 from nvrx_slurm.inprocess.exception import RestartAbort
 from nvrx_slurm.inprocess.state import FrozenState
 
@@ -24,16 +25,16 @@ class RetryController(Initialize):
 
     `max_iterations`: the function is called at most this many times (None: no limit). `min_world_size`: healthy
     ranks, active and reserve, that must be left; `min_active_world_size`: active ones. Raises RestartAbort with the
-    reason; ValueError for a number that is too low.
+    reason; TypeError for what is no whole number, ValueError for one that is too low.
     """
 
     def __init__(
         self, max_iterations: int | None = None, min_world_size: int = 1, min_active_world_size: int = 1
     ) -> None:
-        if max_iterations is not None and max_iterations < 1:
-            raise ValueError(f"RetryController: max_iterations must be at least 1 or None, not {max_iterations}")
-        if min_world_size < 0 or min_active_world_size < 0:
-            raise ValueError("RetryController: min_world_size and min_active_world_size must not be negative")
+        if max_iterations is not None:
+            check_whole("RetryController: max_iterations", max_iterations, 1)
+        check_whole("RetryController: min_world_size", min_world_size, 0)
+        check_whole("RetryController: min_active_world_size", min_active_world_size, 0)
         self.max_iterations = max_iterations
         self.min_world_size = min_world_size
         self.min_active_world_size = min_active_world_size

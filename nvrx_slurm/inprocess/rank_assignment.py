@@ -15,6 +15,7 @@ from itertools import compress
 from typing import Any
 
 from nvrx_slurm.core import ranks
+from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort
 from nvrx_slurm.inprocess.leader import MOST, Leadership, text_of
@@ -74,7 +75,7 @@ class MaxActiveWorldSize(RankFilter):
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
         if max_active_world_size is not None:
-            _check_positive("max_active_world_size", max_active_world_size)
+            check_whole("max_active_world_size", max_active_world_size, 1)
         self.max_active_world_size = max_active_world_size
 
     def __repr__(self) -> str:
@@ -90,7 +91,7 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
     """As many of the ranks that were to be active, the lowest ones, as a multiple of `divisor` (>= 1) allows."""
 
     def __init__(self, divisor: int = 1) -> None:
-        _check_positive("divisor", divisor)
+        check_whole("divisor", divisor, 1)
         self.divisor = divisor
 
     def __repr__(self) -> str:
@@ -115,13 +116,6 @@ def _active_below(ctx: RankAssignmentCtx, size: int) -> RankAssignmentCtx:
         active_world_size=size,
     )
     return replace(ctx, state=state)
-
-
-def _check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 # --- renumbering ------------------------------------------------------------------------------------------------------
@@ -203,6 +197,7 @@ class FilterCountGroupedByKey(RankAssignment):
         check_key("key_or_fn", key_or_fn)
         if not callable(condition):
             raise TypeError(f"condition must be a function of a number of ranks, not {condition!r}")
+        check_time("timeout of a FilterCountGroupedByKey", timeout)
         self.key_or_fn = key_or_fn
         self.condition = condition
         self.timeout = timeout

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Flag, auto
@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from nvrx_slurm.core.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
+from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.leader import Leadership, read_many, text_of, write_many
 from nvrx_slurm.inprocess.rank_base import RankAssignment, RankAssignmentCtx, check_key, key_of, refuse_terminated
@@ -49,13 +50,9 @@ class Layer:
     flag: LayerFlag | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (("min_ranks", self.min_ranks, 0), ("max_ranks", self.max_ranks, 1)):
-            if value is None and name == "max_ranks":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} of a Layer must be a whole number, not {value!r}")
-            if value < least:
-                raise ValueError(f"{name} of a Layer must be at least {least}, not {value}")
+        check_whole("min_ranks of a Layer", self.min_ranks, 0)
+        if self.max_ranks is not None:
+            check_whole("max_ranks of a Layer", self.max_ranks, 1)
         if self.max_ranks is not None and self.min_ranks > self.max_ranks:
             raise ValueError(f"a Layer's min_ranks={self.min_ranks} is more than its max_ranks={self.max_ranks}")
         check_key("key_or_fn of a Layer", self.key_or_fn)
@@ -86,11 +83,12 @@ class Tree(RankAssignment):
         world_size_filter: Callable[[int], int] | None = None,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
-        self.layers = list(layers)
+        self.layers = list(layers) if isinstance(layers, Iterable) else []
         if not self.layers or not all(isinstance(layer, Layer) for layer in self.layers):
             raise TypeError(f"Tree needs a list of at least one Layer, not {layers!r}")
         if world_size_filter is not None and not callable(world_size_filter):
             raise TypeError(f"world_size_filter must be a function of a number of ranks, not {world_size_filter!r}")
+        check_time("timeout of a Tree", timeout)
         self.world_size_filter = world_size_filter
         self.timeout = timeout
         self._world: _World | None = None
