@@ -22,7 +22,7 @@ _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 def hold_standard_streams() -> None:
     """Where 0, 1 or 2 is closed (some daemons start programs so) none of our sockets may become stdin or stderr."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        one.handlers = [logging.NullHandler()]
     os.close(fd)
 
 
@@ -65,15 +65,22 @@ def _unmap_devices() -> None:
         libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
 
 
-def log_to(path: str | None) -> None:
+def loggers() -> list[logging.Logger]:
+    """Those that have handlers. For `log_to`, but called before the fork: who goes through them all copies 0.9 MB."""
+    known = [logging.getLogger(), *list(logging.Logger.manager.loggerDict.values())]
+    return [one for one in known if isinstance(one, logging.Logger) and one.handlers]
+
+
+def log_to(path: str | None, others: Collection[logging.Logger]) -> None:
     """The wrapper's logger writes to this file (appending) and nowhere else; None: nowhere.
 
-    A level is set only where it has to be: that goes through all loggers there are, and copies 0.9 MB of the parent.
+    The handlers of all `others` are dropped, too: their files are closed, and the numbers of these used anew.
     """
-    logger, nowhere = logging.getLogger(LOGGER_NAME), logging.NullHandler()
-    logging.getLogger().handlers = [nowhere]  # the files of these are closed, and their numbers used anew
-    logger.handlers = [logging.FileHandler(path) if path else nowhere]
+    for one in others:
+        one.handlers = [logging.NullHandler()]
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
     logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))
     logger.propagate = False
-    if path and logger.getEffectiveLevel() > logging.INFO:
+    if path and logger.getEffectiveLevel() > logging.INFO:  # else it is left alone: that goes through them all, too
         logger.setLevel(logging.INFO)

@@ -113,11 +113,11 @@ class MonitorProcess:
             self.meet(self.meeting)
 
     def _fork(self, channel: socket.socket, again: bool) -> int:
-        rank_pidfd = os.pidfd_open(os.getpid())
+        rank_pidfd, loggers = os.pidfd_open(os.getpid()), detach.loggers()
         try:
             pid = os.fork()
             if pid == 0:
-                _child(Monitor(self._arguments, self._identity, self._page, rank_pidfd, channel, again))
+                _child(Monitor(self._arguments, self._identity, self._page, rank_pidfd, channel, loggers, again))
             return pid
         finally:
             os.close(rank_pidfd)
@@ -226,10 +226,12 @@ class Monitor:
         page: Page,
         rank_pidfd: int,
         channel: socket.socket,
+        loggers: list[logging.Logger],
         again: bool = False,
     ) -> None:
         self._arguments, self._me, self._page = arguments, identity, page
         self._pidfd, self._channel = rank_pidfd, channel
+        self._loggers = loggers  # that have handlers
         self._again = again  # in place of one that has died
         self._serves = False  # whether the store's server is here
         self._told_round = -2  # the last round that a soft timeout was told for
@@ -253,7 +255,7 @@ class Monitor:
         detach.detach({self._pidfd, self._channel.fileno()})
         self._me.environment.restore_variables()
         try:
-            detach.log_to(self._arguments.file_of("monitor_process_logfile", self._me.rank))
+            detach.log_to(self._arguments.file_of("monitor_process_logfile", self._me.rank), self._loggers)
             if pidfile:
                 with open(pidfile, "w") as file:
                     file.write(f"{os.getpid()}\n")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.inprocess import Wrapper
+from nvrx_slurm.inprocess import Wrapper, detach
 from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
 from nvrx_slurm.inprocess.progress import Page
 
@@ -49,3 +52,25 @@ def test_a_fork_beside_threads_is_warned_of_elsewhere_only() -> None:
     done = subprocess.run([sys.executable, "-W", "always", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "of_a_user.py:1: DeprecationWarning" in done.stderr and "monitor_process.py:1" not in done.stderr
+
+
+@pytest.mark.parametrize("name", [LOGGER_NAME, f"{LOGGER_NAME}.coordinator", None])
+def test_no_log_file_of_the_parent_is_written_to(tmp_path: Path, name: str | None) -> None:
+    """Its number may belong to the monitor process's own log file, or to a connection to the store."""
+    logger, handler = logging.getLogger(name), logging.FileHandler(tmp_path / "of the user")
+    logger.addHandler(handler)
+    try:
+        loggers = detach.loggers()
+        if (pid := os.fork()) == 0:
+            os.close(handler.stream.fileno())
+            del handler
+            detach.log_to(str(tmp_path / "ours"), loggers)
+            logging.getLogger(f"{LOGGER_NAME}.coordinator").warning("a word")
+            logging.getLogger("another").warning("lost")
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "ours").read_text().count("a word\n") == 1
+    assert (tmp_path / "of the user").read_text() == ""
