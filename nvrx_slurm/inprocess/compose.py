@@ -13,7 +13,8 @@ class Compose:
     The result is an instance of the members' lowest common base class too, so it goes wherever one of them would go.
     A member that returns None where its value is passed on gets a warning, and its own argument is passed on instead.
     Raises TypeError without members, for one that cannot be called, or for members that cannot be composed with each
-    other: each may say so in a method `check_composition(members)`.
+    other: each may say so in a method `check_composition(members)`. What a member returned, unless it is None, is given
+    to its method `check_result(value)`, where it has one, before anybody else gets it.
     """
 
     instances: tuple[Callable[..., Any], ...]
@@ -45,6 +46,7 @@ class Compose:
         for place, instance in reversed(list(enumerate(self.instances))):
             value = instance(*args)
             if value is not None:
+                _check_result(instance, value)
                 args = value if isinstance(value, tuple) else (value,)
             elif place:
                 warnings.warn(
@@ -61,6 +63,12 @@ class Compose:
         for instance in self.instances:
             flat += instance.members() if isinstance(instance, Compose) else [instance]
         return flat
+
+
+def _check_result(instance: Any, value: Any) -> None:
+    check = getattr(instance, "check_result", None)
+    if check is not None:
+        check(value)
 
 
 def _common_base(instances: tuple[Callable[..., Any], ...]) -> type:

@@ -288,8 +288,7 @@ def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
     """
     before = replace(ctx.state, active_rank=None, active_world_size=None)
     result = assignment(RankAssignmentCtx(before, ctx.store, set(ctx.terminated_ranks)))
-    if not isinstance(result, RankAssignmentCtx) or not isinstance(result.state, State):
-        raise InternalError(f"{assignment!r} returned {result!r}, not a RankAssignmentCtx")
+    assignment.check_result(result)
     state = result.state
     if result.terminated_ranks and state.world_size >= before.world_size:
         raise InternalError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.inprocess.exception import RankDiscarded
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.state import State
 
 
@@ -46,6 +46,11 @@ class RankAssignment(ABC):
         """Called by `Compose` with all its members from left to right; raises if this one cannot be among them."""
         if sum(member is self for member in members) > 1:
             raise ValueError(f"{self!r} is in one composition twice; make two of it")
+
+    def check_result(self, value: Any) -> None:
+        """Raises InternalError for what is nothing to go on with; `Compose` calls it for each of its members."""
+        if not isinstance(value, RankAssignmentCtx) or not isinstance(value.state, State):
+            raise InternalError(f"{self!r} returned {value!r}, not a RankAssignmentCtx")
 
 
 class RankFilter(RankAssignment):

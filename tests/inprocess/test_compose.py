@@ -122,3 +122,20 @@ def test_a_member_that_raises_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="from the member"):
         Compose(never, bad)(1)
     assert called == []
+
+
+def test_members_may_object_to_what_they_return() -> None:
+    class Strict(Middle):
+        def check_result(self, value: Any) -> None:
+            if not isinstance(value, list):
+                raise TypeError(f"{self.name} returned {value!r}")
+
+    wrong = Strict("wrong", lambda value: 3)
+    assert Compose(Left("a"), Strict("b"))([]) == ["b", "a"]
+    for composed in (
+        Compose(Left("a"), wrong),
+        Compose(wrong, Left("a")),
+        Compose(Left("a"), Compose(Left("b"), wrong)),
+    ):
+        with pytest.raises(TypeError, match="^wrong returned 3$"):
+            composed([])

@@ -268,6 +268,10 @@ def changed(**fields: Any) -> Own:
     ("assignment", "error", "sentence"),
     [
         (Own(lambda ctx: None), InternalError, "returned None, not a RankAssignmentCtx"),
+        (Compose(ra.ShiftRanks(), Own(lambda ctx: 3)), InternalError, r"^Own\(\) returned 3, not a RankAssignmentCtx"),
+        (Compose(Own(lambda ctx: "x"), ra.ShiftRanks()), InternalError, r"^Own\(\) returned 'x', not a"),
+        (Compose(ra.ShiftRanks(), Compose(ra.ShiftRanks(), changed(rank=0), Own(lambda ctx: 3))), InternalError, "Own"),
+        (Compose(ra.ShiftRanks(), Own(lambda ctx: replace(ctx, state=None))), InternalError, r"^Own\(\) returned Rank"),
         (changed(world_size=2), InternalError, "activated nobody"),
         (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),
         (changed(mode=Mode.TERMINATED, world_size=2), ra.RankDiscarded, "terminated rank 1"),
