@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-import torch
-
 SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
 mode = sys.argv[1]
 deaf = {signal.SIGTERM} if mode == "hard" else set()
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS | deaf)  # before there are other threads, which would inherit less
+
+import torch  # noqa: E402 - it has threads
 
 if os.environ["BENCH_CLIENT"] == "nvrx":
     from nvidia_resiliency_ext import inprocess

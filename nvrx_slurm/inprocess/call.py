@@ -126,9 +126,17 @@ def _names(annotation: ast.expr) -> bool:
 
 def with_wrapper(
     fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`kwargs` and the wrapper for those of `names` that the caller has not filled already."""
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`args` and `kwargs`, and the wrapper for those of `names` that the caller has not filled, or with None."""
     if not names:
-        return dict(kwargs)
-    given = inspect.signature(fn).bind_partial(*args, **kwargs).arguments
-    return {**kwargs, **{name: call for name in names if name not in given}}
+        return args, dict(kwargs)
+    parameters = inspect.signature(fn).parameters
+    placed, named = list(args), dict(kwargs)
+    for place, (name, parameter) in enumerate(parameters.items()):
+        if name not in names:
+            continue
+        if place < len(args) and parameter.kind is not parameter.KEYWORD_ONLY:
+            placed[place] = call if args[place] is None else args[place]
+        elif named.get(name) is None:
+            named[name] = call
+    return tuple(placed), named

@@ -22,7 +22,7 @@ _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 def hold_standard_streams() -> None:
     """Where 0, 1 or 2 is closed (some daemons start programs so) none of our sockets may become stdin or stderr."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        one.handlers = [logging.NullHandler()]
+        pass
     os.close(fd)
 
 

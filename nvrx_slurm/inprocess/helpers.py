@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -63,13 +64,14 @@ class Helpers:
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         interval_s = arguments.seconds("progress_watchdog_interval")
         keeper = MonitorKeeper(self.monitor, self.page, arguments.seconds("heartbeat_timeout"), interval_s)
-        self._watchdog = ProgressWatchdog(self.page, interval_s, (keeper.look, self._look_at_store))
+        looks = (keeper.look, self._look_at_store, self._look_at_terminate)
+        self._watchdog = ProgressWatchdog(self.page, interval_s, looks)
         self.call_or_none: StoreView | None = None
         self._reached: StoreView | None = None  # the last connection that was made
         self._waiting: StoreView | None = None
         self._watching: tuple[FrozenState, Stopper] | None = None
         self._serves = False
-        self._finished = self._told_lost = False
+        self._finished = self._told_lost = self._terminates = False
 
     @property
     def call(self) -> StoreView:
@@ -197,6 +199,13 @@ class Helpers:
                 target=self._answer_instead, args=(self._reached.place,), name="nvrx-lost", daemon=True
             ).start()
 
+    def _look_at_terminate(self) -> None:
+        """The monitor process has told the others that this rank has left, and looks no more."""
+        idle_s = self.page.idle_s()
+        if self._terminates and idle_s >= self._arguments.seconds("hard_timeout"):
+            logger.error("rank %d: terminate has made no progress for %.1f s: it is killed", self.me.rank, idle_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _answer_instead(self, place: str) -> None:
         """A store without connections that we know of: the monitor thread stays where it is."""
         if self._watching is not None:
@@ -211,6 +220,11 @@ class Helpers:
         self.page.words[LEFT] = 1
         if self.page.words[COUNTED]:
             self.monitor.say_that_we_leave(why)
+
+    def terminates(self) -> None:
+        """`terminate` is about to be called: the last thing that the wrapper does in this rank."""
+        self.page.beat()
+        self._terminates = True
 
     def all_have_finished(self, gone: frozenset[int]) -> None:
         """Everybody who is not `gone` returns now, and may call a wrapped function again, without them."""

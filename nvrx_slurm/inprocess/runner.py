@@ -259,6 +259,7 @@ class Runner:
     def tell_fault(self) -> object:
         """To all others."""
         assert self._error is not None
+        logger.error("iteration %d: the function failed on this rank", self._round.number, exc_info=self._error)
         self._round.interrupt(self._record(Interruption.EXCEPTION, describe(self._error)))
         self._cause = self._error
         return self.await_abort()
@@ -331,6 +332,7 @@ class Runner:
         if self._state.mode is Mode.TERMINATED:
             return phases.Done()  # `terminate` has raised a BaseException: it is not called again
         self._state.mode = Mode.TERMINATED
+        self._helpers.terminates()
         try:
             self._plugin("terminate")
         except Exception:

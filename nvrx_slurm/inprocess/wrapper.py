@@ -116,7 +116,7 @@ def _call(
         helpers = Helpers(arguments)
         try:
             runner = Runner(arguments, helpers)
-            kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
+            args, kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
             return runner.run(lambda: fn(*args, **kwargs))
         except ReturnedInChild as child:
             return child.args[0]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from scenarios import Rank, block, scenario
+from scenarios import Rank, block, pause, scenario
 from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
@@ -152,3 +152,23 @@ def no_start(rank: Rank) -> None:
         return "done"
 
     rank.call(fn)
+
+
+@scenario
+def terminate_blocks(rank: Rank) -> None:
+    """Rank 1 leaves, and its `terminate` never returns."""
+
+    class Blocks(inprocess.terminate.Terminate):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            rank.say("terminate")
+            pause(1000)
+            return state
+
+    def fn(call: CallWrapper) -> str:
+        if call.iteration == 1:
+            return "done"
+        rank.together("round")
+        sys.exit(3) if rank.initial == 1 else block()
+        return ""
+
+    rank.call(fn, terminate=Blocks())

@@ -270,6 +270,17 @@ def test_a_positional_only_parameter_is_refused() -> None:
 
 def test_what_the_caller_gives_stays() -> None:
     call, own = CallWrapper(Page()), CallWrapper(Page())
-    assert with_wrapper(plain, ["call"], call, (1,), {}) == {"call": call}
-    assert with_wrapper(plain, ["call"], call, (1, own), {}) == {}
-    assert with_wrapper(plain, ["call"], call, (1,), {"call": own}) == {"call": own}
+    assert with_wrapper(plain, ["call"], call, (1,), {}) == ((1,), {"call": call})
+    assert with_wrapper(plain, ["call"], call, (1, own), {}) == ((1, own), {})
+    assert with_wrapper(plain, ["call"], call, (1,), {"call": own}) == ((1,), {"call": own})
+
+
+def test_none_is_nothing() -> None:
+    """NVRx wants a parameter without a default to be filled by the caller."""
+    call = CallWrapper(Page())
+
+    def behind(a: int, *rest: int, call: CallWrapper) -> None: ...
+
+    assert with_wrapper(plain, ["call"], call, (1, None), {}) == ((1, call), {})
+    assert with_wrapper(plain, ["call"], call, (1,), {"call": None}) == ((1,), {"call": call})
+    assert with_wrapper(behind, ["call"], call, (1, 2, 3), {}) == ((1, 2, 3), {"call": call})

@@ -88,6 +88,15 @@ def test_a_plugin_that_never_returns_costs_its_rank_only(job: Job, name: str) ->
     job.await_nothing_left()
 
 
+def test_a_terminate_that_never_returns_is_killed(job: Job) -> None:
+    job.start("terminate_blocks", 2, module="scenarios_leave", times=TIMES)
+    job.await_event(0, "returned")
+    job.await_event(1, "terminate")
+    assert job.await_all() == {0: 0, 1: -9}
+    assert "terminate has made no progress for" in job.err(1).read_text()
+    job.await_nothing_left()
+
+
 def test_the_run_ends_for_all_with_the_same_reason(job: Job) -> None:
     """A RestartAbort on all ranks is raised from what failed last."""
     job.start("always_fails", 3)
