@@ -119,9 +119,13 @@ class Arguments:
         return [one.name for one in fields(Arguments) if one.type == "timedelta"]
 
     def make_store(self) -> Any:
-        """A new store, or another connection to the same one."""
+        """A new store, or another connection to the same one. Raises TypeError if the factory's result is none."""
         with answering_within(self.seconds("heartbeat_timeout")):
-            return self.store_factory(**dict(self.store_kwargs or {}))
+            made = self.store_factory(**dict(self.store_kwargs or {}))
+        if not isinstance(made, dist.Store):
+            factory = self.store_factory
+            raise TypeError(f"store_factory must return a torch.distributed.Store, not {made!r} as {factory!r} did")
+        return made
 
     @property
     def first_store_s(self) -> float:

@@ -137,7 +137,7 @@ class MonitorProcess:
         try:
             answer = self._channel.recv(_MAX_MESSAGE)
         except TimeoutError:
-            answer = f"nothing happened for {timeout_s:g} s".encode()
+            answer = f"nothing happened for {timeout_s:g} s; see whether store_factory hangs, or a log's disk".encode()
         if answer not in (_READY, _SERVING):
             raise InternalError(
                 f"the monitor process cannot do its work: {answer.decode(errors='replace') or 'it has ended'}"

@@ -126,9 +126,19 @@ def serve(host: str, port: int) -> dist.TCPStore | None:
 
 
 class FileStore(StoreMixin, dist.FileStore):
-    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job."""
+    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job.
+
+    Raises UsageError for a file that cannot be made.
+    """
 
     def __init__(self, file_name: str, world_size: int = -1) -> None:
+        try:  # as torch opens it, which however tries again for its whole timeout
+            os.close(os.open(file_name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except OSError as error:
+            raise UsageError(
+                f"the file {file_name!r} of a FileStore cannot be made ({error.strerror}); file_name must be a path in"
+                " a directory that all ranks can write to"
+            ) from error
         super().__init__(file_name, world_size)
 
 

@@ -23,6 +23,7 @@ from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate, latest
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout
 from nvrx_slurm.inprocess.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore
+from nvrx_slurm.inprocess.wrapper import Wrapper
 
 
 @pytest.fixture(params=["tcp", "file", "torch's own"])
@@ -153,6 +154,26 @@ def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None
     monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(UsageError, match="MASTER_PORT"):
         TCPStore()
+
+
+def test_a_file_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
+    """torch would try again for its whole timeout, and then not say which file."""
+    lost = str(tmp_path / "nowhere" / "store")
+    with pytest.raises(UsageError, match=f"the file '{lost}' of a FileStore cannot be made \\(No such file or dir"):
+        FileStore(lost)
+    with pytest.raises(UsageError, match=f"'{tmp_path}' .* \\(Is a directory\\); file_name must be a path in"):
+        FileStore(str(tmp_path))
+
+
+@pytest.mark.parametrize("what", [None, 3, "a store"])
+def test_a_factory_that_makes_no_store(what: Any) -> None:
+    def factory(**kwargs: Any) -> Any:
+        assert kwargs == {"a": 1}
+        return what
+
+    arguments = Wrapper(store_factory=factory, store_kwargs={"a": 1})._arguments
+    with pytest.raises(TypeError, match=f"^store_factory must return a .*Store, not {what!r} as <function .*factory"):
+        arguments.make_store()
 
 
 def test_a_verdict_that_was_not_announced_is_announced_by_the_next_coordinator(view: StoreView) -> None:
