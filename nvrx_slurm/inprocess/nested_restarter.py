@@ -57,8 +57,8 @@ class NestedRestarterCallback:
 class NestedRestarterHandlingCompleted(NestedRestarterCallback, Initialize):
     """For `initialize=`; first in a Compose, since a restart is handled when all other initializers have run."""
 
-    def __init__(self, special_rank: int = 0) -> None:
-        super().__init__("initialize", special_rank=special_rank)
+    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
+        super().__init__("initialize", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """State `initialize` the first time, then `handling completed`."""
@@ -70,19 +70,19 @@ class NestedRestarterHandlingCompleted(NestedRestarterCallback, Initialize):
 class NestedRestarterHandlingStarting(NestedRestarterCallback, Abort):
     """For `abort=`; last in a Compose, so that it runs first."""
 
-    def __init__(self, special_rank: int = 0) -> None:
-        super().__init__("handling", "starting", special_rank=special_rank)
+    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
+        super().__init__("handling", "starting", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
 
 
 class NestedRestarterFinalized(NestedRestarterCallback, Completion):
     """For `completion=`."""
 
-    def __init__(self, special_rank: int = 0) -> None:
-        super().__init__("finalized", special_rank=special_rank)
+    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
+        super().__init__("finalized", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
 
 
 class NestedRestarterAborted(NestedRestarterCallback, Terminate):
     """For `terminate=`."""
 
-    def __init__(self, special_rank: int = 0) -> None:
-        super().__init__("aborted", special_rank=special_rank)
+    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
+        super().__init__("aborted", logger=logger or NestedRestarterLogger(), special_rank=special_rank)

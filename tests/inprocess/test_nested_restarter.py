@@ -34,10 +34,9 @@ def state(rank: int = 0) -> FrozenState:
 
 def test_a_run_with_two_faults_writes_the_whole_story() -> None:
     lines = Lines()
-    completed, starting = nested.NestedRestarterHandlingCompleted(), nested.NestedRestarterHandlingStarting()
-    finalized, aborted = nested.NestedRestarterFinalized(), nested.NestedRestarterAborted()
-    for callback in (completed, starting, finalized, aborted):
-        callback.logger = lines
+    completed = nested.NestedRestarterHandlingCompleted(logger=lines)
+    starting = nested.NestedRestarterHandlingStarting(logger=lines)
+    finalized, aborted = nested.NestedRestarterFinalized(logger=lines), nested.NestedRestarterAborted(logger=lines)
     initialize = Compose(completed, RetryController(max_iterations=10))
     abort = Compose(AbortTorchDistributed(), starting)
     assert isinstance(initialize, Initialize) and isinstance(abort, Abort)
