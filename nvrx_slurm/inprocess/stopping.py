@@ -51,10 +51,16 @@ class _Traced(RankShouldRestart):
     signal's handler raises in a destructor is lost."""
 
     def __del__(self) -> None:
-        stack = traceback.extract_stack()[:-1]
-        if stack and _asking.stopper is not None and _asking.stopper.runs_here:
-            where = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}"
-            logger.debug("RankShouldRestart was suppressed at %s\n%s", where, "".join(traceback.format_list(stack)))
+        frame = sys._getframe().f_back
+        if frame is not None and _asking.stopper is not None and _asking.stopper.runs_here:
+            stack = "".join(traceback.format_stack(frame))
+            logger.debug("RankShouldRestart was suppressed at %s\n%s", _place(frame), stack)
+
+
+def _place(frame: FrameType) -> str:
+    code = frame.f_code  # what the compiler has put there, as the end of `except ... as error`, has no line
+    line = frame.f_lineno or f"{code.co_firstlineno} or further down,"
+    return f"{code.co_filename}:{line} in {code.co_name}"
 
 
 class Stopper:
@@ -69,7 +75,7 @@ class Stopper:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._running = threading.RLock()
         self._block = threading.RLock()  # held in atomic blocks
-        self._wanted = self._put_off = self._answering = self._stepping = False
+        self._wanted = self._put_off = self._answering = self._stepping = self._told = False
         self._raised: Callable[[], RankShouldRestart | None] = lambda: None
         self._sparing = Sparing()
         self._aside, self._go_on = False, threading.Lock()
@@ -205,8 +211,16 @@ class Stopper:
 
     def _tell_where(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(the main thread has ended)"
-        logger.debug("RankShouldRestart was suppressed; the main thread is at\n%s", stack)
+        if frame is None:
+            return
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "RankShouldRestart was suppressed (`except:`, `except BaseException`?) and is raised again; the main"
+                " thread is at %s, NVRX_LOG_LEVEL=DEBUG says more",
+                _place(frame),
+            )
+        logger.debug("the main thread is at\n%s", "".join(traceback.format_stack(frame)))
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
