@@ -170,6 +170,8 @@ class Stopper:
         self._wanted = self._raised() is None  # else it is on its way already, by `atomic`
         while True:
             if not self._wanted and (self._raised() is None or time.monotonic() >= wanted_s + period_s):
+                if self._ended(0.0):  # what is there no more has done its work
+                    break
                 self._tell_where()
                 wanted_s, self._wanted, self._sparing = time.monotonic(), True, Sparing()
             self._put_off = False
