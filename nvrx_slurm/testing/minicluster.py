@@ -204,8 +204,8 @@ class MiniCluster:
         deadline = time.monotonic() + timeout_s
         jobs = self.run("squeue", "-h", "-o", "%A").split()
         if jobs:
-            self.run("scancel", "--signal=KILL", "--full", *jobs)
-            self.run("scancel", *jobs)
+            self._cancel("--signal=KILL", "--full", *jobs)
+            self._cancel(*jobs)
         for name in self.settings.node_names:
             # A lost node keeps its job "completing": only its return, or DOWN, ends that.
             if not _alive(self._inits.get(name)):
@@ -214,6 +214,14 @@ class MiniCluster:
         if down:
             self.run("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
         self._wait("slurmctld", deadline, lambda: set(self._states().values()) == {"idle"})
+
+    def _cancel(self, *argv: str) -> None:
+        """Jobs that have ended by themselves meanwhile are no error; scancel goes on with the others."""
+        try:
+            self.run("scancel", *argv)
+        except MiniClusterError as error:
+            if not any(words in str(error) for words in ("Invalid job id", "already complet")):
+                raise
 
     def status(self) -> dict[str, str]:
         """State of each part: "up" or "dead" for the daemons, Slurm's word for nodes, "dead, Slurm says X" if lost."""

@@ -136,6 +136,25 @@ def test_a_jobs_exit_code_is_told(minicluster: MiniCluster) -> None:
 
 
 @pytest.mark.slurm
+def test_a_job_that_ends_meanwhile_does_not_disturb_a_reset(
+    minicluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """squeue has told of jobs of which one is not known any more when they are cancelled."""
+    job, run, told = minicluster.submit(SLEEPERS_THAT_TELL, *FOUR), minicluster.run, []
+
+    def late(*argv: str, **options: float) -> str:
+        if argv[0] == "squeue" and not told:
+            told.extend([str(job + 1000), str(job)])
+            return "\n".join(told)
+        return run(*argv, **options)
+
+    minicluster.wait_output(job, "all are up", 30)
+    monkeypatch.setattr(minicluster, "run", late)
+    minicluster.reset()
+    assert told and minicluster.job(job)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.slurm
 def test_a_lost_node_takes_all_its_processes_and_no_others(minicluster: MiniCluster) -> None:
     job = minicluster.submit(SLEEPERS_THAT_TELL, *FOUR)
     minicluster.wait_output(job, "all are up", 30)
