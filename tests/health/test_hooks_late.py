@@ -145,7 +145,7 @@ def test_one_process_at_most_is_blocked_by_a_dead_disk(dgx: Node, tmp_path: Path
         fcntl.lockf(file, fcntl.LOCK_EX)
         with pytest.raises(cache.Unusable, match="no answer in time"):
             Aside(node, "spool", look, 0.5).result()
-    assert not touched.exists()
+        assert not touched.exists()  # it may get the lock, and do so, as soon as that is free
 
 
 def test_what_is_done_aside_tells_what_comes_of_it(dgx: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
@@ -35,7 +36,8 @@ class Script:
 
     def send_signal(self, signum: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signum)
+            with contextlib.suppress(ProcessLookupError):  # its end is on its way to us
+                os.kill(self.pid, signum)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         """What is left of stdout, and all of stderr, when it has ended. Raises AssertionError if that takes longer."""

@@ -175,7 +175,8 @@ def test_a_function_that_returns_what_has_not_run_is_refused(job: Job, how: str)
     for rank in range(2):
         said = job.await_event(rank, "raised")["chain"][0]
         assert said.startswith(f"TypeError: the wrapped function returned {how} 'later.<locals>.")
-        assert (job.await_end(rank), len(job.of(rank, "entered"))) == (1, 1)
+        assert job.await_end(rank) == 1
+        assert len(job.of(rank, "entered")) <= 2, "twice if the other one has left before this one came so far"
         assert "never awaited" not in job.err(rank).read_text()
     job.await_nothing_left()
 
