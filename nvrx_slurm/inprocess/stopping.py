@@ -230,8 +230,9 @@ def on_nudge(signum: int, frame: FrameType | None) -> None:
     stopper = _asking.stopper
     if stopper is not None and stopper.answer(frame, signum == _NUDGE) is PutOff.A_STEP:
         stopper.will_step()
-        # Has this called at the next step. That must not be one of its own: calls are, but not those that a list makes
-        # of a `map`, and a return is none.
+        # Have this called at the next step, which must not be one of this function itself. The interpreter looks for
+        # signals after each call that stands in the code; `map`'s calls, which come with the unpacking, are none of
+        # these, and at the return it does not look.
         [*_] = map(interrupt_main, _ours(_STEP))
 
 
