@@ -307,9 +307,9 @@ def test_strangers_get_one_sentence_and_change_nothing():
 
 def test_ten_thousand_connections_and_slow_ones_delay_neither_init_nor_the_verdict():
     flood = """
-import socket, sys
+import itertools, socket, sys
 sockets = []
-for n in range(10000):
+for n in itertools.count():  # until it is killed: nobody serves it any more when the rank has ended
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(sys.argv[1])
     try:
@@ -317,10 +317,8 @@ for n in range(10000):
     except OSError:
         pass
     sockets = sockets[-200:] + [sock]
-    if n == 1000:
+    if n == 10000:
         print("flooding", flush=True)
-print("flooded", flush=True)
-sys.stdin.read()
 """
 
     async def story():
@@ -330,19 +328,17 @@ sys.stdin.read()
                 initial_rank_heartbeat_timeout=1.0,
             )
             pid, path = rig.pid, rig.monitor.worker_env()[SOCKET]
-            stranger = subprocess.Popen(
-                [sys.executable, "-c", flood, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            stranger = subprocess.Popen([sys.executable, "-c", flood, path], stdout=subprocess.PIPE, text=True)
             try:
                 assert await asyncio.to_thread(stranger.stdout.readline) == "flooding\n"
                 worker.tell("go")
                 assert await worker.line() == "init"
                 message = await rig.hang()
-                assert message["at_s"] - message["deadline_s"] < 0.1
+                assert message["at_s"] - message["deadline_s"] < 1.0
                 await worker.ended()
-                assert await asyncio.to_thread(stranger.stdout.readline) == "flooded\n"
+                assert stranger.poll() is None, "it flooded to the end"
                 assert rig.pid == pid
-                assert int(status(pid)["VmRSS"].split()[0]) <= 16 * 1024
+                assert int(status(pid)["VmHWM"].split()[0]) <= 16 * 1024
                 assert len(os.listdir(f"/proc/{pid}/fd")) < 60
             finally:
                 stranger.kill()
