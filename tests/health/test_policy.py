@@ -130,8 +130,8 @@ def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
         ("expect: {1: 2}", "the key 1 must be text; put it in quotes"),
         ("!!python/object/apply:os.system ['false']", "not valid YAML"),
         ("\x00", "not valid YAML"),
-        ("a: " + "[" * 5000, "nested too deeply"),
-        ("#" * 300_000, "is larger than 256 KiB"),
+        pytest.param("a: " + "[" * 5000, "nested too deeply", id="deep"),
+        pytest.param("#" * 300_000, "is larger than 256 KiB", id="large"),
         ("\udcff", "is not UTF-8 text"),
     ],
 )
