@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("tidy")  # on one worker, which parses each file once
+
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
 GENERATED = {PACKAGE / "control" / "control_pb2.py", PACKAGE / "health" / "nvhcd_pb2.py"}

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hang examples")]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NVRX_RUN = [sys.executable, "-m", "nvrx_slurm.cli.run"]
 LEARNED_S = "2"  # the configured limits are far beyond BOUND_S
 BOUND_S = 90.0
+STEPS = 120
 LIMITS = {
     "ddp.py": ["--ft-initial-rank-heartbeat-timeout=600", "--ft-rank-heartbeat-timeout=600"],
     "ddp_sections.py": [
@@ -33,10 +34,10 @@ SEEN = {"ddp.py": r"no heartbeat for", "ddp_sections.py": r"in section '(step|ch
 
 
 @contextmanager
-def training(script: str, directory: Path, steps: int, *options: str) -> Iterator[subprocess.Popen[str]]:
+def training(script: str, directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     command = [*NVRX_RUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", f"--log-dir={directory / 'logs'}"]
     command += [*LIMITS[script], f"--ft-workload-check-interval={LEARNED_S}", str(EXAMPLES / script)]
-    command += [f"--steps={steps}", "--checkpoint-every=10", f"--checkpoint-dir={directory / 'ckpt'}", *options]
+    command += [f"--steps={STEPS}", "--checkpoint-every=10", f"--checkpoint-dir={directory / 'ckpt'}", *options]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FT_", "NVRX_"))}
     process = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     watchdog = threading.Timer(BOUND_S, process.kill)  # a defect, not a way to end
@@ -50,11 +51,24 @@ def training(script: str, directory: Path, steps: int, *options: str) -> Iterato
         process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def final(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a training that nobody disturbs says at its end; both scripts train the same model."""
+    with training("ddp.py", tmp_path_factory.mktemp("whole")) as process:
+        whole = process.communicate()[0]
+        assert process.returncode == 0, whole
+    final = [line for line in whole.splitlines() if f"final step {STEPS}" in line]
+    assert final
+    return final
+
+
 @pytest.mark.parametrize("script", LIMITS)
-def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_ends_as_without(script: str, tmp_path: Path):
-    progress, steps, lines, stopped = tmp_path / "progress", 120, [], 0
+def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_ends_as_without(
+    script: str, tmp_path: Path, final: list[str]
+):
+    progress, lines, stopped = tmp_path / "progress", [], 0
     options = ("--learn-timeouts", "--step-time=0.02", f"--progress-file={progress}")
-    with training(script, tmp_path / "hung", steps, *options) as process:
+    with training(script, tmp_path / "hung", *options) as process:
         for line in process.stdout:
             lines.append(line)
             if " step 50 " in line and not stopped:  # after the fifth checkpoint: the limits have been learned
@@ -67,11 +81,7 @@ def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_ends_as_w
     assert hangs and all(re.search(SEEN[script], line) for line in hangs), text
     assert "resumed from step" in text and text.count("ranks 0..1") == 2, text
 
-    with training(script, tmp_path / "whole", steps) as process:
-        whole = process.communicate()[0]
-        assert process.returncode == 0, whole
-    final = [line for line in text.splitlines() if "final step 120" in line]
-    assert final and final == [line for line in whole.splitlines() if "final step 120" in line]
+    assert [line for line in text.splitlines() if f"final step {STEPS}" in line] == final
 
     newest = sorted((tmp_path / "hung" / "ckpt").glob("step_*.pt"))[-1]
     timeouts = torch.load(newest, weights_only=True)["timeouts"]["current_timeouts"]
