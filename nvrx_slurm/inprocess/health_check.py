@@ -95,11 +95,15 @@ class _HardwareCheck(HealthCheck, ABC, Generic[T]):
     """Reads {name: fact} of the hardware at construction and at every call.
 
     What could be read once and cannot any more has failed; what never could be read is not applicable, said once.
+    TypeError for a `device_index` that is neither None nor a whole number, ValueError for one below 0.
     """
 
     what: str
 
-    def __init__(self) -> None:
+    def __init__(self, device_index: int | None = None) -> None:
+        if device_index is not None:
+            check_whole(f"{type(self).__name__}: device_index", device_index, 0)
+        self.device_index = device_index
         self._first: dict[str, T] = {}
         try:
             self._first = self._read()
@@ -142,10 +146,6 @@ class ChainedGPUHealthCheck(_HardwareCheck[str]):
 
     what = "GPU check"
 
-    def __init__(self, device_index: int | None = None) -> None:
-        self.device_index = device_index
-        super().__init__()
-
     def _read(self) -> dict[str, str]:
         return gpus.recovery_actions(os.environ, self.device_index)
 
@@ -161,10 +161,6 @@ class ChainedNVLHealthCheck(_HardwareCheck[dict[int, bool]]):
     """
 
     what = "NVLink check"
-
-    def __init__(self, device_index: int | None = None) -> None:
-        self.device_index = device_index
-        super().__init__()
 
     def _read(self) -> dict[str, dict[int, bool]]:
         return gpus.nvlinks(os.environ, self.device_index)
@@ -186,10 +182,9 @@ class ChainedNicHealthCheck(_HardwareCheck[nics.Port]):
     what = "NIC check"
 
     def __init__(self, device_index: int | None = None, sysfs_root: str | os.PathLike[str] | None = None) -> None:
-        self.device_index = device_index
         self.sysfs_root = nics.sysfs_root(os.environ) if sysfs_root is None else Path(sysfs_root)
         self._nics: set[str] | None = None
-        super().__init__()
+        super().__init__(device_index)
 
     def _read(self) -> dict[str, nics.Port]:
         try:

@@ -17,6 +17,7 @@ import logging
 from dataclasses import dataclass, field
 
 from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.checks import check_whole
 from nvrx_slurm.inprocess.completion import Completion
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.log import setup_logger
@@ -38,12 +39,18 @@ class NestedRestarterLogger:
 
 @dataclass
 class NestedRestarterCallback:
-    """Writes its line on the rank that was `special_rank` at the beginning; returns the state as it is."""
+    """Writes its line on the rank that was `special_rank` at the beginning; returns the state as it is.
+
+    Raises TypeError for a `special_rank` that is no whole number, ValueError for one below 0.
+    """
 
     restarter_state: str
     restarter_stage: str | None = None
     logger: NestedRestarterLogger = field(default_factory=NestedRestarterLogger)
     special_rank: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole(f"{type(self).__name__}: special_rank", self.special_rank, 0)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class."""

@@ -11,8 +11,15 @@ import pytest
 from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.abort import AbortTorchDistributed
 from nvrx_slurm.inprocess.finalize import ThreadedFinalize
-from nvrx_slurm.inprocess.health_check import CudaHealthCheck, FaultCounter
+from nvrx_slurm.inprocess.health_check import (
+    ChainedGPUHealthCheck,
+    ChainedNicHealthCheck,
+    ChainedNVLHealthCheck,
+    CudaHealthCheck,
+    FaultCounter,
+)
 from nvrx_slurm.inprocess.initialize import RetryController
+from nvrx_slurm.inprocess.nested_restarter import NestedRestarterAborted
 
 A_SECOND = timedelta(seconds=1)
 NO_TIME = "must be a datetime.timedelta, not"
@@ -35,6 +42,10 @@ CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
     (lambda bad: ThreadedFinalize(A_SECOND, print, bad), 3, r"args must be a tuple, as \(3,\), or None, not 3"),
     (lambda bad: ThreadedFinalize(A_SECOND, print, bad), "ab", r"args must be a tuple, as \('ab',\), or None"),
     (lambda bad: ThreadedFinalize(A_SECOND, print, (), bad), 3, "kwargs must be a dict or None, not 3"),
+    (lambda bad: ChainedGPUHealthCheck(bad), "0", f"ChainedGPUHealthCheck: device_index {NO_NUMBER} '0'"),
+    (lambda bad: ChainedNVLHealthCheck(bad), "0", f"ChainedNVLHealthCheck: device_index {NO_NUMBER} '0'"),
+    (lambda bad: ChainedNicHealthCheck(bad), "0", f"ChainedNicHealthCheck: device_index {NO_NUMBER} '0'"),
+    (lambda bad: NestedRestarterAborted(bad), "0", f"NestedRestarterAborted: special_rank {NO_NUMBER} '0'"),
     (lambda bad: AbortTorchDistributed(bad), 3, "torch_fr_trace_path must be a path, not 3"),
 ]
 
