@@ -33,6 +33,8 @@ class Reply(NamedTuple):
 def preload() -> None:
     """Import now what `gather` needs, for a process that forks checks. No channel is made: gRPC's threads would not
     survive the fork."""
+    import urllib.parse  # noqa: F401
+
     import grpc  # noqa: F401
 
     from nvrx_slurm.health import nvhcd_pb2  # noqa: F401

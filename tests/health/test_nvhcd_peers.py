@@ -108,7 +108,7 @@ def files_of(daemon: Daemon) -> int:
         ({"users": [], "group": "daemon"}, (NOBODY, 0, *range(7000, 7400), grp.getgrnam("daemon").gr_gid), True),
         ({"group": "daemon"}, (NOBODY, NOBODY, grp.getgrnam("daemon").gr_gid), True),
     ],
-    ids=str,
+    ids=lambda value: str(value) if len(str(value)) < 100 else f"{len(value)} numbers",
 )
 def test_who_may_ask(daemon: Daemon, settings: dict[str, Any], who: tuple[int, ...], allowed: bool) -> None:
     daemon.settings |= settings

@@ -194,7 +194,7 @@ def test_a_directory_of_everybody_is_nobodys_but_a_sticky_one(shared: Path) -> N
 # As UID, in a user namespace whose map we write between two lines: his number there, whether he is root, what is
 # said of each path. All is loaded before, as a user may not see where it is.
 IN_NAMESPACE = """
-import ctypes, fcntl, os, sys, types
+import __future__, ctypes, fcntl, os, stat, sys, types
 uid, rule = int(sys.argv[1]), open(sys.argv[2]).read()
 os.setgroups([])
 os.setresgid(uid, uid, uid)
