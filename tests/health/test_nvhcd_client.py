@@ -310,3 +310,20 @@ def test_without_an_endpoint_nobody_is_asked_and_root_never_asks() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     (finding,) = from_json(done.stdout).findings
     assert (finding.verdict, finding.text) == (Verdict.NOT_APPLICABLE, "no node_service is given")
+
+
+def test_a_forked_check_imports_nothing_but_what_grpc_keeps_for_its_first_channel(place: Path) -> None:
+    code = """
+import sys
+from nvrx_slurm.health import node_service
+node_service.preload()
+before = set(sys.modules)
+try:
+    node_service.call(sys.argv[1], 10.0)
+except ValueError as error:
+    print(error)
+print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} - {"grpc"}))
+"""
+    argv = [sys.executable, "-c", code, str(place / "nobody")]
+    said, imported = subprocess.check_output(argv, text=True, timeout=60).splitlines()
+    assert "no answer from" in said and imported == "[]"
