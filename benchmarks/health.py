@@ -1,4 +1,4 @@
-"""Health checks on the recorded node with 8 GPUs: prolog, gate, a mount that hangs, 64 prologs at once.
+"""Health checks on the recorded node with 8 GPUs: prolog, preflight, a mount that hangs, 64 prologs at once.
 
 The hooks are those of prolog/, installed for root in a directory of their own; what stands in for NVML is compiled.
 """
@@ -33,7 +33,8 @@ _HEAVY_S = 1.0
 _IMPORTS = """
 import sys
 sys.path += {places}
-from nvrx_slurm.health import hooks, registry
+from nvrx_slurm.health.hooks import run as hooks
+from nvrx_slurm.health import registry
 registry.built_in()
 """
 
@@ -186,13 +187,13 @@ def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
     return {"nvrx-run": over_s}
 
 
-# --- gate -------------------------------------------------------------------------------------------------------------
+# --- preflight -------------------------------------------------------------------------------------------------------------
 
 
 def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     """Milliseconds from a question to the resident to its answer, after the first one."""
     where = ["--sysroot", str(node.tree)] if recorded else []
-    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "gate", *where]
+    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "preflight", *where]
     process = subprocess.Popen(argv, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     took_ms = []
@@ -208,7 +209,7 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     return took_ms[1:]
 
 
-def _gate(recorded: bool) -> Callable[[Launchers, int], Samples]:
+def _preflight(recorded: bool) -> Callable[[Launchers, int], Samples]:
     def measure(launchers: Launchers, repeats: int) -> Samples:
         with _node() as node:
             return {"nvrx-run": _asked(node, recorded, repeats)}
@@ -248,7 +249,9 @@ FIGURES = [
     Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, False, _prolog),
     Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, False, _ratio),
     Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, False, _hung_mount),
-    Figure("health-gate-here", "gate: question to answer, this machine", "ms", 50.0, False, _gate(False)),
-    Figure("health-gate", "gate: question to answer, 8-GPU node", "ms", 50.0, False, _gate(True)),
+    Figure(
+        "health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, False, _preflight(False)
+    ),
+    Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, False, _preflight(True)),
     Figure("health-64", "64 prologs at once: slowest beyond its budget", "s", 1.0, False, _many),
 ]

@@ -72,7 +72,7 @@ def memory_mb() -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
 
 
-class Told(inprocess.abort.Abort):
+class Told(inprocess.plugins.abort.Abort):
     """Says when it is called."""
 
     def __call__(self, state):

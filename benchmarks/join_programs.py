@@ -20,9 +20,9 @@ from nvrx_slurm.agent.program import CoordinatorShell
 from nvrx_slurm.agent.shell import EventLog
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.server import ControlServer
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core.agent import Agent
-from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.types import Node, Plan, Register
 
 _KEY, _TOKEN = "bench", "0" * 64

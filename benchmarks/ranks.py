@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure, Launchers, Samples
-from nvrx_slurm.inprocess.compose import Compose
-from nvrx_slurm.inprocess.rank_assignment import (
+from nvrx_slurm.inprocess.plugins.compose import Compose
+from nvrx_slurm.inprocess.plugins.rank_assignment import (
     ActivateAllRanks,
     FillGaps,
     FilterCountGroupedByKey,

@@ -23,14 +23,14 @@ from collections.abc import Iterable, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.sections import SectionError, Sections
+from nvrx_slurm.core.rank.sections import SectionError, Sections
 from nvrx_slurm.monitor import transport
 from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 if TYPE_CHECKING:
     from nvrx_slurm.config.ft import FaultToleranceConfig
-    from nvrx_slurm.core.learn import HeartbeatTimeouts, SectionTimeouts
+    from nvrx_slurm.core.rank.learn import HeartbeatTimeouts, SectionTimeouts
     from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
     from nvrx_slurm.types import WorkloadAction
 
@@ -50,8 +50,8 @@ FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = "FT_RANK_MONITOR_IPC_SOCKET"
 
 _LAZY = {
     "FaultToleranceConfig": "nvrx_slurm.config.ft",
-    "HeartbeatTimeouts": "nvrx_slurm.core.learn",
-    "SectionTimeouts": "nvrx_slurm.core.learn",
+    "HeartbeatTimeouts": "nvrx_slurm.core.rank.learn",
+    "SectionTimeouts": "nvrx_slurm.core.rank.learn",
     "WorkloadAction": "nvrx_slurm.types",
     "WorkloadControlRequest": "nvrx_slurm.monitor.workload_control",
 }
@@ -139,7 +139,7 @@ class RankMonitorClient:
     """
 
     def __init__(self) -> None:
-        from nvrx_slurm.core import learn  # dataclasses: torch has them loaded, an import of this module need not
+        from nvrx_slurm.core.rank import learn  # dataclasses: torch has them loaded, an import of this module need not
 
         self.rank_info: RankInfo | None = None
         self.cfg: _Config | None = None

@@ -23,7 +23,7 @@ give_up() {
     exit 0
 }
 
-found_sick() { # whether a hook, this one or another, has found this node sick since we came (nvrx_slurm/health/sick.py)
+found_sick() { # whether a hook, this one or another, has found this node sick since we came (nvrx_slurm/health/hooks/sick.py)
     sick=$SYSROOT/run/nvrx-health/sick-$SLURMD_NODENAME at=''
     if ! ours "${sick%/*}" || ! ours "$sick"; then return 1; fi
     read -r at <"$sick"

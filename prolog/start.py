@@ -95,11 +95,11 @@ def main() -> int:
         sys.path += places()
         if sys.argv[1] == "version":  # nvrx doctor: all that hooks need can be loaded
             from nvrx_slurm import __version__
-            from nvrx_slurm.health import hooks
+            from nvrx_slurm.health.hooks import run as hooks
 
             print(__version__)
             return 0
-        from nvrx_slurm.health import hooks
+        from nvrx_slurm.health.hooks import run as hooks
 
         return hooks.main(sys.argv[1], ready=over)
     except (Exception, SystemExit) as error:  # a module that exits would say that the node is well

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("tidy")  # on one worker, which parses each
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
-GENERATED = {PACKAGE / "control" / "control_pb2.py", PACKAGE / "health" / "nvhcd_pb2.py"}
+GENERATED = {PACKAGE / "control" / "control_pb2.py", PACKAGE / "health" / "service" / "nvhcd_pb2.py"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 70, 5  # each: below this
 
 # design.md section 3: who may import whom. `testing` may import anything.
@@ -129,7 +129,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def layer(module: str) -> str:
-    """The layer of "nvrx_slurm.core.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
+    """The layer of "nvrx_slurm.core.job.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
     part = module.split(".")[1]
     return part if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").exists() else "__init__"
 

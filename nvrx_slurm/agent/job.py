@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.core.agent_events import AgentSettings
-from nvrx_slurm.core.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node
 
 if TYPE_CHECKING:
-    from nvrx_slurm.agent.gate import GateSpec
+    from nvrx_slurm.agent.preflight import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
 
@@ -35,7 +35,7 @@ class Job:
     run_dir: RunDir
     spec: WorkerSpec
     agent: AgentSettings
-    gate: GateSpec
+    preflight: PreflightSpec
     coordinator: CoordinatorSettings | None  # None: another node is the coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core import watch as core
+from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.page import LEAVES, WARNED, Page, create_page
@@ -169,7 +169,7 @@ class RankMonitor:
     ) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.watch.Limits`, None or
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.Limits`, None or
         absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
         (JSON). Raises ValueError for a bad limit and for settings over 64 KiB; nothing has changed then.
         """

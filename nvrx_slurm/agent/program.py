@@ -13,18 +13,18 @@ from typing import Any, Protocol
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import Console
-from nvrx_slurm.agent.gate import Gate
 from nvrx_slurm.agent.job import Job
+from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.progress_file import ProgressFile
 from nvrx_slurm.agent.shell import EventLog, Shell
 from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.agent.workers import Workers
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.core.agent import Agent, State
-from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.agent import Agent, State
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job.restarts import headline, report
 from nvrx_slurm.core.machine import Say
-from nvrx_slurm.core.restarts import headline, report
 from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.system import limits
 from nvrx_slurm.system.files import HEALTH_NAME
@@ -60,11 +60,11 @@ class AgentShell(Shell):
     core: Agent
     link: Link
 
-    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console, gate: Gate) -> None:
+    def __init__(self, core: Agent, log: EventLog, workers: Workers, console: Console, preflight: Preflight) -> None:
         super().__init__(core, log)
         self._workers = workers
         self._console = console
-        self._gate = gate
+        self._preflight = preflight
         self._preparing: asyncio.Task[None] | None = None  # the loop keeps only weak references
         self._port = PortReservation()
 
@@ -75,7 +75,7 @@ class AgentShell(Shell):
     async def _prepare(self, used: bool) -> None:
         plan = self.core.plan
         try:
-            self.post(ag.Prepared(await self._gate.prepare(0 if plan is None else plan.cycle + 1, used)))
+            self.post(ag.Prepared(await self._preflight.prepare(0 if plan is None else plan.cycle + 1, used)))
         except UsageError as error:
             self.finish_with(error)
 
@@ -83,10 +83,10 @@ class AgentShell(Shell):
         """Carry out one command of the core."""
         if isinstance(command, ag.Send):
             if isinstance(command.message, t.Failed):
-                self._gate.suspicions.failed(command.message.cycle, command.message.faults)
+                self._preflight.suspicions.failed(command.message.cycle, command.message.faults)
             self.link.send(self._with_port(command.message))
         elif isinstance(command, ag.StartWorkers):
-            self._gate.working()
+            self._preflight.working()
             self._workers.start(command.plan)
         elif isinstance(command, ag.SignalWorkers):
             self._workers.signal(command.signum, wake=True)
@@ -199,7 +199,7 @@ class Program:
         self._signals = SignalReader(wanted)
         self._coordinator: CoordinatorShell | None = None
         self._client: Any = None  # ControlClient, where the coordinator is on another node
-        self._gate: Gate | None = None
+        self._preflight: Preflight | None = None
         self._agent: AgentShell
 
     async def run(self) -> int:
@@ -225,8 +225,8 @@ class Program:
                 workers.start_monitors()
                 return await self._run(workers)
             finally:
-                if self._gate is not None:
-                    await self._gate.close()
+                if self._preflight is not None:
+                    await self._preflight.close()
                 await workers.close()
         except NvrxError as error:
             self._console.say(str(error))
@@ -250,8 +250,8 @@ class Program:
         self._agent.link.start()
         end: ag.Exit = await self._agent.result
         await self._agent.link.close(_LAST_WORDS_S)
-        if self._gate is not None:
-            await self._gate.close()
+        if self._preflight is not None:
+            await self._preflight.close()
         await workers.close()
         if self._coordinator is None:
             self._console.say(f"node {job.node.host} ends with code {end.code}: {self._why(end)}")
@@ -277,14 +277,14 @@ class Program:
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         log = EventLog(job.run_dir.agent_events(job.node), core, self._console.say)
         state_dir = workers.private_dir / HEALTH_NAME
-        self._gate = Gate(job.gate, job.node.infra_rank, state_dir, self._console.say, self._on_sick)
-        self._gate.start()
-        shell = AgentShell(core, log, workers, self._console, self._gate)
+        self._preflight = Preflight(job.preflight, job.node.infra_rank, state_dir, self._console.say, self._on_sick)
+        self._preflight.start()
+        shell = AgentShell(core, log, workers, self._console, self._preflight)
         shell.prepare(used=False)
         return shell
 
     def _others(self) -> set[int]:
-        pid = self._gate.pid if self._gate is not None else None
+        pid = self._preflight.pid if self._preflight is not None else None
         return set() if pid is None else {pid}
 
     async def _make_link(self) -> Link:

@@ -1,4 +1,4 @@
-"""What this agent suspects of its node, left for Slurm's epilog (health.suspicion): it checks, and drains on its own
+"""What this agent suspects of its node, left for Slurm's epilog (health.hooks.suspicion): it checks, and drains on its own
 evidence only. Files are read and written in a thread that may be left behind in a file system that hangs."""
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nvrx_slurm.agent import faults
-from nvrx_slurm.core.restarts import headline
+from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import policy, suspicion
+from nvrx_slurm.health import policy
+from nvrx_slurm.health.hooks import suspicion
 from nvrx_slurm.types import FaultKind, RankFault
 
 CLOSE_TIMEOUT_S = 1.0
@@ -45,7 +46,7 @@ class Suspicions:
         self._closed = False
 
     def check_failed(self, check: str, text: str) -> None:
-        """A check of the gate, or a watched one, found this node unfit."""
+        """A check of the preflight, or a watched one, found this node unfit."""
         self._leave("check-failed", check, text)
 
     def failed(self, cycle: int, found: Iterable[RankFault]) -> None:

@@ -52,7 +52,7 @@ class WorkerSpec:
 
     argv: Sequence[str]
     contract: WorkerContract
-    limits: Mapping[str, Any]  # seconds, by the names of `core.watch.Limits`
+    limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.Limits`
     termination_signal: int
     shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
     monitored: bool = True

@@ -78,12 +78,12 @@ def list_checks(as_json: bool, **given: str) -> None:
 
 
 def _is_ahead(check: Check) -> bool:
-    """Whether the gate takes a result that was prepared: there is no such thing elsewhere."""
-    return check.ahead_s > 0 and "gate" in check.contexts
+    """Whether the preflight takes a result that was prepared: there is no such thing elsewhere."""
+    return check.ahead_s > 0 and "preflight" in check.contexts
 
 
 def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
-    """For machines. `lane`: null = a process of its own; `ahead_s`: null = looked at when the gate asks."""
+    """For machines. `lane`: null = a process of its own; `ahead_s`: null = looked at when the preflight asks."""
     return {
         "name": check.name,
         "reads": check.reads,
@@ -128,7 +128,9 @@ def explain(name: str, as_json: bool, **given: str) -> None:
         ("unknown", f"does: {check.on_unknown}"),
     ]
     if _is_ahead(check):
-        rows.append(("ahead", f"by the agent, every {check.ahead_s:g} s: the gate takes the last result, with its age"))
+        rows.append(
+            ("ahead", f"by the agent, every {check.ahead_s:g} s: the preflight takes the last result, with its age")
+        )
     if check.reuse_s:
         rows.append(("reuse", f"a result of this node up to {check.reuse_s:g} s old"))
     for setting in check.settings:
@@ -189,9 +191,9 @@ def init(output: str | None, node: str, sysroot: str) -> None:
 def ack(sysroot: str) -> None:
     """Acknowledge the XIDs in the kernel log after a repair without a reboot: they count no more. For root."""
     from nvrx_slurm.errors import UsageError
-    from nvrx_slurm.health import kernel_log
     from nvrx_slurm.health.cache import Unusable
     from nvrx_slurm.health.check import NodeView
+    from nvrx_slurm.health.checks import kernel_log
     from nvrx_slurm.system.hardware import Absent
 
     def acknowledge() -> int:
@@ -208,6 +210,6 @@ def ack(sysroot: str) -> None:
 @_SYSROOT
 def serve(config: str, sysroot: str) -> None:
     """Answer nvhcd health check calls on a Unix socket, with a script of the site or our own checks, until SIGTERM."""
-    from nvrx_slurm.health import nvhcd_daemon
+    from nvrx_slurm.health.service import daemon as nvhcd_daemon
 
     sys.exit(_told(nvhcd_daemon.main, config, sysroot))

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from nvrx_slurm.agent.gate import GateSpec, gate_spec
 from nvrx_slurm.agent.job import Job, Meeting
+from nvrx_slurm.agent.preflight import PreflightSpec, preflight_spec
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
 from nvrx_slurm.config import Config, NodeRange, Resolved, Std
 from nvrx_slurm.config.values import MAX_SECONDS
 from nvrx_slurm.control.auth import TOKEN_ENV
-from nvrx_slurm.core.agent_events import AgentSettings
-from nvrx_slurm.core.coordinator import CoordinatorSettings
-from nvrx_slurm.core.restarts import RestartLimits
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.env import SlurmContext, Where, array_infra_rank, coordinator_ports, detect
@@ -211,7 +211,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         warning_signal=config.ft.warning_signal or 0,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
-    gate = gate_spec(config)
+    preflight = preflight_spec(config)
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
         term_timeout_s=_term_timeout_s(config, slurm, env),
@@ -219,14 +219,14 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
-        gated=True,
+        has_preflight=True,
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
-    coordinator = _coordinator(config, slurm, nodes, agent, gate) if hosts else None
+    coordinator = _coordinator(config, slurm, nodes, agent, preflight) if hosts else None
     unsure = slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None
     progress_file = _progress_file(config)
-    return Job(node, directory, spec, agent, gate, coordinator, meeting, slurm, progress_file, may_yield=unsure)
+    return Job(node, directory, spec, agent, preflight, coordinator, meeting, slurm, progress_file, may_yield=unsure)
 
 
 def _progress_file(config: Config) -> str | None:
@@ -235,7 +235,7 @@ def _progress_file(config: Config) -> str | None:
 
 
 def _coordinator(
-    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings, gate: GateSpec
+    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings, preflight: PreflightSpec
 ) -> CoordinatorSettings:
     conf = config.launch.rdzv_conf
     expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
@@ -249,10 +249,10 @@ def _coordinator(
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
         tracks_progress=config.ft.is_progress_tracking_enabled,
-        gated=agent.gated,
+        has_preflight=agent.has_preflight,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
-        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + gate.longest_s,
+        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + preflight.longest_s,
         drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
         time_limited=slurm is not None,
         warn_before_end_s=config.ft.warn_before_end,

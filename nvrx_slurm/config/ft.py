@@ -358,7 +358,7 @@ class FaultToleranceConfig(Section):
         )
 
     def rank_limits(self) -> dict[str, Any]:
-        """What a rank monitor enforces, by the names of `core.watch.Limits`; plain JSON."""
+        """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""
         return {
             "rank_init_timeout": self.rank_init_timeout,
             "initial_rank_heartbeat_timeout": self.initial_rank_heartbeat_timeout,

@@ -301,7 +301,7 @@ class LaunchConfig(Section):
         v.optional(v.PATH), None, LOGS, flag="", built=False, help="Node-local log files."
     )
     inject_gpu_failure: frozenset[tuple[int, int]] = setting(
-        v.GATE_FAILURES,
+        v.PREFLIGHT_FAILURES,
         frozenset(),
         HEALTH,
         flag="",

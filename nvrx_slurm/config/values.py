@@ -38,7 +38,7 @@ from nvrx_slurm.config.kinds import (  # noqa: F401
     parse_bool,
     real,
 )
-from nvrx_slurm.core.watch import MAX_SECTIONS
+from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
 
 MAX_NODES = 1_000_000
@@ -280,7 +280,7 @@ RESTARTS_BY_FAULT = Kind(
 )
 
 
-def _gate_failures(raw: object) -> frozenset[tuple[int, int]]:
+def _preflight_failures(raw: object) -> frozenset[tuple[int, int]]:
     if isinstance(raw, frozenset):
         return raw
     parts = [part.strip().split(":") for part in str(raw).split(",") if part.strip()]
@@ -289,8 +289,8 @@ def _gate_failures(raw: object) -> frozenset[tuple[int, int]]:
     return frozenset((int(cycle), int(rank)) for cycle, rank in parts)
 
 
-GATE_FAILURES = Kind(
-    "CYCLE:RANK,...", _gate_failures, lambda pairs: ",".join(f"{cycle}:{rank}" for cycle, rank in sorted(pairs))
+PREFLIGHT_FAILURES = Kind(
+    "CYCLE:RANK,...", _preflight_failures, lambda pairs: ",".join(f"{cycle}:{rank}" for cycle, rank in sorted(pairs))
 )
 
 

@@ -22,7 +22,7 @@ from nvrx_slurm.control.options import (
     SESSION,
     channel_options,
 )
-from nvrx_slurm.core import agent_events as ev
+from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
 
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6

@@ -20,7 +20,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.control import auth, codec
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.options import HANDSHAKE_TIMEOUT_S, QUEUE_LENGTH, SERVICE, server_options
-from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import AuthError, ExitCode, ProtocolError, UsageError
 
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from nvrx_slurm.core.agent import Agent
-from nvrx_slurm.core.coordinator import Coordinator
+from nvrx_slurm.core.inprocess.phases import Restarts
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.coordinator import Coordinator
 from nvrx_slurm.core.machine import Machine
-from nvrx_slurm.core.phases import Restarts
 
 _INTRODUCTION = """\
 # State machines

@@ -18,12 +18,12 @@ from typing import Any
 
 from nvrx_slurm import __version__
 from nvrx_slurm import types as records
-from nvrx_slurm.core import agent_events, coordinator_events
-from nvrx_slurm.core.agent import Agent
-from nvrx_slurm.core.agent_events import AgentSettings
-from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job import agent_events, coordinator_events
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.core.machine import Machine, Say, Tick
-from nvrx_slurm.core.restarts import RestartLimits
 from nvrx_slurm.errors import NvrxError, ProtocolError
 
 MAX_LINE_CHARS = 4 << 20

@@ -17,9 +17,9 @@ T = TypeVar("T")
 QUICK, NVML = "quick", "NVML"  # lanes: files of the kernel's own that answer at once; NVML, opened once for all
 
 Expected = Mapping[str, Any]  # by `Setting.name`: what this node should have, and thresholds
-CONTEXTS = ("prolog", "epilog", "periodic", "gate", "manual")
+CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
 # For what is no reason to take a node out of a running job, unless the site says that it is.
-OUTSIDE_GATE = ("prolog", "epilog", "periodic", "manual")
+OUTSIDE_PREFLIGHT = ("prolog", "epilog", "periodic", "manual")
 ACTIONS = ("drain", "fail", "warn")
 MAX_TEXT = 400  # characters of a finding's sentence
 NOTE_BYTES = 512  # of what a check is reading right now

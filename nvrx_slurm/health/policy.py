@@ -19,7 +19,7 @@ MAX_DEADLINE_S = 3600.0
 # What hooks tell, or keep on the node, under these names is no check's: contexts, and these.
 _NOT_FOR_CHECKS = (*CONTEXTS, "prologs", "gpu-leftovers", "acknowledged-events")
 # Slurm says "Prolog hung" after 8 s and kills a HealthCheckProgram after 60 s (slurm.conf(5)).
-DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "gate": 5.0, "manual": 30.0}
+DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "preflight": 5.0, "manual": 30.0}
 
 
 class Plan(NamedTuple):
@@ -78,7 +78,7 @@ def plan(
         raise UsageError(f"--when {when}: must be one of {', '.join(CONTEXTS)}")
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
-    rules = read_rules(config, sysroot, node, expect, may_do_without=when == "gate")
+    rules = read_rules(config, sysroot, node, expect, may_do_without=when == "preflight")
     for flag, names in (("--only", only), ("--include", include), ("--skip", skip), ("--watch", watch)):
         registry.require_known(names, rules.checks, flag)
     chosen = [
@@ -158,7 +158,7 @@ def _is_hidden(path: str) -> bool:
 def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
     """What only looks whether each of the site's own checks can be run, here and by us. Raises UsageError."""
     from nvrx_slurm.config import site as site_file
-    from nvrx_slurm.health import own
+    from nvrx_slurm.health.checks import site_checks as own
 
     path = config or _default_config(sysroot)
     return [own.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
@@ -168,7 +168,7 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     # Only here, since reading YAML and its values costs more than all checks of a healthy node.
     from nvrx_slurm.config import site as site_file
     from nvrx_slurm.config.site import Group
-    from nvrx_slurm.health import own
+    from nvrx_slurm.health.checks import site_checks as own
 
     site = site_file.load(trust.require(path, UsageError), CONTEXTS, ACTIONS)
     everything = {**checks}

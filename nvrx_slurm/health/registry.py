@@ -30,7 +30,7 @@ def built_in() -> dict[str, Check]:
     """The checks of this package, by name, in the order of FAMILIES."""
     found: dict[str, Check] = {}
     for family in FAMILIES:
-        for check in import_module(f"nvrx_slurm.health.{family}").CHECKS:
+        for check in import_module(f"nvrx_slurm.health.checks.{family}").CHECKS:
             found[check.name] = check
     return found
 

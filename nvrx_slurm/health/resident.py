@@ -1,4 +1,4 @@
-"""Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when gate`.
+"""Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when preflight`.
 
 Reads lines on stdin. To "check" it answers with one JSON line on stdout: the report, and `"asked": true`. Slow checks
 (`Check.ahead_s`) are run ahead: a report has their last findings with their age, and of what had failed a new one: a
@@ -22,10 +22,10 @@ from importlib.util import find_spec
 
 from nvrx_slurm.health import policy, report, runner
 from nvrx_slurm.health.check import Check, Expected, Finding, NodeView, Verdict
-from nvrx_slurm.health.gpu import MEMORY
+from nvrx_slurm.health.checks.gpu import MEMORY
 
 _STDIN, _STDOUT = 0, 1
-_NODE_SERVICE = "nvrx_slurm.health.node_service"
+_NODE_SERVICE = "nvrx_slurm.health.checks.node_service"
 _MAX_LINE_BYTES = 4096
 _NEVER = float("inf")
 _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nvrx_slurm.inprocess.abort import Abort
 from nvrx_slurm.inprocess.checks import check_time
-from nvrx_slurm.inprocess.completion import Completion
-from nvrx_slurm.inprocess.finalize import Finalize
-from nvrx_slurm.inprocess.health_check import HealthCheck
-from nvrx_slurm.inprocess.initialize import Initialize
-from nvrx_slurm.inprocess.rank_assignment import RankAssignment
-from nvrx_slurm.inprocess.store import answering_within
-from nvrx_slurm.inprocess.terminate import Terminate
+from nvrx_slurm.inprocess.meeting.store import answering_within
+from nvrx_slurm.inprocess.plugins.abort import Abort
+from nvrx_slurm.inprocess.plugins.completion import Completion
+from nvrx_slurm.inprocess.plugins.finalize import Finalize
+from nvrx_slurm.inprocess.plugins.health_check import HealthCheck
+from nvrx_slurm.inprocess.plugins.initialize import Initialize
+from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment
+from nvrx_slurm.inprocess.plugins.terminate import Terminate
 
 _PLUGINS: dict[str, type] = {
     "initialize": Initialize,

@@ -12,9 +12,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.inprocess.progress import MANUAL, SUSPENDED, Page
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.stopping import Stopper
+from nvrx_slurm.inprocess.watch.progress import MANUAL, SUSPENDED, Page
+from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
 class CallWrapper:

@@ -1,15 +1,3 @@
-"""What is called when the wrapped function has returned on all ranks."""
+"""Public import path, as in NVRx, of `inprocess.plugins.completion`."""
 
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
-
-from nvrx_slurm.inprocess.state import FrozenState
-
-
-class Completion(ABC):
-    """Called once on every rank, after all active ranks returned and before the wrapper does."""
-
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Note or do what belongs to a successful end; returns `state`."""
+from nvrx_slurm.inprocess.plugins.completion import *  # noqa: F403

@@ -17,20 +17,20 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess import store
-from nvrx_slurm.inprocess.abort import cut_again, forget_half_made_groups, keep_connections
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.barriers import Round
-from nvrx_slurm.inprocess.coordinator import ALL_LEFT, CLOSED, SERVES
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.monitor_keeper import MonitorKeeper
-from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
+from nvrx_slurm.inprocess.meeting import store
+from nvrx_slurm.inprocess.meeting.barriers import Round
+from nvrx_slurm.inprocess.meeting.coordinator import ALL_LEFT, CLOSED, SERVES
+from nvrx_slurm.inprocess.meeting.store import StoreLost, StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread, end_child_after
-from nvrx_slurm.inprocess.progress import COUNTED, GONE, LEFT, LOST, STOPPING, OwnTime, Page, ProgressWatchdog
+from nvrx_slurm.inprocess.plugins.abort import cut_again, forget_half_made_groups, keep_connections
 from nvrx_slurm.inprocess.state import FrozenState, State
-from nvrx_slurm.inprocess.stopping import Stopper
-from nvrx_slurm.inprocess.store import StoreLost, StoreView
+from nvrx_slurm.inprocess.watch.monitor_keeper import MonitorKeeper
+from nvrx_slurm.inprocess.watch.monitor_process import Identity, MonitorProcess
+from nvrx_slurm.inprocess.watch.progress import COUNTED, GONE, LEFT, LOST, STOPPING, OwnTime, Page, ProgressWatchdog
+from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from nvrx_slurm.inprocess.progress import WAITING, OwnTime, Page, ReturnedInChild
-from nvrx_slurm.inprocess.stopping import RankShouldRestart
+from nvrx_slurm.inprocess.watch.progress import WAITING, OwnTime, Page, ReturnedInChild
+from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart
 
 __all__ = ["MonitorThread", "RankShouldRestart"]
 

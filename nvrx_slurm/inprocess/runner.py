@@ -1,4 +1,4 @@
-"""One call of a wrapped function on one rank: does what `core/phases.py` says, one step after the other."""
+"""One call of a wrapped function on one rank: does what `core/inprocess/phases.py` says, one step after the other."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from nvrx_slurm.core import phases
-from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word
+from nvrx_slurm.core.inprocess import phases
+from nvrx_slurm.core.inprocess.rollcall import Outcome, Stand, Verdict, Word
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
-from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate
 from nvrx_slurm.inprocess.call import CallWrapper
-from nvrx_slurm.inprocess.coordinator import overdue_slack_s
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded, RestartError
 from nvrx_slurm.inprocess.exception import TimeoutError as RestartTimeout
 from nvrx_slurm.inprocess.helpers import Helpers
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Round, coordinate
+from nvrx_slurm.inprocess.meeting.coordinator import overdue_slack_s
+from nvrx_slurm.inprocess.meeting.stand_in import Meeting
+from nvrx_slurm.inprocess.meeting.store import StoreLost, StoreView
 from nvrx_slurm.inprocess.monitor_thread import Answer
-from nvrx_slurm.inprocess.progress import COUNTED, GONE, ROUND, STOPPING, WATCHED, OwnTime
-from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx, assign
-from nvrx_slurm.inprocess.stand_in import Meeting
+from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
-from nvrx_slurm.inprocess.stopping import RankShouldRestart, Stopper, nudges, was_stopped, way_out
-from nvrx_slurm.inprocess.store import StoreLost, StoreView
+from nvrx_slurm.inprocess.watch.progress import COUNTED, GONE, ROUND, STOPPING, WATCHED, OwnTime
+from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart, Stopper, nudges, was_stopped, way_out
 
 logger = logging.getLogger(__name__)
 

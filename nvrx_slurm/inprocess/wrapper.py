@@ -12,27 +12,27 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.call import takers, with_wrapper
-from nvrx_slurm.inprocess.completion import Completion
-from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.finalize import Finalize
-from nvrx_slurm.inprocess.health_check import (
+from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
+from nvrx_slurm.inprocess.log import setup_logger
+from nvrx_slurm.inprocess.meeting.store import TCPStore
+from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.plugins.completion import Completion
+from nvrx_slurm.inprocess.plugins.compose import Compose
+from nvrx_slurm.inprocess.plugins.finalize import Finalize
+from nvrx_slurm.inprocess.plugins.health_check import (
     ChainedGPUHealthCheck,
     ChainedNicHealthCheck,
     ChainedNVLHealthCheck,
     HealthCheck,
 )
-from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
-from nvrx_slurm.inprocess.initialize import Initialize
-from nvrx_slurm.inprocess.log import setup_logger
-from nvrx_slurm.inprocess.progress import ReturnedInChild
-from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
+from nvrx_slurm.inprocess.plugins.initialize import Initialize
+from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
+from nvrx_slurm.inprocess.plugins.terminate import Terminate
 from nvrx_slurm.inprocess.runner import Runner
-from nvrx_slurm.inprocess.store import TCPStore
-from nvrx_slurm.inprocess.terminate import Terminate
+from nvrx_slurm.inprocess.watch.progress import ReturnedInChild
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ import socket
 import sys
 from time import monotonic, monotonic_ns
 
-from nvrx_slurm.core import watch as core
+from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor.forwarding import Forwarding, widen
 from nvrx_slurm.monitor.page import (

@@ -27,7 +27,7 @@ HEARTBEAT = 8  # rank (own cache line): its last heartbeat
 FINISHED = 9  # rank: when it last called shutdown_workload_monitoring()
 OUTSIDE = 10  # rank: since when it has been in no section (0 = it is in one, or that does not count yet)
 LEAVES = 11  # rank: when should_stop() first said yes, and it was told to save its work and end (0 = it was not)
-SECTIONS = 64  # rank: from here on one word per slot (see core.watch.slots_of): open since (0 = closed)
+SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
 LIMITS = 256  # monitor: from here on one word per limit that a rank can learn, in ns (0 = no limit)
 
 MAGIC_VALUE = 0x4E56_5258_5041_4745  # "NVRXPAGE"

@@ -13,7 +13,7 @@ from pathlib import Path
 from nvrx_slurm.errors import UsageError
 
 BOARD_NAME = "board"  # see agent.board
-HEALTH_NAME = "health"  # directory of the health checks, see agent.gate
+HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
 _PREFIX = "nvrx-agent-"  # so long that nobody's own directory, nor our cluster's, has it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LOOKED_AT = 10_000  # entries of a crowded /tmp

@@ -24,7 +24,7 @@ WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here 
 ORPHAN_S = 1.0  # how long something of ours may outlive its agent
 MARK = "NVRX_TEST_MARK"  # in the environment of everything that a test starts
 
-# Head of every worker: `say` is one line on stdout; `forever` waits for signals only; `gate` for Rig.open().
+# Head of every worker: `say` is one line on stdout; `forever` waits for signals only; `preflight` for Rig.open().
 WORKER = f"""
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, {str(REPO)!r})
@@ -36,7 +36,7 @@ def say(*words):
 def forever():
     while True:
         signal.pause()
-def gate(name="go"):
+def preflight(name="go"):
     with open(os.path.join(os.environ["NVRX_TEST_GATES"], name)) as fifo:
         fifo.read()
 """
@@ -215,7 +215,7 @@ class Rig:
         return str(path)
 
     def open(self, name: str = "go") -> None:
-        """Let the one worker pass that waits (or is about to) at the gate `name`."""
+        """Let the one worker pass that waits (or is about to) at the preflight `name`."""
         opened: list[int] = []
 
         def try_it() -> bool:
@@ -225,7 +225,7 @@ class Rig:
                 assert error.errno == errno.ENXIO, error  # nobody is there yet
             return bool(opened)
 
-        until(try_it, f"a worker at gate {name}")
+        until(try_it, f"a worker at preflight {name}")
         os.close(opened[0])
 
     def env(self, **more: str) -> dict[str, str]:

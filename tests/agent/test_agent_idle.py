@@ -1,4 +1,4 @@
-"""A hot spare that falls sick while nobody needs it, by a check of the gate that is not watched: it is out by the time
+"""A hot spare that falls sick while nobody needs it, by a check of the preflight that is not watched: it is out by the time
 somebody would."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from agent_harness import Launcher, Rig
-from test_agent_gate import events, said_of
 from test_agent_nodes import QUICK, UNTIL_TOLD, finish, kill, up
+from test_agent_preflight import events, said_of
 from test_agent_requests import cycles, last_line, result
 
 from nvrx_slurm.errors import ExitCode

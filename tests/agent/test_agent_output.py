@@ -98,7 +98,7 @@ def test_console_that_nobody_reads_stops_nothing(rig: Rig) -> None:
 
 
 def test_console_whose_reader_has_gone_stops_nothing(rig: Rig) -> None:
-    one = rig.run(rig.script("say('a'); gate(); say('b')"))
+    one = rig.run(rig.script("say('a'); preflight(); say('b')"))
     one.expect("a$")
     read_end = os.open(os.devnull, os.O_RDONLY)
     os.dup2(read_end, one.process.stdout.fileno())
@@ -318,7 +318,7 @@ def test_torchs_own_store_listens_on_the_master_port(rig: Rig) -> None:
 INJECT = """
 import sys
 sys.path.insert(0, {repo!r})
-from nvrx_slurm.core.coordinator import Coordinator
+from nvrx_slurm.core.job.coordinator import Coordinator
 from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.agent.program import AgentShell
 def broken(*_, **__):

@@ -59,7 +59,7 @@ def test_an_excluded_node_leaves_and_the_spare_takes_over(rig: Rig) -> None:
 def test_an_excluded_node_that_comes_back_is_refused(rig: Rig) -> None:
     script = rig.script(
         ASKING
-        + "if NODE == 1:\n    ask('ExcludeThisNode', 'x')\nforever() if CYCLE == 0 else gate(('go', 'go2')[GROUP])"
+        + "if NODE == 1:\n    ask('ExcludeThisNode', 'x')\nforever() if CYCLE == 0 else preflight(('go', 'go2')[GROUP])"
     )
     first, excluded, spare = rig.nodes(3, "2:3", script, "--max-restarts=1")
     assert excluded.wait() == ExitCode.NODE_REFUSED

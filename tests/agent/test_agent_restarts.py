@@ -35,7 +35,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     script = rig.script("""
         say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
         if CYCLE == 0 and RANK == 1:
-            gate()
+            preflight()
             raise ValueError("bad luck")
         if CYCLE == 0:
             forever()
@@ -140,7 +140,7 @@ def test_first_cause_is_the_first_of_several(rig: Rig) -> None:
     """Rank 1 fails because rank 0 did, and says so only in its last words."""
     script = rig.script("""
         if RANK == 0:
-            gate()
+            preflight()
             os._exit(3)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(4))
         say("up")
@@ -250,7 +250,7 @@ def test_sigkill_of_the_agent_takes_everything_down_within_a_second(rig: Rig) ->
 
 
 def test_grandchildren_of_a_crashed_worker_are_killed(rig: Rig) -> None:
-    one = rig.run(rig.script(FAMILY + "gate()\nos._exit(9)"))
+    one = rig.run(rig.script(FAMILY + "preflight()\nos._exit(9)"))
     one.expect(r"family \d+ (\d+)")
     one.line("child up")
     rig.open()
@@ -262,7 +262,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) 
         signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
         say("up", CYCLE)
         if CYCLE == 0 and RANK == 1:
-            gate()
+            preflight()
             os._exit(1)
         if CYCLE == 0:
             while True:

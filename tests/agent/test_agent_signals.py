@@ -77,7 +77,7 @@ def test_a_later_second_signal_kills_at_once(rig: Rig) -> None:
 def test_signal_in_the_middle_of_a_restart(rig: Rig) -> None:
     script = rig.script("""
         if RANK == 0:
-            gate()
+            preflight()
             os._exit(1)
         signal.signal(signal.SIGTERM, lambda *_: say("no"))
         say("up")

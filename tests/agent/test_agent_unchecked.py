@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from agent_harness import Launcher, Rig, until
 from standin import StandIn
-from test_agent_gate import WAITS_ONCE, WELL
 from test_agent_nodes import UP, up
+from test_agent_preflight import WAITS_ONCE, WELL
 from test_agent_requests import cycles
 from test_agent_warning import in_step
 
-from nvrx_slurm.health import suspicion
+from nvrx_slurm.health.hooks import suspicion
 
 OFF = "--ft-node-health-checks=false"
 

@@ -11,8 +11,8 @@ import pytest
 
 from nvrx_slurm.agent import shell
 from nvrx_slurm.agent.shell import EventLog
-from nvrx_slurm.core.agent import Agent
-from nvrx_slurm.core.agent_events import AgentSettings
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.types import Node
 

@@ -13,7 +13,7 @@ import pytest
 
 from nvrx_slurm.agent import suspicions as module
 from nvrx_slurm.agent.suspicions import Suspicions, look_at
-from nvrx_slurm.health import suspicion
+from nvrx_slurm.health.hooks import suspicion
 from nvrx_slurm.types import FaultKind, RankFault
 
 ENV = {"SLURM_JOB_ID": "42", "SLURMD_NODENAME": "n1"}

@@ -20,8 +20,8 @@ from nvrx_slurm.control import client as client_module
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control import server as server_module
 from nvrx_slurm.control.options import QUEUE_LENGTH
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import NvrxError
 
 PLAN = t.Plan(1, 0, t.History(), 3, 1, 2, "127.0.0.1", 1234, 0, 0)

@@ -21,8 +21,8 @@ from wire_harness import JOB, NODE, TOKEN, Client, Server, run
 from nvrx_slurm.control import auth
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.options import GET_TOKEN
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.slurm.munge import Munge
 

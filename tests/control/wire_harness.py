@@ -20,7 +20,7 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.options import SESSION
 from nvrx_slurm.control.server import ControlServer
-from nvrx_slurm.core import agent_events as ag
+from nvrx_slurm.core.job import agent_events as ag
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 20.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.core.agent import Agent
-from nvrx_slurm.core.agent_events import AgentSettings
-from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.types import (
     AgentMessage,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nvrx_slurm.core import agent_events as ag
+from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.types import (
     Doing,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core.restarts import headline
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.types import (
     Asked,
     Doing,

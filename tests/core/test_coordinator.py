@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.types import Doing, Failed, FaultKind, History, Plan, Stopped, Succeeded
 
 from .benches import CoordinatorBench, a_fault, a_plan

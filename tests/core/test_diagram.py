@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvrx_slurm.core import diagram
-from nvrx_slurm.core.agent import Agent
+from nvrx_slurm.core.job.agent import Agent
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "state-machines.md"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.learn import (
+from nvrx_slurm.core.rank.learn import (
     HeartbeatTimeouts,
     NotReady,
     SectionTimeouts,
@@ -19,7 +19,7 @@ from nvrx_slurm.core.learn import (
     to_state,
     with_learned,
 )
-from nvrx_slurm.core.watch import Limits
+from nvrx_slurm.core.rank.watch import Limits
 
 times = st.floats(1e-6, 1e5)
 names = st.sampled_from(["a", "b", "c", "d"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvrx_slurm.core import coordinator_events as ev
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.types import Doing, RanksGone, RestartPolicy, Stopped, WorkloadAction
 
 from .benches import CoordinatorBench, a_fault, a_plan

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.core import phases as ph
-from nvrx_slurm.core.phases import Phase
+from nvrx_slurm.core.inprocess import phases as ph
+from nvrx_slurm.core.inprocess.phases import Phase
 
 C, R, A, D = ph.Called(), ph.Released(), ph.Assigned(), ph.Done()
 BEGIN = [(C, "enter"), (R, "assign"), (A, "initialize"), (D, "check_at_start"), (D, "run_or_wait")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.placement import Placement, place
+from nvrx_slurm.core.job.placement import Placement, place
 from nvrx_slurm.types import Node
 
 from .benches import a_node
@@ -14,20 +14,20 @@ NODES = [a_node(rank) for rank in range(12)]
 
 
 def slow(ready: list[Node], previous: dict[int, str], min_nodes: int) -> tuple[list[str], list[str]] | None:
-    """First give the survivors their old seats; then, seat by seat, the first in line sits down."""
+    """First give the survivors their old slots; then, slot by slot, the first in line sits down."""
     if len(ready) < min_nodes:
         return None
     line = sorted((node for node in ready), key=lambda node: (node.order, node.infra_rank))
-    seats: list[str | None] = [None] * min_nodes
-    for seat in range(min_nodes):
+    slots: list[str | None] = [None] * min_nodes
+    for slot in range(min_nodes):
         for node in line:
-            if previous.get(seat) == node.node_id:
-                seats[seat] = node.node_id
-    line = [node for node in line if node.node_id not in seats]
-    for seat in range(min_nodes):
-        if seats[seat] is None:
-            seats[seat] = line.pop(0).node_id
-    return [str(seat) for seat in seats], [node.node_id for node in line]
+            if previous.get(slot) == node.node_id:
+                slots[slot] = node.node_id
+    line = [node for node in line if node.node_id not in slots]
+    for slot in range(min_nodes):
+        if slots[slot] is None:
+            slots[slot] = line.pop(0).node_id
+    return [str(slot) for slot in slots], [node.node_id for node in line]
 
 
 @given(
@@ -36,7 +36,7 @@ def slow(ready: list[Node], previous: dict[int, str], min_nodes: int) -> tuple[l
     min_nodes=st.integers(1, 8),
 )
 def test_as_the_slow_version_says(ready: list[Node], before: list[Node], min_nodes: int) -> None:
-    previous = {seat: node.node_id for seat, node in enumerate(before)}
+    previous = {slot: node.node_id for slot, node in enumerate(before)}
     placement = place(ready, previous, min_nodes)
     got = None if placement is None else (list(placement.active), list(placement.spares))
     assert got == slow(ready, previous, min_nodes)
@@ -63,7 +63,7 @@ def test_a_vacant_place_goes_to_the_first_spare_and_nobody_else_moves() -> None:
 
 
 def test_many_promotions_are_not_all_named() -> None:
-    placement = place(NODES, {seat: f"gone{seat}" for seat in range(6)}, 6)
+    placement = place(NODES, {slot: f"gone{slot}" for slot in range(6)}, 6)
     assert placement is not None
     assert placement.why.endswith("h3 as group rank 3, ...")
 

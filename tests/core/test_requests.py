@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.core.restarts import RestartLimits
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.types import Doing, EndJob, Plan, Succeeded, Warn, WarnJob, WorkloadAction
 
 from .benches import CoordinatorBench, a_fault, a_plan

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nvrx_slurm.core.restarts import Budget, Decision, RestartLimits, first_cause, headline, report
+from nvrx_slurm.core.job.restarts import Budget, Decision, RestartLimits, first_cause, headline, report
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
 from .benches import a_fault

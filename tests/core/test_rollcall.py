@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.core.rollcall import Outcome, Stand, Verdict, Word, call_roll
+from nvrx_slurm.core.inprocess.rollcall import Outcome, Stand, Verdict, Word, call_roll
 
 GONE = Word(Stand.TERMINATED)
 

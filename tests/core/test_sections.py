@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.sections import SectionError, Sections
+from nvrx_slurm.core.rank.sections import SectionError, Sections
 
 NAMES = ("a", "step", "b", "warmup")
 SLOTS = {"a": 0, "step": 1, "b": 2, "warmup": 3}

@@ -11,19 +11,19 @@ from enum import Enum
 
 import pytest
 
-from nvrx_slurm.core.agent import Agent, State
-from nvrx_slurm.core.coordinator import Coordinator
+from nvrx_slurm.core.inprocess.phases import Restarts
+from nvrx_slurm.core.job.agent import Agent, State
+from nvrx_slurm.core.job.coordinator import Coordinator
 from nvrx_slurm.core.machine import Machine
-from nvrx_slurm.core.phases import Restarts
 from nvrx_slurm.errors import UnknownTransition
 
 from . import (
     test_agent,
     test_agent_requests,
     test_coordinator,
-    test_gate,
     test_min_healthy,
     test_phases,
+    test_preflight,
     test_requests,
     test_takeover,
 )
@@ -32,8 +32,8 @@ Key = tuple[Enum, type]
 Scenario = Callable[[], None]
 
 SUITES = {
-    Coordinator: (test_coordinator, test_takeover, test_min_healthy, test_requests, test_gate),
-    Agent: (test_agent, test_agent_requests, test_gate),
+    Coordinator: (test_coordinator, test_takeover, test_min_healthy, test_requests, test_preflight),
+    Agent: (test_agent, test_agent_requests, test_preflight),
     Restarts: (test_phases,),
 }
 ROWS = [(machine, key) for machine in SUITES for key in machine.table]

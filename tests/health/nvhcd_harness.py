@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from nvrx_slurm.health import nvhcd_pb2 as pb
-from nvrx_slurm.health.node_service import METHOD
+from nvrx_slurm.health.checks.node_service import METHOD
+from nvrx_slurm.health.service import nvhcd_pb2 as pb
 
 BOUND_S = 60.0
 NVRX_ARGS = ["--no-slurm", "--group", "prolog", "epilog", "logs", "gpu"]

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import grpc
 
-from nvrx_slurm.health import nvhcd_pb2 as pb
+from nvrx_slurm.health.service import nvhcd_pb2 as pb
 
 WELL = pb.HealthCheckResponse(success=True, output='{"fail_count": 0}')
 

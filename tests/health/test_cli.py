@@ -49,7 +49,7 @@ def test_what_is_only_warned_of_is_no_failure_of_the_node(dgx: Node) -> None:
     ("args", "code"),
     [
         ((), 0),
-        (("--when", "gate"), 0),
+        (("--when", "preflight"), 0),
         (("--only", "cpu-count", "--expect", "cpus=1"), 1),
         (("--only", "clock-source", "--expect", "clock_source=hpet"), 0),  # the site only wants to be warned of it
         (("--only", "nothing"), 2),
@@ -91,7 +91,7 @@ def test_json_is_one_line_for_machines(dgx: Node) -> None:
 
 
 GOOD = (
-    '{"node": "n", "when": "gate", "findings": [{"check": "c", "verdict": "fail", "text": "t"}], '
+    '{"node": "n", "when": "preflight", "findings": [{"check": "c", "verdict": "fail", "text": "t"}], '
     '"notes": [], "seconds": 0}'
 )
 WRONG = [
@@ -121,14 +121,14 @@ def test_a_report_that_is_none_is_refused(line: str) -> None:
 
 def test_a_report_survives_json() -> None:
     assert from_json(GOOD).verdict is Verdict.PASS
-    report = Report("n1", "gate", [Finding("a", Verdict.UNKNOWN, "x", 0.1, 2.0, "drain")], ["note"], 0.2)
+    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, 2.0, "drain")], ["note"], 0.2)
     assert from_json(report.as_json()) == report
 
 
 def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
-    site = dgx.site(checks={"lustre": {"when": ["gate"], "budget": 1.5}}, expect={"mounts": ["/home"]})
+    site = dgx.site(checks={"lustre": {"when": ["preflight"], "budget": 1.5}}, expect={"mounts": ["/home"]})
     listed = nvrx(dgx, "list", "--config", site).stdout
-    assert "lustre  (1.5 s; gate; lane quick)" in listed
+    assert "lustre  (1.5 s; preflight; lane quick)" in listed
     assert "kernel-log" in listed and "root)" in listed
     explained = nvrx(dgx, "explain", "mounts", "--config", site, "--node", "dgx07").stdout
     assert "mounts on dgx07" in explained and "mounts: /home  (mount targets" in explained
@@ -140,27 +140,27 @@ def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
 
 
 def test_list_and_explain_tell_how_a_check_runs(dgx: Node) -> None:
-    site = dgx.site(checks={"mounts": {"when": ["gate", "prolog"]}, "storage-paths": {"when": ["manual"]}})
+    site = dgx.site(checks={"mounts": {"when": ["preflight", "prolog"]}, "storage-paths": {"when": ["manual"]}})
     listed = nvrx(dgx, "list", "--config", site).stdout
-    assert re.search(r"^mounts  \(\S+ s; (gate,prolog|prolog,gate); ahead every 30 s\)$", listed, re.M)
-    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M), "ahead of no gate"
+    assert re.search(r"^mounts  \(\S+ s; (preflight,prolog|prolog,preflight); ahead every 30 s\)$", listed, re.M)
+    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M), "ahead of no preflight"
     assert re.search(r"^gpu-ecc  \(\S+ s; .*; lane NVML\)$", listed, re.M)
     assert re.search(r"^kernel-log  \(\S+ s; .*; lane quick; root\)$", listed, re.M)
     mounts = nvrx(dgx, "explain", "mounts", "--config", site).stdout
     assert "in         a process of its own" in mounts
-    assert "ahead      by the agent, every 30 s: the gate takes the last result, with its age" in mounts
+    assert "ahead      by the agent, every 30 s: the preflight takes the last result, with its age" in mounts
     gpu = nvrx(dgx, "explain", "gpu-ecc").stdout
     assert "in         lane NVML: those of a lane share a process" in gpu and "ahead" not in gpu
 
 
 def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
-    site = dgx.site(checks={"mounts": {"when": ["gate"], "budget": 1.5}}, expect={"mounts": ["/home"]})
+    site = dgx.site(checks={"mounts": {"when": ["preflight"], "budget": 1.5}}, expect={"mounts": ["/home"]})
     listed = {one["name"]: one for one in json.loads(nvrx(dgx, "list", "--json", "--config", site).stdout)}
     explained = json.loads(nvrx(dgx, "explain", "mounts", "--json", "--config", site, "--node", "dgx07").stdout)
     assert explained == {"node": "dgx07", **listed["mounts"]}
     told = {key: explained[key] for key in ("contexts", "lane", "ahead_s", "budget_s", "needs_root", "on_fail")}
     assert told == {
-        "contexts": ["gate"], "lane": None, "ahead_s": 30.0, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
+        "contexts": ["preflight"], "lane": None, "ahead_s": 30.0, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
     }  # fmt: skip
     assert explained["expects"]["mounts"] == ["/home"]
     assert (listed["gpu-ecc"]["lane"], listed["gpu-ecc"]["ahead_s"]) == ("NVML", None)

@@ -18,7 +18,7 @@ from recorded import Node
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.gpu import Counts, judge_count
+from nvrx_slurm.health.checks.gpu import Counts, judge_count
 from nvrx_slurm.system import gpu_facts
 from nvrx_slurm.system.hardware import Absent
 
@@ -153,7 +153,7 @@ def test_one_broken_fact_is_found(
 
 
 def test_every_check_of_gpus_is_broken_above() -> None:
-    ours = {name for name, check in CHECKS.items() if check.judge.__module__ == "nvrx_slurm.health.gpu"}
+    ours = {name for name, check in CHECKS.items() if check.judge.__module__ == "nvrx_slurm.health.checks.gpu"}
     assert len(ours) == 9
     assert ours == {name for name, *_, verdict, _ in BROKEN if verdict is F}
 
@@ -266,7 +266,7 @@ def test_a_check_of_nvml_that_hangs_hides_no_other(node: GpuNode) -> None:
 
 
 def test_without_nvml_nothing_applies(dgx: Node) -> None:
-    code, report = dgx.program("--when", "gate", *(word for name in OF_NVML for word in ("--only", name)))
+    code, report = dgx.program("--when", "preflight", *(word for name in OF_NVML for word in ("--only", name)))
     if any(finding.verdict is P for finding in report.findings):
         pytest.skip("there is an NVML on this machine")
     assert (code, {finding.verdict for finding in report.findings}) == (0, {N})
@@ -274,7 +274,7 @@ def test_without_nvml_nothing_applies(dgx: Node) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_nvidia_ml_py_is_loaded_once_and_only_where_nvml_is(examiner: Examiner, tmp_path: Path, there: bool) -> None:
-    code = "import sys, nvrx_slurm.health.gpu; print('pynvml' in sys.modules)"
+    code = "import sys, nvrx_slurm.health.checks.gpu; print('pynvml' in sys.modules)"
     env = {**os.environ, "LD_LIBRARY_PATH": examiner.stand_in.env["LD_LIBRARY_PATH"] if there else str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
     if not there and done.stdout.strip() == "True":

@@ -8,9 +8,9 @@ import pytest
 from gpu_harness import Examiner, GpuNode, examiners
 from recorded import Node
 
-from nvrx_slurm.health import jobs
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.gpu_processes import Facts, gather, may_be_there
+from nvrx_slurm.health.checks.gpu_processes import Facts, gather, may_be_there
+from nvrx_slurm.slurm import jobs
 
 F, P = Verdict.FAIL, Verdict.PASS
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
@@ -154,7 +154,7 @@ def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode)
 
 def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second look, one second later, finds it gone."""
-    from nvrx_slurm.health import gpu_processes
+    from nvrx_slurm.health.checks import gpu_processes
 
     looks = iter([Facts({"GPU 0": 9000.0}, {}, None), Facts({"GPU 0": 3.0}, {}, None)])
     waited = []

@@ -16,9 +16,10 @@ from hooks_harness import SLACK_S, Hooks, as_root
 from recorded import Node
 from test_runner import HungMount
 
-from nvrx_slurm.health import drain, policy, runner
-from nvrx_slurm.health import hooks as health_hooks
+from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+from nvrx_slurm.health.hooks import drain_policy as drain
+from nvrx_slurm.health.hooks import run as health_hooks
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 

@@ -18,7 +18,7 @@ from hooks_harness import BOUND_S, REPO, SLACK_S, Hooks, as_root
 from recorded import Node, ended
 from test_runner import HungMount
 
-from nvrx_slurm.health import suspicion
+from nvrx_slurm.health.hooks import suspicion
 from nvrx_slurm.system import trust
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
@@ -208,7 +208,7 @@ def test_a_site_file_that_is_wrong_is_told(hooks: Hooks) -> None:
 SUCCESS = {"SLURM_JOB_EXIT_CODE2": "0:0"}
 LEAVE = """
 import os, sys
-from nvrx_slurm.health import suspicion
+from nvrx_slurm.health.hooks import suspicion
 os.setuid(65534)
 print(suspicion.leave("check-failed", "lustre is slow", "lustre", sys.argv[1]))
 """
@@ -260,7 +260,7 @@ def test_no_other_job_can_say_something(hooks: Hooks) -> None:
 
 
 @pytest.mark.usefixtures("open_spool")
-@pytest.mark.parametrize("when", [[], ["gate", "manual"]])
+@pytest.mark.parametrize("when", [[], ["preflight", "manual"]])
 def test_a_suspicion_runs_no_check_that_the_site_keeps_out_of_its_hooks(hooks: Hooks, when: list[str]) -> None:
     hooks.site(checks={"lustre": {"when": when}})
     hooks.run("prolog")

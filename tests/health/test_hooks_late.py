@@ -18,9 +18,10 @@ from recorded import Node
 from test_hooks import beside, hung_lustre, wait_for
 from test_runner import HungMount
 
-from nvrx_slurm.health import cache, sick
-from nvrx_slurm.health.aside import Aside
+from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.hooks import sick
+from nvrx_slurm.health.hooks.aside import Aside
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 
@@ -309,12 +310,12 @@ def test_a_fault_before_a_prolog_comes_is_found_while_another_one_looks(hooks: H
     hooks.add(PROLOG_BUDGET=60)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         first = pool.submit(hooks.run, "prolog")
-        with fifo.open("w") as gate:  # until it reads
+        with fifo.open("w") as preflight:  # until it reads
             looked_s = time.monotonic() + 1.0  # long after lustre has passed
             wait_for(lambda: time.monotonic() > looked_s)
             hooks.break_lustre()
             (hooks.root / "not-again").touch()
             second = pool.submit(hooks.run, "prolog", SLURM_JOB_ID="8")
             beside(hooks, 1)
-            gate.write("go on\n")
+            preflight.write("go on\n")
         assert (first.result().code, second.result().code) == (0, 1)

@@ -14,8 +14,9 @@ from hooks_harness import Hooks, as_root
 from recorded import Node
 from test_hooks import wait_for
 
-from nvrx_slurm.health import cache, drain
+from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.hooks import drain_policy as drain
 from nvrx_slurm.slurm.drain import parse_note
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.health import drain
 from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.health.hooks import drain_policy as drain
 from nvrx_slurm.slurm.control import parse_fields
 from nvrx_slurm.slurm.drain import Note, Scontrol, SlurmError, find, parse_note
 
@@ -111,7 +111,7 @@ def test_scontrol_that_does_not_end(tmp_path: Path) -> None:
 
 def test_a_hook_loads_nothing_heavy() -> None:
     """They run before each job: no torch, no gRPC, and what only a drain needs not before it."""
-    probe = "import sys; from nvrx_slurm.health import hooks, policy; policy.plan('prolog'); print(*sys.modules)"
+    probe = "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; policy.plan('prolog'); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", probe], env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
         timeout=60, check=True,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.health import leftovers
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.leftovers import Facts, Job
+from nvrx_slurm.health.hooks import leftovers
+from nvrx_slurm.health.hooks.leftovers import Facts, Job
 from nvrx_slurm.system.hardware import Absent
 
 JOB = Job(("7", "s9XYZ"), 1000)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from recorded import Node
 
-from nvrx_slurm.health import cache, counters, nic, registry
+from nvrx_slurm.health import cache, registry
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.nic import Earlier, PortFacts, judge_ports, learn_ports
+from nvrx_slurm.health.checks import counters, nic
+from nvrx_slurm.health.checks.nic import Earlier, PortFacts, judge_ports, learn_ports
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system import pci
 from nvrx_slurm.system.nics import Port

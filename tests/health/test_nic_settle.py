@@ -10,8 +10,9 @@ import pytest
 from recorded import Node
 from test_nic import CHECKS, F, P, found, port
 
-from nvrx_slurm.health import nic, registry
+from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.checks import nic
 from nvrx_slurm.health.runner import examine
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.node_service import Reply, judge
+from nvrx_slurm.health.checks.node_service import Reply, judge
 from nvrx_slurm.health.report import from_json
 
 BOUND_S = 60.0
@@ -56,7 +56,7 @@ def serve() -> Iterator[Serve]:
 
 def ask(endpoint: object, deadline_s: float = 60.0) -> tuple[Verdict, str]:
     """What the check finds, run as the agent runs it."""
-    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "gate", "--only", "node-service"]
+    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "preflight", "--only", "node-service"]
     argv += ["--deadline", str(deadline_s), "--expect", f"node_service={endpoint}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s + BOUND_S, check=False)
     (finding,) = from_json(done.stdout).findings
@@ -222,7 +222,7 @@ def test_root_believes_no_users_socket_and_a_user_does(place: Path, serve: Serve
 # Everything is imported as root, who can read it.
 ASK_AS_NOBODY = """
 import os, sys, time
-from nvrx_slurm.health import node_service
+from nvrx_slurm.health.checks import node_service
 from nvrx_slurm.health.check import NodeView
 node_service.preload()
 os.setgroups([])
@@ -242,14 +242,15 @@ def test_any_path_can_be_the_socket(place: Path, serve: Serve) -> None:
 
 RESIDENT = """
 import sys
-from nvrx_slurm.health import node_service, policy, runner
+from nvrx_slurm.health.checks import node_service
+from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView
 
 path, preload = sys.argv[1:]
 if preload == "yes":
     node_service.preload()
 assert ("grpc" in sys.modules) == (preload == "yes")
-plan = policy.plan("gate", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
+plan = policy.plan("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
 for line in sys.stdin:
     (finding,) = runner.run(plan.checks, NodeView("/"), plan.expected, plan.deadline_s).findings
     print(finding.verdict.value, flush=True)
@@ -296,17 +297,26 @@ def test_a_resident_process_asks_again_and_again(place: Path, serve: Serve, prel
     ],
 )
 def test_an_endpoint_that_is_none_is_told(endpoint: str, said: str) -> None:
-    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "gate", "--expect", f"node_service={endpoint}"]
+    argv = [
+        sys.executable,
+        "-I",
+        "-m",
+        "nvrx_slurm.health",
+        "--when",
+        "preflight",
+        "--expect",
+        f"node_service={endpoint}",
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "node_service" in done.stderr and said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_without_an_endpoint_nobody_is_asked_and_root_never_asks() -> None:
-    assert "node-service" in [check.name for check in policy.plan("gate").checks]
+    assert "node-service" in [check.name for check in policy.plan("preflight").checks]
     for when in ("prolog", "epilog", "periodic"):
         assert "node-service" not in [check.name for check in policy.plan(when).checks]
-    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "gate", "--only", "node-service"]
+    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "preflight", "--only", "node-service"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     (finding,) = from_json(done.stdout).findings
     assert (finding.verdict, finding.text) == (Verdict.NOT_APPLICABLE, "no node_service is given")
@@ -315,7 +325,7 @@ def test_without_an_endpoint_nobody_is_asked_and_root_never_asks() -> None:
 def test_a_forked_check_imports_nothing_but_what_grpc_keeps_for_its_first_channel(place: Path) -> None:
     code = """
 import sys
-from nvrx_slurm.health import node_service
+from nvrx_slurm.health.checks import node_service
 node_service.preload()
 before = set(sys.modules)
 try:

@@ -15,8 +15,8 @@ from nvhcd_harness import BOUND_S, NVRX_ARGS, WELL, Daemon
 from recorded import Node, ended
 
 from nvrx_slurm.config import nvhcd as config
-from nvrx_slurm.health import nvhcd_pb2 as pb
-from nvrx_slurm.health.node_service import METHOD
+from nvrx_slurm.health.checks.node_service import METHOD
+from nvrx_slurm.health.service import nvhcd_pb2 as pb
 
 UNREADABLE = '{"fail_count": 1, "failed_checks": ["its output cannot be read"]}'
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "nvhcd.md"
@@ -212,7 +212,7 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_taken_over(dae
 
 STUCK = """
 import asyncio, os, signal, sys
-from nvrx_slurm.health import nvhcd_runs
+from nvrx_slurm.health.service import runs as nvhcd_runs
 from nvrx_slurm.system.processes import Child
 
 Child.signal_group = lambda self, signum: None  # as if it were blocked in the kernel
@@ -251,7 +251,7 @@ def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node) -> No
     daemon.start()
     found = daemon.answer(*NVRX_ARGS)
     assert (found.success, found.exit_code in (0, 3), found.output) == (True, True, WELL)
-    dgx.write("/etc/nvrx/health.yaml", "expect: {cpus: 9999}\nchecks: {cpu-count: {when: [gate]}}\n")
+    dgx.write("/etc/nvrx/health.yaml", "expect: {cpus: 9999}\nchecks: {cpu-count: {when: [preflight]}}\n")
     found = daemon.answer("--no-slurm")
     assert (found.success, found.exit_code) == (False, 1)
     assert json.loads(found.output) == {"fail_count": 1, "failed_checks": ["cpu-count"]}
@@ -299,7 +299,7 @@ def test_the_unit_starts_what_there_is() -> None:
 def test_a_client_learns_what_the_daemon_found(daemon: Daemon) -> None:
     """The check `node-service` and the daemon, as in a job."""
     daemon.start("""echo '{"fail_count": 1, "failed_checks": ["ib"]}'; echo "$@" >&2; exit 1""")
-    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "gate", "--only", "node-service"]
+    argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--when", "preflight", "--only", "node-service"]
     argv += ["--expect", f"node_service=unix://{daemon.socket}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
     (finding,) = json.loads(done.stdout)["findings"]

@@ -17,8 +17,8 @@ import pytest
 from nvhcd_harness import BOUND_S, Daemon
 from recorded import ended
 
-from nvrx_slurm.health import nvhcd_pb2 as pb
-from nvrx_slurm.health import nvhcd_peers as peers
+from nvrx_slurm.health.service import nvhcd_pb2 as pb
+from nvrx_slurm.health.service import peers as peers
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
@@ -26,7 +26,7 @@ NOBODY, OTHER = 65534, 65533
 # Everything is imported as root, who can read it; then it becomes UID, with group GID and GROUPS.
 ASK_AS = """
 import os, sys
-from nvrx_slurm.health import node_service
+from nvrx_slurm.health.checks import node_service
 node_service.preload()
 uid, gid, *groups = map(int, sys.argv[2:])
 os.setgroups(groups)
@@ -129,7 +129,8 @@ SERVE_AS_NOBODY = """
 import os, sys
 import encodings.utf_8_sig, tempfile, yaml
 from nvrx_slurm.config import files
-from nvrx_slurm.health import node_service, nvhcd_daemon
+from nvrx_slurm.health.checks import node_service
+from nvrx_slurm.health.service import daemon as nvhcd_daemon
 node_service.preload()
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
@@ -230,7 +231,8 @@ def test_the_questions_of_one_user_leave_room_for_others(daemon: Daemon) -> None
 ASKS_AS = """
 import os, sys
 import grpc
-from nvrx_slurm.health import node_service, nvhcd_pb2 as pb
+from nvrx_slurm.health.checks import node_service
+from nvrx_slurm.health.service import nvhcd_pb2 as pb
 uid, args = int(sys.argv[2]), sys.argv[3:]
 os.setresuid(uid, uid, uid)
 with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:
@@ -280,7 +282,7 @@ def test_a_user_who_asks_all_the_time_holds_nobody_up(daemon: Daemon) -> None:
 # Many users ask, then root, and only then is anything run: what the last user and root are told.
 MANY_USERS = """
 import asyncio
-from nvrx_slurm.health import nvhcd_runs as runs
+from nvrx_slurm.health.service import runs as runs
 
 async def main():
     all_of_them = runs.Runs(runs.Script("/bin/true"), 60.0, {})

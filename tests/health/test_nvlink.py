@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Node
 
-from nvrx_slurm.health import cache, counters
+from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.nvlink import judge_links, learn_links
+from nvrx_slurm.health.checks import counters
+from nvrx_slurm.health.checks.nvlink import judge_links, learn_links
 
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
 

@@ -105,7 +105,10 @@ def test_one_that_cannot_be_run_is_unknown_and_the_others_are_looked_at(
         ("1 / 0", "site_checks:CHECK cannot be imported (ZeroDivisionError: division by zero)"),
         ("{}[", "site_checks:CHECK cannot be imported (SyntaxError: "),
         ("{}\nCHECK = CHECK._replace(on_fail='warn')", "has on_fail, which nobody knows before it runs; say on_fail"),
-        ("{}\nCHECK = CHECK._replace(contexts=('gate',))", "has contexts, which nobody knows before it runs; say when"),
+        (
+            "{}\nCHECK = CHECK._replace(contexts=('preflight',))",
+            "has contexts, which nobody knows before it runs; say when",
+        ),
     ],
 )
 def test_a_module_is_imported_where_it_can_do_no_harm(dgx: Node, tmp_path: Path, module: str, said: str) -> None:

@@ -63,9 +63,9 @@ def test_the_default_file_is_below_the_sysroot(dgx: Node) -> None:
 
 
 def test_only_and_skip(dgx: Node) -> None:
-    only = plan(dgx, "gate", only=["time-sync", "lustre"], skip=["lustre"])
+    only = plan(dgx, "preflight", only=["time-sync", "lustre"], skip=["lustre"])
     assert [check.name for check in only.checks] == ["time-sync"], "--only takes checks of any context"
-    assert "lustre" not in [check.name for check in plan(dgx, "gate", skip=["lustre"]).checks]
+    assert "lustre" not in [check.name for check in plan(dgx, "preflight", skip=["lustre"]).checks]
 
 
 @pytest.mark.parametrize("when", CONTEXTS)
@@ -146,13 +146,13 @@ def test_a_wrong_file_is_one_sentence_with_its_place(dgx: Node, text: str, said:
     assert "\n" not in sentence and len(sentence) < 600
 
 
-def test_an_own_check_is_not_at_the_gate_unless_the_site_says_so(dgx: Node) -> None:
+def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(dgx: Node) -> None:
     """It may need root, which a job has not; nor is the list of services a reason to leave a node out of a job."""
-    own = [{"name": "mine", "run": "/bin/true"}, {"name": "theirs", "run": "/bin/true", "when": ["gate"]}]
+    own = [{"name": "mine", "run": "/bin/true"}, {"name": "theirs", "run": "/bin/true", "when": ["preflight"]}]
     config = dgx.site(own=own, expect={"services": ["munge"]})
     at = {when: {check.name for check in plan(dgx, when, config=config).checks} for when in CONTEXTS}
-    assert "mine" not in at["gate"] and "theirs" in at["gate"] and "services" not in at["gate"]
-    assert all({"mine"} <= at[when] for when in CONTEXTS if when != "gate")
+    assert "mine" not in at["preflight"] and "theirs" in at["preflight"] and "services" not in at["preflight"]
+    assert all({"mine"} <= at[when] for when in CONTEXTS if when != "preflight")
 
 
 def test_nothing_of_an_own_check_is_looked_at_before_it_runs(dgx: Node) -> None:

@@ -23,7 +23,7 @@ from nvrx_slurm.health.check import Verdict
 
 LUSTRE = "/sys/fs/lustre/health_check"
 CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
-# What the tests below look at is there whatever the gate has by itself.
+# What the tests below look at is there whatever the preflight has by itself.
 INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-paths", "cpu-count", "gpu-recovery"))
 
 
@@ -34,7 +34,7 @@ class Resident:
         argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--sysroot", str(node.root)]
         pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
         environ = {**os.environ, **(env or {})}
-        self.process = subprocess.Popen([*argv, "--when", "gate", *INCLUDED, *args], env=environ, **pipes)
+        self.process = subprocess.Popen([*argv, "--when", "preflight", *INCLUDED, *args], env=environ, **pipes)
 
     def say(self, text: str) -> None:
         assert self.process.stdin is not None
@@ -99,13 +99,13 @@ class Fifo:
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def test_each_question_is_answered_by_the_report_of_the_gate(dgx: Node) -> None:
+def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node) -> None:
     resident = Resident(dgx)
     answers = [resident.ask(), resident.ask()]
-    _, one_shot = dgx.program("--when", "gate", *INCLUDED)
+    _, one_shot = dgx.program("--when", "preflight", *INCLUDED)
     for answer in answers:
         assert [(f.check, f.verdict) for f in answer.findings] == [(f.check, f.verdict) for f in one_shot.findings]
-        assert (answer.when, answer.verdict, answer.notes) == ("gate", Verdict.PASS, [])
+        assert (answer.when, answer.verdict, answer.notes) == ("preflight", Verdict.PASS, [])
     dgx.write(LUSTRE, "NOT HEALTHY\n")
     assert [(f.check, f.action) for f in resident.ask().grave] == [("lustre", "drain")]
     files = len(os.listdir(f"/proc/{resident.process.pid}/fd"))
@@ -144,7 +144,7 @@ def test_wrong_arguments_are_one_sentence(dgx: Node, args: tuple[str, ...], said
     assert error.startswith("nvrx health: ") and said in error and len(error.splitlines()) == 1
 
 
-def test_a_check_can_be_added_to_those_of_the_gate(dgx: Node) -> None:
+def test_a_check_can_be_added_to_those_of_the_preflight(dgx: Node) -> None:
     resident = Resident(dgx, "--include", "time-sync", "--skip", "lustre")
     names = [finding.check for finding in resident.ask().findings]
     assert "time-sync" in names and "cpu-count" in names and "lustre" not in names
@@ -192,7 +192,7 @@ def test_nobody_who_reads_ends_it_too(dgx: Node) -> None:
 def test_neither_torch_nor_grpc_is_loaded(dgx: Node) -> None:
     program = (
         "import sys\nfrom nvrx_slurm.health.__main__ import main\n"
-        f"main(['--serve', '--when', 'gate', '--sysroot', {str(dgx.root)!r}])\n"
+        f"main(['--serve', '--when', 'preflight', '--sysroot', {str(dgx.root)!r}])\n"
         "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(

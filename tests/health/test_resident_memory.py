@@ -136,7 +136,7 @@ def test_a_driver_that_hangs_costs_the_time_that_was_given_and_its_reader(starte
 
 def test_a_driver_that_hangs_holds_up_no_check(started: list[Reader], gpus: StandIn) -> None:
     gpus.say(*GPUS, "nvmlDeviceGetMemoryInfo_v2 hang")
-    started.append(Reader(gpus.env, "--when=gate", "--only=disk-space"))
+    started.append(Reader(gpus.env, "--when=preflight", "--only=disk-space"))
     started[0].say("memory 600\n")
     while not gpus.met():
         assert started[0].process.poll() is None

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from recorded import BOUND_S
 
-from nvrx_slurm.health import kernel_log, processes, registry, services, space, storage
+from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
+from nvrx_slurm.health.checks import kernel_log, processes, services, space, storage
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system.hardware import Absent
 

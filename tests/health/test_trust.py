@@ -16,7 +16,7 @@ from hooks_harness import BOUND_S, REPO, Hooks, as_root
 from recorded import Node
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import own
+from nvrx_slurm.health.checks import site_checks as own
 from nvrx_slurm.system import trust
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
@@ -172,7 +172,7 @@ def test_a_users_check_may_be_given_other_users_files(shared: Path) -> None:
 
 USABLE = """
 import os, sys
-from nvrx_slurm.health import own
+from nvrx_slurm.health.checks import site_checks as own
 os.setresuid(65534, 65534, 65534)
 for argv in (["/bin/cat", sys.argv[1]], [sys.argv[1]]):
     try:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from recorded import Node
 
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.kernel_log import gather, judge
-from nvrx_slurm.health.xid import XIDS, Event, Remedy, meaning, parsed, remedy
+from nvrx_slurm.health.checks.kernel_log import gather, judge
+from nvrx_slurm.health.checks.xid import XIDS, Event, Remedy, meaning, parsed, remedy
 
 EXPECTED = {"xid_ignore": (), "xid_fail": ()}
 

@@ -236,25 +236,25 @@ PLUGIN_FAULTS: dict[str, Callable[[Rank], Any]] = {
 }
 
 
-class Initialize(Plugin, inprocess.initialize.Initialize): ...
+class Initialize(Plugin, inprocess.plugins.initialize.Initialize): ...
 
 
-class Abort(Plugin, inprocess.abort.Abort): ...
+class Abort(Plugin, inprocess.plugins.abort.Abort): ...
 
 
-class Finalize(Plugin, inprocess.finalize.Finalize): ...
+class Finalize(Plugin, inprocess.plugins.finalize.Finalize): ...
 
 
-class HealthCheck(Plugin, inprocess.health_check.HealthCheck): ...
+class HealthCheck(Plugin, inprocess.plugins.health_check.HealthCheck): ...
 
 
-class Completion(Plugin, inprocess.completion.Completion): ...
+class Completion(Plugin, inprocess.plugins.completion.Completion): ...
 
 
-class Terminate(Plugin, inprocess.terminate.Terminate): ...
+class Terminate(Plugin, inprocess.plugins.terminate.Terminate): ...
 
 
-class Assignment(Plugin, inprocess.rank_assignment.RankAssignment):
+class Assignment(Plugin, inprocess.plugins.rank_assignment.RankAssignment):
     """Before the default one: `iteration` is the one that is about to begin."""
 
     activates = False
@@ -277,7 +277,7 @@ PLUGINS: dict[str, type[Plugin]] = {
 
 def plugins(rank: Rank) -> dict[str, Any]:
     made: dict[str, Any] = {name: kind(rank, name) for name, kind in PLUGINS.items()}
-    ranks = inprocess.rank_assignment
+    ranks = inprocess.plugins.rank_assignment
     assignment = Assignment(rank, "rank_assignment")
     made["rank_assignment"] = inprocess.Compose(ranks.ActivateAllRanks(), ranks.ShiftRanks(), assignment)
     return made
@@ -311,4 +311,4 @@ def always_fails(rank: Rank) -> None:
             raise ValueError(f"fault of rank 1 in iteration {call.iteration}")
         block()
 
-    rank.call(fn, initialize=inprocess.initialize.RetryController(max_iterations=2))
+    rank.call(fn, initialize=inprocess.plugins.initialize.RetryController(max_iterations=2))

@@ -52,7 +52,7 @@ def ended(rank: Rank) -> None:
                 block()
         return f"{rank.initial} done"
 
-    ranks = inprocess.rank_assignment
+    ranks = inprocess.plugins.rank_assignment
     assignment = inprocess.Compose(ranks.ShiftRanks(), at(Assignment)(rank, "rank_assignment"))
     plugins = {name: at(kind)(rank, name) for name, kind in PLUGINS.items()}
     rank.call(fn, rank_assignment=assignment, **plugins)

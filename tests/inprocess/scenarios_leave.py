@@ -13,7 +13,7 @@ from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.barriers import Round
+from nvrx_slurm.inprocess.meeting.barriers import Round
 
 
 class Injection:
@@ -44,13 +44,13 @@ def leaves_at(rank: Rank) -> None:
     injection = Injection(rank, rank.arguments["nth"])
     mine = rank.initial == rank.arguments["victim"]
 
-    class First(inprocess.finalize.Finalize):
+    class First(inprocess.plugins.finalize.Finalize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             if mine:
                 injection.start()
             return state
 
-    class Last(inprocess.initialize.Initialize):
+    class Last(inprocess.plugins.initialize.Initialize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             if mine:
                 injection.stop()
@@ -75,13 +75,13 @@ def leaves_at_entry(rank: Rank) -> None:
     mine = os.getpid()
     place = Path(rank.arguments["tmp"])
 
-    def make() -> inprocess.store.TCPStore:
+    def make() -> inprocess.meeting.store.TCPStore:
         if os.getpid() == mine and rank.initial == rank.arguments["victim"]:
             rank.say("fault")
             if rank.arguments.get("how") == "kill":
                 os.kill(mine, signal.SIGKILL)
             sys.exit(5)
-        return inprocess.store.TCPStore()
+        return inprocess.meeting.store.TCPStore()
 
     rank.call(rank.entered, store_factory=make, monitor_process_logfile=str(place / "monitor{rank}.log"))
 
@@ -89,7 +89,7 @@ def leaves_at_entry(rank: Rank) -> None:
 @scenario
 def discards(rank: Rank) -> None:
     """Ranks come in pairs. Rank 2 dies in iteration 0; the others run until "go"."""
-    ranks = inprocess.rank_assignment
+    ranks = inprocess.plugins.rank_assignment
 
     def pair(state: inprocess.State) -> str:
         return str(state.initial_rank // 2)
@@ -158,7 +158,7 @@ def no_start(rank: Rank) -> None:
 def terminate_blocks(rank: Rank) -> None:
     """Rank 1 leaves, and its `terminate` never returns."""
 
-    class Blocks(inprocess.terminate.Terminate):
+    class Blocks(inprocess.plugins.terminate.Terminate):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             rank.say("terminate")
             pause(1000)

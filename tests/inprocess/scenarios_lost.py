@@ -15,14 +15,14 @@ import torch.distributed as dist
 from scenarios import Rank, block, pause, scenario
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.core.rollcall import Stand, Word
+from nvrx_slurm.core.inprocess.rollcall import Stand, Word
 from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.barriers import Round, coordinate
+from nvrx_slurm.inprocess.meeting.barriers import Round, coordinate
+from nvrx_slurm.inprocess.meeting.store import StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.progress import Page
 from nvrx_slurm.inprocess.runner import _Assigning
-from nvrx_slurm.inprocess.store import StoreView
+from nvrx_slurm.inprocess.watch.progress import Page
 
 
 def await_file(rank: Rank, name: str) -> None:
@@ -30,7 +30,7 @@ def await_file(rank: Rank, name: str) -> None:
         pause(0.005)
 
 
-class Finalize(inprocess.finalize.Finalize):
+class Finalize(inprocess.plugins.finalize.Finalize):
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
@@ -41,7 +41,7 @@ class Finalize(inprocess.finalize.Finalize):
         return state
 
 
-class Initialize(inprocess.initialize.Initialize):
+class Initialize(inprocess.plugins.initialize.Initialize):
     """On reserves, too."""
 
     def __init__(self, rank: Rank) -> None:
@@ -58,7 +58,7 @@ def where(rank: Rank) -> dict[str, Any]:
     files = {f"monitor_process_{kind}file": os.path.join(place, "monitor{rank}." + kind[:3]) for kind in ("pid", "log")}
     if rank.arguments.get("file_store"):
         path = os.path.join(place, "store")
-        return {**files, "store_factory": inprocess.store.FileStore, "store_kwargs": {"file_name": path}}
+        return {**files, "store_factory": inprocess.meeting.store.FileStore, "store_kwargs": {"file_name": path}}
     if port := rank.arguments.get("own_store"):
         return {**files, "store_factory": OwnStore, "store_kwargs": {"port": port}}
     return files
@@ -74,8 +74,8 @@ class OwnStore(dist.TCPStore):
 @scenario
 def one_fault(rank: Rank) -> None:
     """In iteration 0 all wait until rank `victim` raises; with `active`, so many ranks are active."""
-    active = inprocess.rank_assignment.MaxActiveWorldSize(rank.arguments.get("active"))
-    assignment = inprocess.Compose(active, inprocess.rank_assignment.ShiftRanks())
+    active = inprocess.plugins.rank_assignment.MaxActiveWorldSize(rank.arguments.get("active"))
+    assignment = inprocess.Compose(active, inprocess.plugins.rank_assignment.ShiftRanks())
 
     def fn(call: CallWrapper) -> str:
         rank.entered(call)
@@ -106,7 +106,7 @@ def enters(rank: Rank) -> None:
     mine, made = os.getpid(), []
 
     def make() -> Any:
-        store = inprocess.store.TCPStore()
+        store = inprocess.meeting.store.TCPStore()
         if os.getpid() == mine and rank.initial == 1:
             made.append(1)
             if len(made) == rank.arguments["nth"]:
@@ -180,7 +180,7 @@ def garbage(rank: Rank) -> None:
     def fn(call: CallWrapper) -> None:
         rank.entered(call)
         if rank.initial == 1:
-            keys = inprocess.store.TCPStore("127.0.0.1", port).view(f"nvrx/{_job()}/0/0/")
+            keys = inprocess.meeting.store.TCPStore("127.0.0.1", port).view(f"nvrx/{_job()}/0/0/")
             rank.say("fault", number=keys.add("records", 1))
             keys.set("record/1", "garbage")
             raise ValueError("wanted")

@@ -76,13 +76,13 @@ def fails_before_meeting(rank: Rank) -> None:
     rank.call(fn, **where(rank), **assignment)
 
 
-class Turned(inprocess.rank_assignment.RankAssignment):
+class Turned(inprocess.plugins.rank_assignment.RankAssignment):
     """As by default, but the first rank is another one: not that of the store and the coordinator."""
 
     def __init__(self, shift: int) -> None:
         self._shift = shift
         self._default = inprocess.Compose(
-            inprocess.rank_assignment.ActivateAllRanks(), inprocess.rank_assignment.ShiftRanks()
+            inprocess.plugins.rank_assignment.ActivateAllRanks(), inprocess.plugins.rank_assignment.ShiftRanks()
         )
 
     def __call__(self, ctx: Any) -> Any:
@@ -187,4 +187,4 @@ def gives_up(rank: Rank) -> None:
             raise ValueError("of the first start")
         return "done"
 
-    rank.call(fn, initialize=inprocess.initialize.RetryController(max_iterations=1), **where(rank))
+    rank.call(fn, initialize=inprocess.plugins.initialize.RetryController(max_iterations=1), **where(rank))

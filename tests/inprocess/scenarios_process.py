@@ -17,7 +17,7 @@ from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.progress import MANUAL, SUSPENDED
+from nvrx_slurm.inprocess.watch.progress import MANUAL, SUSPENDED
 
 
 def _raise() -> str:
@@ -41,7 +41,7 @@ def forks(rank: Rank) -> None:
         if pid > 0:
             rank.say("child", code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), **fields)
 
-    class Initialize(Plugin, inprocess.initialize.Initialize):
+    class Initialize(Plugin, inprocess.plugins.initialize.Initialize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             if state.iteration == 0:
                 reap(fork_at("initialize")[0])
@@ -70,7 +70,7 @@ def forks(rank: Rank) -> None:
 def abort_forks(rank: Rank) -> None:
     """Rank 1 raises in iteration 0; `abort` forks a child that does `how`, and is waited for."""
 
-    class Forks(inprocess.abort.Abort):
+    class Forks(inprocess.plugins.abort.Abort):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             pid = os.fork()
             if pid == 0:

@@ -135,7 +135,7 @@ def left_open(rank: Rank) -> None:
 def long_finalize(rank: Rank) -> None:
     """It takes longer than the hard timeout, but not longer than it may."""
     hard_s = rank.arguments["times"]["hard_timeout"]
-    finalize = inprocess.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(2 * hard_s))
+    finalize = inprocess.plugins.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(2 * hard_s))
 
     def fn(call: CallWrapper) -> str:
         rank.entered(call)
@@ -300,7 +300,7 @@ def computes_while_aborted(rank: Rank) -> None:
     """The steps that rank 1 has made before each of ten aborts, and during it: 5 ms."""
     steps, made = [0], []
 
-    class Slow(inprocess.abort.Abort):
+    class Slow(inprocess.plugins.abort.Abort):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             before = steps[0]
             pause(0.005)
@@ -326,7 +326,7 @@ def handler_during_abort(rank: Rank) -> None:
     """A signal comes to rank 1 while it is aborted, and its handler stays."""
     entered: list[str] = []
 
-    class Signals(inprocess.abort.Abort):
+    class Signals(inprocess.plugins.abort.Abort):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             if rank.initial == 1 and not entered:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)

@@ -83,7 +83,7 @@ def reserve(rank: Rank) -> None:
             block()
         return f"{rank.initial} done"
 
-    ranks = inprocess.rank_assignment
+    ranks = inprocess.plugins.rank_assignment
     rank.call(fn, rank_assignment=inprocess.Compose(ranks.MaxActiveWorldSize(2), ranks.ShiftRanks()))
 
 
@@ -105,7 +105,7 @@ def file_store(rank: Rank) -> None:
         return "done"
 
     place = os.path.join(rank.arguments["tmp"], "store")
-    rank.call(fn, store_factory=inprocess.store.FileStore, store_kwargs={"file_name": place})
+    rank.call(fn, store_factory=inprocess.meeting.store.FileStore, store_kwargs={"file_name": place})
 
 
 @scenario
@@ -183,7 +183,7 @@ def late_signal(rank: Rank) -> None:
     """Rank 0 waits at the iteration barrier for rank 1, which is slow to finalize, when SIGTERM comes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 
-    class Slow(inprocess.finalize.Finalize):
+    class Slow(inprocess.plugins.finalize.Finalize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             rank.say("finalize")
             if rank.initial == 1:
@@ -269,7 +269,7 @@ def many_restarts(rank: Rank) -> None:
             block()
         return "done"
 
-    ranks = inprocess.rank_assignment
+    ranks = inprocess.plugins.rank_assignment
     assignments = {
         "default": inprocess.Compose(ranks.ActivateAllRanks(), ranks.ShiftRanks()),
         "filter": inprocess.Compose(ranks.ShiftRanks(), ranks.FilterCountGroupedByKey("all", bool)),
@@ -325,7 +325,7 @@ def profiled(rank: Rank) -> None:
 @scenario
 def filtered(rank: Rank) -> None:
     """Groups of two; a rank dies while ranks are being assigned for iteration 1, before it gives its key."""
-    ranks = inprocess.rank_assignment
+    ranks = inprocess.plugins.rank_assignment
     groups = ranks.FilterCountGroupedByKey(lambda state: str(state.initial_rank // 2), lambda count: count == 2)
     victim = Assignment(rank, "rank_assignment")
 
@@ -370,7 +370,7 @@ def nested(rank: Rank) -> None:
 def exits(rank: Rank) -> None:
     """The interpreter is ended from another thread in the middle of a restart."""
 
-    class Exit(inprocess.finalize.Finalize):
+    class Exit(inprocess.plugins.finalize.Finalize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             if rank.initial == 1:
                 threading.Thread(target=os._exit, args=(3,)).start()

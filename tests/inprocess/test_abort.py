@@ -17,8 +17,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from plugin_harness import WITHOUT_TORCH
 
-from nvrx_slurm.inprocess import abort
-from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.plugins import abort
+from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.system import bounded
 
@@ -28,7 +28,7 @@ WAIT_S = 60.0
 PRELUDE = """
 import datetime, os, sys, threading, time
 import torch, torch.distributed as dist
-from nvrx_slurm.inprocess import abort
+from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.state import State
 
 def abort_torch():
@@ -174,7 +174,7 @@ def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store
 DUMP = """
 import os, sys
 import torch, torch.distributed as dist
-from nvrx_slurm.inprocess import abort
+from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.state import State
 for iteration, path in enumerate((sys.argv[2], None)):
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{iteration}", rank=0, world_size=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.plugins.compose import Compose
 
 
 class Base(ABC):

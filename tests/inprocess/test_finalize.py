@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from nvrx_slurm.inprocess import exception
-from nvrx_slurm.inprocess.compose import Compose
-from nvrx_slurm.inprocess.finalize import Finalize, ThreadedFinalize
+from nvrx_slurm.inprocess.plugins.compose import Compose
+from nvrx_slurm.inprocess.plugins.finalize import Finalize, ThreadedFinalize
 from nvrx_slurm.inprocess.state import State
 
 STATE = State(rank=0, world_size=2).freeze()

@@ -17,8 +17,9 @@ from types import SimpleNamespace
 import pytest
 from plugin_harness import WITHOUT_TORCH
 
-from nvrx_slurm.inprocess import exception, health_check
-from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess import exception
+from nvrx_slurm.inprocess.plugins import health_check
+from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import FrozenState, State
 
 STATE = State(rank=0, world_size=2).freeze()
@@ -29,7 +30,7 @@ CHILD = (
     + """
 import json, logging, os, sys
 from pathlib import Path
-from nvrx_slurm.inprocess import health_check
+from nvrx_slurm.inprocess.plugins import health_check
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.system import gpus
 

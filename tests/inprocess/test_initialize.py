@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.initialize import Initialize, RetryController
+from nvrx_slurm.inprocess.plugins.compose import Compose
+from nvrx_slurm.inprocess.plugins.initialize import Initialize, RetryController
 from nvrx_slurm.inprocess.state import FrozenState, State
 
 

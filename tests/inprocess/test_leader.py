@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.barriers import Round
-from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.leader import Leadership, text_of
+from nvrx_slurm.inprocess.meeting.barriers import Round
+from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
+from nvrx_slurm.inprocess.meeting.store import StoreView
+from nvrx_slurm.inprocess.plugins import rank_assignment as ra
+from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.store import StoreView
 from nvrx_slurm.testing.memory_store import MemoryStore
 
 dist = pytest.importorskip("torch.distributed")

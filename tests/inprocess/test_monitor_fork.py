@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.inprocess import Wrapper, detach
+from nvrx_slurm.inprocess import Wrapper
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.log import LOGGER_NAME
-from nvrx_slurm.inprocess.monitor_process import Identity, MonitorProcess
-from nvrx_slurm.inprocess.progress import Page
+from nvrx_slurm.inprocess.watch import detach
+from nvrx_slurm.inprocess.watch.monitor_process import Identity, MonitorProcess
+from nvrx_slurm.inprocess.watch.progress import Page
 
 
 def test_warning_filters_that_change_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +40,9 @@ def test_warning_filters_that_change_meanwhile_stay(monkeypatch: pytest.MonkeyPa
 
 SCRIPT = """
 import warnings
-import nvrx_slurm.inprocess.monitor_process
+import nvrx_slurm.inprocess.watch.monitor_process
 text = "This process (pid=1) is multi-threaded, use of fork() may lead to deadlocks in the child."
-for module in ("nvrx_slurm.inprocess.monitor_process", "of_a_user"):
+for module in ("nvrx_slurm.inprocess.watch.monitor_process", "of_a_user"):
     warnings.warn_explicit(text, DeprecationWarning, f"{module}.py", 1, module)
 """
 

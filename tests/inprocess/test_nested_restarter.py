@@ -11,13 +11,13 @@ from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess import log
-from nvrx_slurm.inprocess import nested_restarter as nested
-from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
-from nvrx_slurm.inprocess.completion import Completion
-from nvrx_slurm.inprocess.compose import Compose
-from nvrx_slurm.inprocess.initialize import Initialize, RetryController
+from nvrx_slurm.inprocess.plugins import nested_restarter as nested
+from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.plugins.completion import Completion
+from nvrx_slurm.inprocess.plugins.compose import Compose
+from nvrx_slurm.inprocess.plugins.initialize import Initialize, RetryController
+from nvrx_slurm.inprocess.plugins.terminate import Terminate
 from nvrx_slurm.inprocess.state import FrozenState, State
-from nvrx_slurm.inprocess.terminate import Terminate
 
 
 class Lines(nested.NestedRestarterLogger):
@@ -74,11 +74,12 @@ def written(code: str, **env: str) -> tuple[list[str], list[str]]:
 USE = """
 import logging, os, sys
 logging.basicConfig(stream=sys.stdout, level=logging.DEBUG)
-from nvrx_slurm.inprocess import log, nested_restarter
+from nvrx_slurm.inprocess import log
+from nvrx_slurm.inprocess.plugins import nested_restarter
 from nvrx_slurm.inprocess.state import State
 for _ in range(3):
     logger = log.setup_logger()
-logging.getLogger("nvrx_slurm.inprocess.abort").debug("a detail")
+logging.getLogger("nvrx_slurm.inprocess.plugins.abort").debug("a detail")
 os.environ["RANK"] = "7"
 nested_restarter.NestedRestarterFinalized()(State(0, 1).freeze())
 logging.getLogger("mine").info("of the user")

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess import rank_assignment as ra
-from nvrx_slurm.inprocess.abort import AbortTorchDistributed
-from nvrx_slurm.inprocess.finalize import ThreadedFinalize
-from nvrx_slurm.inprocess.health_check import (
+from nvrx_slurm.inprocess.plugins import rank_assignment as ra
+from nvrx_slurm.inprocess.plugins.abort import AbortTorchDistributed
+from nvrx_slurm.inprocess.plugins.finalize import ThreadedFinalize
+from nvrx_slurm.inprocess.plugins.health_check import (
     ChainedGPUHealthCheck,
     ChainedNicHealthCheck,
     ChainedNVLHealthCheck,
     CudaHealthCheck,
     FaultCounter,
 )
-from nvrx_slurm.inprocess.initialize import RetryController
-from nvrx_slurm.inprocess.nested_restarter import NestedRestarterAborted
+from nvrx_slurm.inprocess.plugins.initialize import RetryController
+from nvrx_slurm.inprocess.plugins.nested_restarter import NestedRestarterAborted
 
 A_SECOND = timedelta(seconds=1)
 NO_TIME = "must be a datetime.timedelta, not"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.tree import DEAD, Topology, active_order, healthy
-from nvrx_slurm.inprocess import rank_assignment as ra
-from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.core.inprocess.tree import DEAD, Topology, active_order, healthy
 from nvrx_slurm.inprocess.exception import InternalError, RestartAbort, TimeoutError
+from nvrx_slurm.inprocess.plugins import rank_assignment as ra
+from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.testing.memory_store import MemoryStore
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core import ranks
+from nvrx_slurm.core.inprocess import ranks
 
 
 @st.composite

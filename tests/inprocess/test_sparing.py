@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.sparing import PutOff, Sparing
+from nvrx_slurm.inprocess.watch.sparing import PutOff, Sparing
 
 
 class Lock:
@@ -180,7 +180,7 @@ def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a second after the first time."""
     said: list[PutOff] = []
     sparing, times = Sparing(), iter([100.0, 101.0, 101.1])
-    monkeypatch.setattr("nvrx_slurm.inprocess.sparing.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("nvrx_slurm.inprocess.watch.sparing.time.monotonic", lambda: next(times))
 
     def look(frame: FrameType) -> None:
         said.append(sparing.look(frame, False))

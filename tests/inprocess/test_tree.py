@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.tree import (
+from nvrx_slurm.core.inprocess.tree import (
     DEAD,
     SET_ASIDE,
     SPARE,
@@ -22,18 +22,18 @@ from nvrx_slurm.core.tree import (
 )
 
 Filter = Callable[[int], int] | None
-Keys = list[tuple[str, ...]]  # by seat
+Keys = list[tuple[str, ...]]  # by slot
 
 
 class SlowTree:
-    """Sets of seats. `active[i]` is the seat with the active rank i."""
+    """Sets of slots. `active[i]` is the slot with the active rank i."""
 
     def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None) -> None:
         self.levels, self.keys, self.filter = levels, keys, world_size_filter
         self.alive = set(range(len(keys)))
         self.active: list[int] = []
         self.aside: set[int] = set()
-        self.order = sorted(self.alive, key=lambda seat: [min(self.branch(seat, i)) for i in self.depths] + [seat])
+        self.order = sorted(self.alive, key=lambda slot: [min(self.branch(slot, i)) for i in self.depths] + [slot])
         self.terminate()
         self.top_up(self.order)
         self.cut()
@@ -42,28 +42,28 @@ class SlowTree:
     def depths(self) -> range:
         return range(len(self.levels))
 
-    def branch(self, seat: int, level: int) -> set[int]:
-        mine = self.keys[seat][: level + 1]
+    def branch(self, slot: int, level: int) -> set[int]:
+        mine = self.keys[slot][: level + 1]
         return {other for other, keys in enumerate(self.keys) if keys[: level + 1] == mine}
 
-    def room(self, seat: int, active: Sequence[int]) -> bool:
+    def room(self, slot: int, active: Sequence[int]) -> bool:
         def free(level: int) -> bool:
             limit = self.levels[level].max_ranks
-            return limit is None or len(self.branch(seat, level) & self.alive & set(active)) < limit
+            return limit is None or len(self.branch(slot, level) & self.alive & set(active)) < limit
 
         return all(free(level) for level in self.depths)
 
     def terminate(self) -> None:
         for level in reversed(self.depths):
-            for seat in range(len(self.keys)):
-                healthy_here = self.branch(seat, level) & self.alive
+            for slot in range(len(self.keys)):
+                healthy_here = self.branch(slot, level) & self.alive
                 if len(healthy_here) < self.levels[level].min_ranks:
                     self.alive -= healthy_here
 
     def top_up(self, candidates: Sequence[int]) -> None:
-        for seat in candidates:
-            if seat in self.alive and seat not in self.active and self.room(seat, self.active):
-                self.active.append(seat)
+        for slot in candidates:
+            if slot in self.alive and slot not in self.active and self.room(slot, self.active):
+                self.active.append(slot)
 
     def cut(self) -> None:
         if self.filter is not None and self.active:
@@ -75,16 +75,16 @@ class SlowTree:
         for level in reversed(self.depths):
             if not self.levels[level].reserve:
                 return None
-            for seat in self.order:
-                if seat in self.branch(dead, level) & self.alive - set(active) and self.room(seat, active):
-                    return seat
+            for slot in self.order:
+                if slot in self.branch(dead, level) & self.alive - set(active) and self.room(slot, active):
+                    return slot
         return None
 
     def lose(self, died: set[int]) -> None:
         self.alive -= died
         self.terminate()
         was = self.active
-        now = {rank: seat for rank, seat in enumerate(was) if seat in self.alive}
+        now = {rank: slot for rank, slot in enumerate(was) if slot in self.alive}
         gaps = [rank for rank in range(len(was)) if rank not in now]
         for gap in gaps:
             spare = self.nearest_spare(was[gap], list(now.values()))
@@ -93,10 +93,10 @@ class SlowTree:
         self.backfill(was, now, [gap for gap in gaps if gap not in now])
         self.active = [now[rank] for rank in sorted(now)]
         if self.filter is not None:
-            aside = [seat for seat in self.order if seat in self.aside]
+            aside = [slot for slot in self.order if slot in self.aside]
             self.top_up(aside)
-            for seat in aside:
-                spare = None if seat in self.alive else self.nearest_spare(seat, self.active)
+            for slot in aside:
+                spare = None if slot in self.alive else self.nearest_spare(slot, self.active)
                 if spare is not None:
                     self.active.append(spare)
             self.aside &= self.alive
@@ -107,7 +107,7 @@ class SlowTree:
         if flagged:
             for gap in gaps:
                 domain = self.branch(was[gap], min(flagged))
-                highest = max((rank for rank, seat in now.items() if seat in domain), default=-1)
+                highest = max((rank for rank, slot in now.items() if slot in domain), default=-1)
                 if highest > gap:
                     now[gap] = now.pop(highest)
 
@@ -126,7 +126,7 @@ FILTERS = st.sampled_from([None, 1, 2, 3, 4, 5])
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[list[Level], Keys, int | None, list[set[int]]]:
-    """Levels, keys of each seat, divisor of the filter, and who dies in which round (any seats, dead ones too)."""
+    """Levels, keys of each slot, divisor of the filter, and who dies in which round (any slots, dead ones too)."""
     size = draw(st.integers(1, 24))
     levels = draw(st.lists(LEVELS, min_size=1, max_size=3))
     inner = st.lists(st.sampled_from("abcd"), min_size=size, max_size=size)
@@ -142,7 +142,7 @@ def multiple_of(divisor: int | None) -> Filter:
 
 
 class Fast:
-    """The real one, with seats instead of leaves."""
+    """The real one, with slots instead of leaves."""
 
     def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None) -> None:
         self.topology = Topology(levels, dict(enumerate(keys)))
@@ -151,16 +151,16 @@ class Fast:
 
     def lose(self, died: set[int]) -> None:
         before = list(self.places)
-        leaves = [leaf for leaf, seat in enumerate(self.topology.seats) if seat in died and self.places[leaf] > DEAD]
+        leaves = [leaf for leaf, slot in enumerate(self.topology.slots) if slot in died and self.places[leaf] > DEAD]
         self.places = self.topology.next_places(before, leaves, self.filter)
 
     @property
     def active(self) -> list[int]:
-        return [self.topology.seats[leaf] for leaf in active_order(self.places)]
+        return [self.topology.slots[leaf] for leaf in active_order(self.places)]
 
     @property
     def alive(self) -> set[int]:
-        return {self.topology.seats[leaf] for leaf in healthy(self.places)}
+        return {self.topology.slots[leaf] for leaf in healthy(self.places)}
 
 
 def check_bounds(levels: Sequence[Level], keys: Keys, fast: Fast) -> None:
@@ -170,7 +170,7 @@ def check_bounds(levels: Sequence[Level], keys: Keys, fast: Fast) -> None:
     assert active <= alive
     for depth, level in enumerate(levels, start=1):
         for branch in {path[:depth] for path in keys}:
-            inside = {seat for seat, path in enumerate(keys) if path[:depth] == branch}
+            inside = {slot for slot, path in enumerate(keys) if path[:depth] == branch}
             assert level.max_ranks is None or len(inside & active) <= level.max_ranks
             assert not inside & alive or len(inside & alive) >= level.min_ranks
 
@@ -188,7 +188,7 @@ def test_equal_to_the_slow_one_and_within_bounds(
             fast.lose(died)
             slow.lose(died)
         assert (fast.active, fast.alive) == (slow.active, slow.alive)
-        assert [fast.topology.seats[leaf] for leaf in range(len(keys))] == slow.order
+        assert [fast.topology.slots[leaf] for leaf in range(len(keys))] == slow.order
         check_bounds(levels, keys, fast)
 
 

@@ -16,8 +16,8 @@ from nvrx_slurm import inprocess
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import takers, with_wrapper
-from nvrx_slurm.inprocess.progress import Page
-from nvrx_slurm.inprocess.rank_assignment import FilterCountGroupedByKey, ShiftRanks
+from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
+from nvrx_slurm.inprocess.watch.progress import Page
 
 
 def s(seconds: float) -> timedelta:
@@ -41,8 +41,8 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         "last_call_wait": 1,
         "termination_grace_time": 5,
     }
-    assert parameters["store_factory"].default is inprocess.store.TCPStore
-    assert isinstance(parameters["abort"].default, inprocess.abort.AbortTorchDistributed)
+    assert parameters["store_factory"].default is inprocess.meeting.store.TCPStore
+    assert isinstance(parameters["abort"].default, inprocess.plugins.abort.AbortTorchDistributed)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_values_that_cannot_hold_together(bad: dict[str, Any]) -> None:
     "bad",
     [
         {"soft_timeout": 60},
-        {"initialize": inprocess.initialize.RetryController},
+        {"initialize": inprocess.plugins.initialize.RetryController},
         {"abort": lambda state: state},
         {"rank_assignment": None},
         {"store_factory": "TCPStore"},
         {"store_kwargs": ["port"]},
         {"enabled": 1},
         {"monitor_process_logfile": 3},
-        {"health_check": inprocess.initialize.RetryController()},
+        {"health_check": inprocess.plugins.initialize.RetryController()},
     ],
 )
 def test_wrong_types(bad: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ SCRIPT = """
     import os, sys
     from nvrx_slurm import inprocess
 
-    class Exit(inprocess.finalize.Finalize):
+    class Exit(inprocess.plugins.finalize.Finalize):
         def __call__(self, state):
             if os.environ["RANK"] == "1":
                 sys.exit(4)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from nvrx_slurm.inprocess import monitor_link, progress
-from nvrx_slurm.inprocess.board import Board
-from nvrx_slurm.inprocess.monitor_link import Heartbeats, Times
-from nvrx_slurm.inprocess.progress import AUTO, MANUAL, WAITING, WATCHED, Page
-from nvrx_slurm.inprocess.store import StoreView
+from nvrx_slurm.inprocess.meeting.store import StoreView
+from nvrx_slurm.inprocess.watch import monitor_link, progress
+from nvrx_slurm.inprocess.watch.board import Board
+from nvrx_slurm.inprocess.watch.monitor_link import Heartbeats, Times
+from nvrx_slurm.inprocess.watch.progress import AUTO, MANUAL, WAITING, WATCHED, Page
 
 
 class World:

@@ -15,14 +15,14 @@ import pytest
 import torch.distributed as dist
 from ranks_harness import free_port
 
-from nvrx_slurm.core.rollcall import Outcome, Stand, Word
+from nvrx_slurm.core.inprocess.rollcall import Outcome, Stand, Word
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess import store
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.barriers import ENTRY, Round, coordinate, latest
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout
-from nvrx_slurm.inprocess.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore
+from nvrx_slurm.inprocess.meeting import store
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Round, coordinate, latest
+from nvrx_slurm.inprocess.meeting.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
 

@@ -184,7 +184,7 @@ def test_the_users_own_termination_signal_comes_alone():
 @pytest.mark.parametrize(("handled", "signum"), [("SIGTERM", signal.SIGTERM), ("SIGABRT", signal.SIGKILL)])
 def test_a_worker_that_survives_the_first_step_is_killed_with_its_group(monkeypatch, handled, signum):
     program = monitors._PROGRAM.replace(
-        "from nvrx", "import nvrx_slurm.core.watch as w; w.SIGNAL_GRACE_S = w.STACKS_GRACE_S = 0.3; from nvrx"
+        "from nvrx", "import nvrx_slurm.core.rank.watch as w; w.SIGNAL_GRACE_S = w.STACKS_GRACE_S = 0.3; from nvrx"
     )
     monkeypatch.setattr(monitors, "_PROGRAM", program)
 

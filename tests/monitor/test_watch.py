@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.watch import (
+from nvrx_slurm.core.rank.watch import (
     KILL,
     MAX_SECTIONS,
     SIGNAL,
@@ -236,7 +236,9 @@ def test_ladder():
 
 def test_it_imports_nothing():
     code = (
-        "import sys, nvrx_slurm.core; before = set(sys.modules); import nvrx_slurm.core.watch;"
+        "import sys, nvrx_slurm.core; before = set(sys.modules); import nvrx_slurm.core.rank.watch;"
         "print(sorted(set(sys.modules) - before - {'__future__'}))"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], timeout=20).strip() == b"['nvrx_slurm.core.watch']"
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], timeout=20).strip() == b"['nvrx_slurm.core.rank.watch']"
+    )

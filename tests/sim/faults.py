@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.core.agent import State
-from nvrx_slurm.core.agent_events import RankAsked, Sick, Signalled, Warned
+from nvrx_slurm.core.job.agent import State
+from nvrx_slurm.core.job.agent_events import RankAsked, Sick, Signalled, Warned
 from nvrx_slurm.types import FaultKind, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
@@ -205,7 +205,7 @@ def host_vanishes(world: World) -> str | None:
 def node_sick(world: World) -> str | None:
     """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
     agent = _some_agent(world)
-    if agent is None or not agent.core.settings.gated:
+    if agent is None or not agent.core.settings.has_preflight:
         return None
     agent.host.sick = "GPU 3 is lost"
     at_once = world.rng.random() < 0.5

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core import coordinator_events as ev
-from nvrx_slurm.core.agent import State
-from nvrx_slurm.core.members import READY
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.agent import State
+from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Doing, EndJob, Finish, Node, Plan, Refused, Register, Stop
 
@@ -286,7 +286,7 @@ class Invariants:
             elif isinstance(command, ag.StartWorkers):
                 self.check(not agent.told_sick, f"{node_id} starts workers, though it is sick")
                 self.check(not agent.unprepared, f"{node_id} starts workers before it is prepared")
-                agent.unprepared = agent.core.settings.gated
+                agent.unprepared = agent.core.settings.has_preflight
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")

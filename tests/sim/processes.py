@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import agent_events as ag
-from nvrx_slurm.core import coordinator_events as ev
 from nvrx_slurm.core import record
-from nvrx_slurm.core.agent import Agent
-from nvrx_slurm.core.agent_events import AgentSettings
-from nvrx_slurm.core.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, Register, Stopped
 
@@ -200,11 +200,11 @@ class SimAgent(Process):
         self.stubborn = False
         self.stream: Connection | None = None
         self.exit: ag.Exit | None = None
-        self.unprepared = settings.gated  # nobody has looked at the node since it ran workers
+        self.unprepared = settings.has_preflight  # nobody has looked at the node since it ran workers
         self.told_sick = False
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc)
         super().__init__(world, Agent(node, settings, world.clock.now))
-        if settings.gated:
+        if settings.has_preflight:
             self._prepare()
         self._connect(_FIRST_RETRY_S)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from nvrx_slurm.core.agent_events import AgentSettings
-from nvrx_slurm.core.restarts import RestartLimits
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import RestartPolicy
 

@@ -30,7 +30,7 @@ if CYCLE == 0:
 )
 # A defect of ours: where it is put, every Python of the job has it.
 DEFECT = """cat > $TEST_JOB/sitecustomize.py <<'END'
-import nvrx_slurm.core.coordinator as c
+import nvrx_slurm.core.job.coordinator as c
 def broken(self, event, now):
     raise LookupError("a defect")
 c.Coordinator.on_failed = broken

@@ -18,7 +18,7 @@ WRAPPED = """
 import time
 from datetime import timedelta
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
+from nvrx_slurm.inprocess.plugins.rank_assignment import MaxActiveWorldSize, ShiftRanks
 
 @inprocess.Wrapper(rank_assignment=inprocess.Compose(MaxActiveWorldSize(4), ShiftRanks()), last_call_wait=timedelta(0))
 def train(call: inprocess.CallWrapper):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.health import drain
+from nvrx_slurm.health.hooks import drain_policy as drain
 from nvrx_slurm.slurm.drain import Note, parse_note
 from nvrx_slurm.system.inotify import Inotify
 from nvrx_slurm.testing.minicluster import MiniCluster
@@ -217,7 +217,7 @@ def test_a_job_may_skip_what_the_site_allows(cluster: Cluster, comment: str, nod
 
 SUSPECTS = f"""#!/bin/sh
 {sys.executable} -c '
-from nvrx_slurm.health import suspicion
+from nvrx_slurm.health.hooks import suspicion
 assert suspicion.leave("uncorrectable-error", "SIGBUS of rank 3", "fan", "SPOOL")'
 : >FACTS
 """

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import leftovers
 from nvrx_slurm.health.check import NodeView
-from nvrx_slurm.inprocess import abort, store, wrapper
-from nvrx_slurm.inprocess.board import Board
+from nvrx_slurm.health.hooks import leftovers
+from nvrx_slurm.inprocess import wrapper
 from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.meeting import store
+from nvrx_slurm.inprocess.plugins import abort
+from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.hardware import HardwareError
 

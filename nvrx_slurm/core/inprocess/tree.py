@@ -1,0 +1,274 @@
+"""Who is active in a tree of failure domains (nodes, racks, the whole job), and with which rank.
+
+A `Topology` is built once from every rank's keys. Its leaves are the ranks in depth-first order; `places` says for each
+leaf what it is now, and is all that changes: a pure function takes the places and who died to the next places. So
+whoever knows the keys and the last places can go on.
+
+Words: a *slot* is a rank's number when the tree was built, a *leaf* its position in depth-first order, a *node* a
+branch of the tree, its *level* the number of its layer (0: the root).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+SPARE, SET_ASIDE, DEAD = -1, -2, -3
+Places: TypeAlias = list[int]
+"""By leaf: an active rank (>= 0), SPARE, SET_ASIDE (by the world size filter), DEAD, or less: see `killed_by`."""
+
+
+class TopologyError(ValueError):
+    """The keys make no tree, or the world size filter no world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Bounds of every branch at one depth; flags as in `LayerFlag`."""
+
+    min_ranks: int = 1
+    max_ranks: int | None = None
+    reserve: bool = False
+    backfill: bool = False
+
+
+def killed_by(place: int) -> int | None:
+    """Level of the branch that had too few healthy ranks left; None for a leaf that died by itself (or lives)."""
+    return DEAD - 1 - place if place < DEAD else None
+
+
+class Topology:
+    """The tree. Nodes are numbered parents first; node n holds the leaves `first[n]` to `end[n] - 1`."""
+
+    def __init__(self, levels: Sequence[Level], keys: Mapping[int, Sequence[str]]) -> None:
+        """`keys[slot]` has one key per level; raises TopologyError unless the first is the same for all."""
+        self.levels = list(levels)
+        self.slots: list[int] = []  # by leaf
+        self.home: list[int] = []  # by leaf: its innermost node
+        self.level: list[int] = []  # by node, as all that follow
+        self.lineage: list[tuple[int, ...]] = []  # itself, its parent, ..., the root
+        self.first: list[int] = []
+        self.end: list[int] = []
+        paths: dict[tuple[str, ...], list[int]] = {}
+        for slot in sorted(keys):
+            paths.setdefault(tuple(keys[slot]), []).append(slot)
+        (root, ranks), *others = paths.items()
+        for path, slots in others:
+            if path[0] != root[0]:
+                raise TopologyError(
+                    "the key of the first layer must be the same on all ranks, "
+                    f"but rank {ranks[0]} has {root[0]!r} and rank {slots[0]} has {path[0]!r}"
+                )
+        self._grow((), list(paths.items()))
+        self.limit = [self._limit(node) for node in range(len(self.level))]
+
+    def _grow(self, above: tuple[int, ...], paths: list[tuple[tuple[str, ...], list[int]]]) -> None:
+        node, level = len(self.level), len(above)
+        lineage = (node, *above)
+        self.level.append(level)
+        self.lineage.append(lineage)
+        self.first.append(len(self.slots))
+        self.end.append(0)
+        if level + 1 == len(self.levels):
+            for _, slots in paths:
+                self.slots += slots
+                self.home += [node] * len(slots)
+        else:
+            branches: dict[str, list[tuple[tuple[str, ...], list[int]]]] = {}
+            for path in paths:
+                branches.setdefault(path[0][level + 1], []).append(path)
+            for branch in branches.values():
+                self._grow(lineage, branch)
+        self.end[node] = len(self.slots)
+
+    def _limit(self, node: int) -> int:
+        limit = self.levels[self.level[node]].max_ranks
+        return self.end[node] - self.first[node] if limit is None else limit
+
+    def first_places(self, world_size_filter: Callable[[int], int] | None = None) -> Places:
+        """Leaves become active in depth-first order as long as no branch they are in has its `max_ranks`."""
+        step = _Step(self, [SPARE] * len(self.slots))
+        step.activate_in_order(SPARE)
+        return step.finish(world_size_filter)
+
+    def next_places(
+        self, places: Places, died: Iterable[int], world_size_filter: Callable[[int], int] | None = None
+    ) -> Places:
+        """After the leaves in `died` are gone too. `world_size_filter` takes and gives a number of active ranks.
+
+        Spares replace the dead, in rank order, nearest domain first, as far as RESERVE allows the search to go; the
+        highest active ranks move into gaps of their own BACKFILL domain; the rest close up.
+        """
+        after = list(places)
+        for leaf in died:
+            after[leaf] = DEAD
+        order = active_order(places)
+        step = _Step(self, after, order)
+        step.replace_from_reserve()
+        step.backfill()
+        step.close_up()
+        lost: list[int] = []
+        if SET_ASIDE in places:
+            lost = [leaf for leaf, place in enumerate(places) if place == SET_ASIDE and after[leaf] <= DEAD]
+        return step.finish(world_size_filter, lost)
+
+
+def active_order(places: Places) -> list[int]:
+    """Leaf of each active rank."""
+    order = [-1] * sum(map((0).__le__, places))
+    for leaf, place in enumerate(places):
+        if place >= 0:
+            order[place] = leaf
+    return order
+
+
+def healthy(places: Places) -> list[int]:
+    """Leaves that are not dead, in depth-first order: index r is the leaf of the rank r."""
+    return [leaf for leaf, place in enumerate(places) if place > DEAD]
+
+
+class _Step:
+    """One reassignment under way. `order[active_rank]` is a leaf, a dead one where nobody has taken its place yet."""
+
+    def __init__(self, topology: Topology, places: Places, order: Sequence[int] = ()) -> None:
+        self.topology = topology
+        self.places = places
+        self.order = list(order)
+        self.active = [0] * len(topology.level)
+        self._searched: dict[int, int] = {}  # node -> the first of its leaves that may still become active
+        self._terminate_below_minimum()
+
+    def _terminate_below_minimum(self) -> None:
+        """Children before parents: a branch with too few healthy leaves dies; the active ones are counted."""
+        topology, places, active = self.topology, self.places, self.active
+        alive = [0] * len(topology.level)
+        innermost = len(topology.levels) - 1
+        for node in reversed(range(len(topology.level))):
+            first, end, level = topology.first[node], topology.end[node], topology.level[node]
+            if level == innermost:
+                inside = places[first:end]
+                alive[node] = sum(map(DEAD.__lt__, inside))
+                active[node] = sum(map((0).__le__, inside))
+            if alive[node] < topology.levels[level].min_ranks:
+                for leaf in range(first, end):
+                    if places[leaf] > DEAD:
+                        places[leaf] = DEAD - 1 - level
+                alive[node] = active[node] = 0
+            if level:
+                parent = topology.lineage[node][1]
+                alive[parent] += alive[node]
+                active[parent] += active[node]
+
+    def _count(self, leaf: int) -> None:
+        for node in self.topology.lineage[self.topology.home[leaf]]:
+            self.active[node] += 1
+
+    def _full(self, leaf: int) -> int | None:
+        """A branch around `leaf` that may have no more active leaves."""
+        limit, active = self.topology.limit, self.active
+        for node in self.topology.lineage[self.topology.home[leaf]]:
+            if active[node] >= limit[node]:
+                return node
+        return None
+
+    def activate_in_order(self, status: int) -> None:
+        """All leaves with this status, as far as there is room, as the highest active ranks."""
+        topology, active = self.topology, self.active
+        for node, level in enumerate(topology.level):
+            if level + 1 == len(topology.levels):
+                lineage, leaves = topology.lineage[node], range(topology.first[node], topology.end[node])
+                room = min(topology.limit[around] - active[around] for around in lineage)
+                chosen = [leaf for leaf in leaves if self.places[leaf] == status][:room]
+                for active_rank, leaf in enumerate(chosen, start=len(self.order)):
+                    self.places[leaf] = active_rank
+                self.order += chosen
+                for around in lineage:
+                    active[around] += len(chosen)
+
+    def replace_from_reserve(self) -> None:
+        """Vacated active ranks, from the lowest, go to spares."""
+        for active_rank, leaf in enumerate(self.order):
+            if self.places[leaf] <= DEAD and (spare := self._nearest_spare(leaf)) is not None:
+                self.order[active_rank] = spare
+                self.places[spare] = active_rank
+                self._count(spare)
+
+    def _nearest_spare(self, leaf: int) -> int | None:
+        topology = self.topology
+        for node in topology.lineage[topology.home[leaf]]:
+            if not topology.levels[topology.level[node]].reserve:
+                return None
+            if (spare := self._first_spare(node)) is not None:
+                return spare
+        return None
+
+    def _first_spare(self, node: int) -> int | None:
+        """Lowest leaf of the branch that can become active. Room and spares only shrink, so no leaf is seen twice."""
+        leaf, end = self._searched.get(node, self.topology.first[node]), self.topology.end[node]
+        while leaf < end:
+            if (full := self._full(leaf)) is not None:
+                leaf = self.topology.end[full]
+            elif self.places[leaf] in (SPARE, SET_ASIDE):
+                break
+            else:
+                leaf += 1
+        self._searched[node] = leaf
+        return leaf if leaf < end else None
+
+    def backfill(self) -> None:
+        """In each BACKFILL domain with gaps the highest active ranks swap places with the lowest gaps."""
+        topology = self.topology
+        depth = 0  # how many layers, from the innermost, the domain goes up
+        while depth < len(topology.levels) and topology.levels[-1 - depth].backfill:
+            depth += 1
+        if not depth:
+            return
+        gaps: dict[int, list[int]] = {}  # by domain, the lowest last
+        for active_rank in reversed(range(len(self.order))):
+            if self.places[self.order[active_rank]] <= DEAD:
+                domain = topology.lineage[topology.home[self.order[active_rank]]][depth - 1]
+                gaps.setdefault(domain, []).append(active_rank)
+        for highest in reversed(range(len(self.order))):
+            if not gaps:
+                break
+            leaf = self.order[highest]
+            domain = topology.lineage[topology.home[leaf]][depth - 1]
+            if domain not in gaps or self.places[leaf] <= DEAD:
+                continue
+            gap = gaps[domain].pop()
+            if gap < highest:
+                self.order[gap], self.order[highest] = leaf, self.order[gap]
+            if gap > highest or not gaps[domain]:
+                del gaps[domain]
+
+    def close_up(self) -> None:
+        """Healthy active ranks move left over the gaps that are left."""
+        self.order = [leaf for leaf in self.order if self.places[leaf] > DEAD]
+
+    def finish(self, world_size_filter: Callable[[int], int] | None, lost: Sequence[int] = ()) -> Places:
+        """Who the filter set aside earlier comes back first, where there is room, so that it decides anew.
+
+        Spares replace those of them who died meanwhile (`lost`), or the world would shrink unseen.
+        """
+        size = len(self.order)
+        if world_size_filter is not None:
+            self.activate_in_order(SET_ASIDE)
+            for leaf in lost:
+                if (spare := self._nearest_spare(leaf)) is not None:
+                    self.places[spare] = len(self.order)
+                    self.order.append(spare)
+                    self._count(spare)
+            size = _filtered(world_size_filter, len(self.order)) if self.order else 0
+        for active_rank, leaf in enumerate(self.order):
+            self.places[leaf] = active_rank if active_rank < size else SET_ASIDE
+        return self.places
+
+
+def _filtered(world_size_filter: Callable[[int], int], size: int) -> int:
+    wanted = world_size_filter(size)
+    if not isinstance(wanted, int) or not 0 <= wanted <= size:
+        raise TopologyError(
+            f"world_size_filter({size}) returned {wanted!r}; it must return a whole number from 0 to its argument"
+        )
+    return wanted

@@ -1,0 +1,426 @@
+"""The agent of one node: runs what plans say, reports, stops, leaves. Pure; see `core.machine`.
+
+IDLE -> RUNNING -> SUCCEEDED -> GONE     RUNNING <-> STOPPING
+(from anywhere, on signals and at the end: LEAVING -> GONE)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import ClassVar
+
+from nvrx_slurm.core.job import agent_events as ev
+from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
+from nvrx_slurm.core.job.restarts import headline
+from nvrx_slurm.core.machine import Row, Say, Tick
+from nvrx_slurm.errors import ExitCode, signal_exit_code
+from nvrx_slurm.types import (
+    Asked,
+    Doing,
+    EndJob,
+    Failed,
+    Finish,
+    Plan,
+    RankFault,
+    RanksGone,
+    Refused,
+    Register,
+    RestartPolicy,
+    Stop,
+    Stopped,
+    Succeeded,
+    Warn,
+    WarnJob,
+    WorkloadAction,
+)
+
+__all__ = ["Agent", "State"]
+
+_MAX_CONTINUES = 100  # per cycle
+_DOING: dict[Enum, Doing] = {
+    State.IDLE: Doing.IDLE,
+    State.RUNNING: Doing.RUNNING,
+    State.SUCCEEDED: Doing.SUCCEEDED,
+    State.STOPPING: Doing.STOPPING,
+}
+_STOP = (State.STOPPING, State.IDLE)
+_END = (State.LEAVING, State.GONE)
+_OUT = (State.GONE,)
+_LEAVE = (State.LEAVING,)
+
+
+class Agent(AgentState):
+    """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
+
+    # fmt: off
+    table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
+        (State.IDLE, ev.Connected): Row("on_connected", (State.IDLE,), "register"),
+        (State.IDLE, ev.Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
+        (State.IDLE, Plan): Row("on_plan_idle", (State.IDLE, State.RUNNING), "active: start; spare: wait"),
+        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE,), "nothing runs: say so, a spare once it is prepared"),
+        (State.IDLE, Finish): Row("on_finish", _OUT, "the end"),
+        (State.IDLE, Refused): Row("on_finish", _OUT, "not wanted"),
+        (State.IDLE, ev.HangSeen): Row("ignore", (State.IDLE,), "late word: it is gone"),
+        (State.IDLE, ev.RankAsked): Row("on_asked", (State.IDLE,), "late word of a rank that is gone: it still counts"),
+        (State.IDLE, RanksGone): Row("ignore", (State.IDLE,), "no wrappers to tell"),
+        (State.IDLE, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
+        (State.IDLE, ev.Warned): Row("on_warned", (State.IDLE, State.GONE), "for the ranks that will run"),
+        (State.IDLE, Warn): Row("on_warn", (State.IDLE,), "for the ranks that will run"),
+        (State.IDLE, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
+        (State.IDLE, ev.Prepared): Row("on_prepared", (State.IDLE, State.RUNNING), "fit: say so; sick: say that"),
+        (State.IDLE, ev.Sick): Row("on_sick", (State.IDLE,), "ask to be left out"),
+        (State.RUNNING, ev.Connected): Row("on_connected", (State.RUNNING,), "register with what runs"),
+        (State.RUNNING, ev.Disconnected): Row("on_disconnected", (State.RUNNING,), "workers go on for a while"),
+        (State.RUNNING, Plan): Row("on_plan_running", (State.RUNNING, State.STOPPING), "a new term, or a new cycle"),
+        (State.RUNNING, Stop): Row("on_stop", (State.RUNNING, State.STOPPING), "stop them"),
+        (State.RUNNING, Finish): Row("on_finish", _LEAVE, "the end"),
+        (State.RUNNING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
+        (State.RUNNING, ev.WorkerExited): Row(
+            "on_exit_running", (State.RUNNING, State.SUCCEEDED, *_STOP), "any-failed: one fault stops all"
+        ),
+        (State.RUNNING, ev.RankAsked): Row("on_asked", (State.RUNNING,), "pass it on"),
+        (State.RUNNING, RanksGone): Row("on_ranks_gone", (State.RUNNING,), "pass it on"),
+        (State.RUNNING, ev.HangSeen): Row("on_hang", (State.RUNNING,), "it should be dead in a moment"),
+        (State.RUNNING, ev.Signalled): Row("on_signalled", _LEAVE, "end the job"),
+        (State.RUNNING, ev.Warned): Row("on_warned", (State.RUNNING, State.LEAVING), "pass on; the second ends it"),
+        (State.RUNNING, Warn): Row("on_warn", (State.RUNNING,), "warn the ranks"),
+        (State.RUNNING, ev.Sick): Row("on_sick", (State.RUNNING,), "ask to be left out"),
+        (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphan, or a hung rank lives"),
+        (State.SUCCEEDED, ev.Connected): Row("on_connected", (State.SUCCEEDED,), "register with the success"),
+        (State.SUCCEEDED, ev.Disconnected): Row("on_disconnected", (State.SUCCEEDED,), "look for the coordinator"),
+        (State.SUCCEEDED, Plan): Row("on_plan_succeeded", (State.SUCCEEDED, State.RUNNING, State.IDLE), "once more"),
+        (State.SUCCEEDED, Stop): Row("on_stop_succeeded", (State.SUCCEEDED, State.IDLE), "others failed"),
+        (State.SUCCEEDED, Finish): Row("on_finish", _OUT, "the end"),
+        (State.SUCCEEDED, Refused): Row("on_finish", _OUT, "not wanted any more"),
+        (State.SUCCEEDED, ev.HangSeen): Row("ignore", (State.SUCCEEDED,), "it finished after all"),
+        (State.SUCCEEDED, ev.RankAsked): Row("on_asked", (State.SUCCEEDED,), "late word of a rank: it still counts"),
+        (State.SUCCEEDED, RanksGone): Row("ignore", (State.SUCCEEDED,), "no wrappers to tell"),
+        (State.SUCCEEDED, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
+        (State.SUCCEEDED, ev.Warned): Row("on_warned", (State.SUCCEEDED, State.GONE), "for the ranks that will run"),
+        (State.SUCCEEDED, Warn): Row("on_warn", (State.SUCCEEDED,), "for the ranks that will run"),
+        (State.SUCCEEDED, ev.Sick): Row("on_sick_succeeded", (State.SUCCEEDED,), "its work is done; not once more"),
+        (State.SUCCEEDED, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
+        (State.STOPPING, ev.Connected): Row("on_connected", (State.STOPPING,), "register with what still runs"),
+        (State.STOPPING, ev.Disconnected): Row("on_disconnected", (State.STOPPING,), "finish stopping first"),
+        (State.STOPPING, Plan): Row("on_plan_stopping", (State.STOPPING,), "for when they are gone"),
+        (State.STOPPING, Stop): Row("ignore", (State.STOPPING,), "doing it"),
+        (State.STOPPING, Finish): Row("on_finish", _LEAVE, "the end"),
+        (State.STOPPING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
+        (State.STOPPING, ev.WorkerExited): Row("on_exit_stopping", (*_STOP, State.RUNNING), "one fewer"),
+        (State.STOPPING, ev.HangSeen): Row("ignore", (State.STOPPING,), "it is being stopped anyway"),
+        (State.STOPPING, ev.RankAsked): Row("on_asked", (State.STOPPING,), "pass it on"),
+        (State.STOPPING, RanksGone): Row("ignore", (State.STOPPING,), "they are being stopped"),
+        (State.STOPPING, ev.Signalled): Row("on_signalled", _LEAVE, "end the job"),
+        (State.STOPPING, ev.Warned): Row("on_warned", (State.STOPPING, State.LEAVING), "for the ranks that will run"),
+        (State.STOPPING, Warn): Row("on_warn", (State.STOPPING,), "for the ranks that will run"),
+        (State.STOPPING, ev.Sick): Row("on_sick", (State.STOPPING,), "ask to be left out"),
+        (State.STOPPING, Tick): Row("on_tick_ladder", (State.STOPPING, State.GONE), "next rung of the stop ladder"),
+        (State.LEAVING, ev.Connected): Row("ignore", (State.LEAVING,), "too late"),
+        (State.LEAVING, ev.Disconnected): Row("ignore", (State.LEAVING,), "leaving anyway"),
+        (State.LEAVING, Plan): Row("ignore", (State.LEAVING,), "too late"),
+        (State.LEAVING, Stop): Row("ignore", (State.LEAVING,), "doing it"),
+        (State.LEAVING, Finish): Row("on_finish_leaving", (State.LEAVING,), "the same end for all"),
+        (State.LEAVING, Refused): Row("ignore", (State.LEAVING,), "leaving anyway"),
+        (State.LEAVING, ev.WorkerExited): Row("on_exit_leaving", _END, "one fewer"),
+        (State.LEAVING, ev.HangSeen): Row("ignore", (State.LEAVING,), "it is being stopped anyway"),
+        (State.LEAVING, ev.Signalled): Row("on_signalled_again", (State.LEAVING,), "a second signal: kill now"),
+        (State.LEAVING, ev.RankAsked): Row("ignore", (State.LEAVING,), "too late"),
+        (State.LEAVING, RanksGone): Row("ignore", (State.LEAVING,), "they are being stopped"),
+        (State.LEAVING, ev.Warned): Row("ignore", (State.LEAVING,), "they are being stopped"),
+        (State.LEAVING, Warn): Row("ignore", (State.LEAVING,), "they are being stopped"),
+        (State.LEAVING, ev.Sick): Row("ignore", (State.LEAVING,), "leaving anyway"),
+        (State.LEAVING, Tick): Row("on_tick_ladder", _END, "next rung of the stop ladder"),
+    }
+    # fmt: on
+
+    # --- the stream ---------------------------------------------------------------------------------------
+
+    def on_connected(self, event: ev.Connected, now: float) -> None:
+        """Tell the coordinator who we are and what we run."""
+        self._met = True
+        self._connect_by = self._orphan_by = None
+        self.emit(ev.Send(Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early)))
+        for message in (self._request, self._warn_job):
+            if message is not None:
+                self.emit(ev.Send(message))
+
+    def _doing(self) -> Doing:
+        active = self.plan is not None and self.plan.active
+        if self.state is State.IDLE and (self._preparing or self._unfit):
+            return Doing.STOPPING if active else Doing.PREPARING
+        return _DOING[self.state] if active else Doing.IDLE
+
+    def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
+        """The shell keeps looking for a coordinator; we bound how long that is any use."""
+        self.emit(Say(f"no coordinator: {event.why}"))
+        self._connect_by = now + self.settings.reconnect_timeout_s
+        self._orphan_by = now + self.settings.orphan_grace_s
+
+    def on_tick_alone(self, event: Tick, now: float) -> None:
+        """Without workers and without a coordinator there is nothing left to do."""
+        s = self.settings
+        within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
+        why = f"no coordinator could be reached within {within}"
+        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
+
+    # --- plans ----------------------------------------------------------------------------------------------
+
+    def on_plan_idle(self, event: Plan, now: float) -> None:
+        """Start, or be a spare."""
+        if not self._is_new(event):
+            return
+        if self._preparing or self._unfit:
+            self._next_plan = event
+        else:
+            self._take(event, now)
+
+    def on_plan_succeeded(self, event: Plan, now: float) -> None:
+        """The others failed and the cycle is run again, or a new coordinator took over."""
+        if self._carries_on(event):
+            self._carry_on(event)
+        elif self._is_new(event):
+            self._take(event, now)
+
+    def on_plan_running(self, event: Plan, now: float) -> None:
+        """A new coordinator carries on with our cycle; or a later cycle, for which ours has to end first."""
+        if self._carries_on(event):
+            self._carry_on(event)
+        elif self._is_new(event):
+            self._next_plan = event
+            self._stop(f"cycle {event.cycle} is planned", now)
+
+    def on_plan_stopping(self, event: Plan, now: float) -> None:
+        """Keep the newest plan until our workers are gone."""
+        kept = self._next_plan
+        if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
+            self._next_plan = event
+
+    def _is_new(self, plan: Plan) -> bool:
+        return plan.term >= self.term and (self.plan is None or plan.cycle > self.plan.cycle or self._respare(plan))
+
+    def _respare(self, plan: Plan) -> bool:
+        """A node that lost its place in this very cycle may be told that it is a spare of it."""
+        assert self.plan is not None
+        return plan.cycle == self.plan.cycle and not plan.active and self.state is State.IDLE
+
+    def _carries_on(self, plan: Plan) -> bool:
+        mine = self.plan
+        assert mine is not None
+        return plan.term >= self.term and plan.cycle == mine.cycle and plan.group_rank == mine.group_rank
+
+    def _carry_on(self, plan: Plan) -> None:
+        self.plan, self.term = plan, plan.term
+
+    def _take(self, plan: Plan, now: float) -> None:
+        again = self.plan is not None and plan.cycle == self.plan.cycle
+        self.plan, self.term = plan, plan.term
+        self._next_plan = None
+        if not plan.active:
+            self.state = State.IDLE
+            if not again:
+                self.emit(Say(f"cycle {plan.cycle}: this node is a hot spare"))
+            return
+        self._alive = set(range(self.node.nproc))
+        self._hung, self._faults, self._early, self._continues = {}, [], False, 0
+        self.state = State.RUNNING
+        last = plan.rank_offset + self.node.nproc - 1
+        self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"))
+        self.emit(ev.StartWorkers(plan))
+        if self._warned:
+            self.emit(ev.WarnRanks())
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def on_exit_running(self, event: ev.WorkerExited, now: float) -> None:
+        """A success is counted; a fault is reported at once and, under any-failed, stops the other workers."""
+        self._alive.discard(event.local_rank)
+        self._hung.pop(event.local_rank, None)
+        known = any(fault.local_rank == event.local_rank for fault in self._faults)
+        assert self.plan is not None
+        self._early = self._early or event.early
+        if event.fault is not None and not known:
+            self._fail(event.fault, now)
+        if self._alive or self.state is not State.RUNNING:
+            return
+        if self._faults:
+            self._stopped(now)
+            return
+        self.state = State.SUCCEEDED
+        self.emit(Say(f"cycle {self.plan.cycle}: all workers of this node finished"))
+        self.emit(ev.Send(Succeeded(self.plan.term, self.plan.cycle, self._early)))
+
+    def on_hang(self, event: ev.HangSeen, now: float) -> None:
+        """The monitor kills the rank; if that does not work within the kill timeout, go on without waiting."""
+        if event.fault.local_rank not in self._alive:
+            return  # late word: it has ended
+        self.emit(Say(headline(event.fault)))
+        self._hung[event.fault.local_rank] = now + self.settings.kill_timeout_s, event.fault
+
+    def on_asked(self, event: ev.RankAsked, now: float) -> None:
+        """The coordinator decides; what changes something is told again should the stream break."""
+        if self.plan is None or not self.plan.active:
+            return
+        plan = self.plan
+        rank = plan.rank_offset + event.local_rank
+        why = "".join(c if c.isprintable() else " " for c in event.description)  # it goes to terminals and logs
+        request = Asked(plan.term, plan.cycle, event.action, rank, why)
+        if event.action is not WorkloadAction.Continue:
+            self._request = request
+        elif self._continues >= _MAX_CONTINUES:
+            return  # a rank that asks in a loop shall not fill everybody's log
+        else:
+            self._continues += 1
+        self.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
+        self.emit(ev.Send(request))
+
+    def on_ranks_gone(self, event: RanksGone, now: float) -> None:
+        """For the in-process wrappers of this cycle."""
+        if self.plan is not None and event.cycle == self.plan.cycle:
+            self.emit(ev.PostGone(event.cycle, event.ranks, event.reason))
+
+    def on_warned(self, event: ev.Warned, now: float) -> None:
+        """The warning signal reaches every rank of the job once; who sends it a second time wants an end. Other user
+        signals are the workers' business."""
+        if event.signum != self.settings.warning_signum:
+            if self._alive and self.state is State.RUNNING and not event.everybody:
+                self.emit(Say(f"passing signal {event.signum} on to the workers"))
+                self.emit(ev.PassOn(event.signum))
+        elif self._warned_at is None:
+            self._warned_at = now
+            if not event.everybody:
+                self._warn_job = WarnJob(event.signum, self._got(event.signum))
+                self.emit(ev.Send(self._warn_job))
+            self._warn(event.signum, self._got(event.signum), event.everybody)
+        elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
+            code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
+            self.emit(ev.Send(EndJob(code, why)))
+            self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
+
+    def on_warn(self, event: Warn, now: float) -> None:
+        """The coordinator has it from another node, or from the clock."""
+        self._warn(event.signum, event.reason, False)
+
+    def _warn(self, signum: int, why: str, everybody: bool) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        self.emit(Say(f"{why}: the job is about to end, ranks are told to save their work"))
+        if self._alive and self.state is State.RUNNING:
+            self.emit(ev.WarnRanks())
+            if not everybody:
+                self.emit(ev.PassOn(signum))
+
+    def on_tick_running(self, event: Tick, now: float) -> None:
+        """A hung rank that cannot be killed, or no coordinator for too long."""
+        stuck = [rank for rank, (by, _) in self._hung.items() if now >= by]
+        if stuck:
+            _, fault = self._hung.pop(stuck[0])
+            self._fail(fault, now)
+        elif self._orphan_by is not None and now >= self._orphan_by:
+            self._orphan_by = None
+            self._stop(f"no coordinator for {self.settings.orphan_grace_s:g} s", now)
+
+    def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> None:
+        """When the last one is gone we are ready for the next cycle."""
+        self._alive.discard(event.local_rank)
+        if not self._alive:
+            self._stopped(now)
+
+    def on_exit_leaving(self, event: ev.WorkerExited, now: float) -> None:
+        """When the last one is gone we go, too."""
+        self._alive.discard(event.local_rank)
+        if not self._alive:
+            self._gone()
+
+    def _fail(self, fault: RankFault, now: float) -> None:
+        assert self.plan is not None
+        self._faults.append(fault)
+        self.emit(ev.Send(Failed(self.plan.term, self.plan.cycle, (fault,))))
+        if self.settings.policy is RestartPolicy.ANY_FAILED:
+            self._stop(f"local rank {fault.local_rank} failed", now)
+        else:
+            self.emit(Say(headline(fault)))  # whether the others go on is for the coordinator to say
+
+    # --- stopping -----------------------------------------------------------------------------------------------
+
+    def on_stop(self, event: Stop, now: float) -> None:
+        """Stop our workers, unless the message is about a cycle that was over before ours."""
+        assert self.plan is not None
+        if event.term >= self.term and event.cycle >= self.plan.cycle:
+            self._stop(event.reason, now)
+
+    def on_stop_succeeded(self, event: Stop, now: float) -> None:
+        """The others failed after we were done; we are ready for another cycle."""
+        assert self.plan is not None
+        if event.term >= self.term and event.cycle >= self.plan.cycle:
+            self._stopped(now)
+
+    def on_stop_idle(self, event: Stop, now: float) -> None:
+        """Nothing runs here (any more). A spare looks whether it is fit before it may be promoted."""
+        if self.plan is None or not self.plan.active:
+            self._prepare()
+        if self._preparing:
+            self._offer = Stopped(event.term, event.cycle, 0)
+        elif not self._unfit:
+            self.emit(ev.Send(Stopped(event.term, event.cycle, 0)))
+
+    def _stop(self, why: str, now: float) -> None:
+        assert self.plan is not None
+        if not self._alive:
+            self._stopped(now)
+            return
+        self.state = State.STOPPING
+        self.emit(Say(f"cycle {self.plan.cycle}: stopping {len(self._alive)} workers: {why}"))
+        self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now)
+
+    def _stopped(self, now: float) -> None:
+        assert self.plan is not None
+        self.state = State.IDLE
+        self._kill_at = self._give_up_at = None
+        self._hung = {}
+        if self._connect_by is not None:
+            self._connect_by = now + self.settings.reconnect_timeout_s
+        self._offer = Stopped(self.plan.term, self.plan.cycle, 0)
+        self._prepare()
+        if not self._preparing:
+            self._offer_node(now)
+
+    # --- fit for another cycle? ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        if self.settings.has_preflight and not self._preparing:
+            self._preparing = True
+            self.emit(ev.Prepare(self.plan is not None and self.plan.active))
+
+    def on_prepared(self, event: ev.Prepared, now: float) -> None:
+        """Nothing of the last cycle is in the way of the next one, and the node has been looked at."""
+        self._preparing = False
+        self._unfit = self._unfit or event.unfit
+        self._offer_node(now)
+
+    def on_sick(self, event: ev.Sick, now: float) -> None:
+        """A check of the node failed while it runs workers, or waits: others have to do without it."""
+        if not self._unfit:
+            self._unfit = event.why
+            self._declare_unfit()
+
+    def on_sick_succeeded(self, event: ev.Sick, now: float) -> None:
+        """Its work is done; but it is not to be used once more."""
+        self._unfit = event.why
+
+    def _declare_unfit(self) -> None:
+        term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
+        self._request = Asked(term, cycle, WorkloadAction.ExcludeThisNode, -1, self._unfit)
+        self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
+        self.emit(ev.Send(self._request))
+
+    def _offer_node(self, now: float) -> None:
+        """Ready for the next plan, which may be here already; an unfit node is not."""
+        offer, self._offer = self._offer, None
+        if self._unfit:
+            self._declare_unfit()
+            return
+        self.emit(ev.Send(offer or Stopped(0, 0, 0)))  # term 0: it has never run anything
+        if self._next_plan is not None:
+            self._take(self._next_plan, now)

@@ -1,0 +1,159 @@
+"""What the agent is told (settings, events) and what it asks for (commands). `Tick` and `Say` are in `core.machine`.
+
+`Prepare` and `Prepared` are the preflight before every cycle; the program begins with one of its own accord.
+
+Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvrx_slurm.types import AgentMessage, Plan, RankFault, RestartPolicy, WorkloadAction
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What the agent is told once. All times in seconds."""
+
+    stop_timeout_s: float = 15.0  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
+    term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
+    kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
+    same_signal_s: float = 3.0  # signals this close together are one wish to end, not an impatient second one
+    in_step: bool = False  # Slurm signals the workers itself, at about the time the coordinator tells us
+    orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
+    join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
+    reconnect_timeout_s: float = 30.0  # the same after having lost one
+    policy: RestartPolicy = RestartPolicy.ANY_FAILED
+    has_preflight: bool = False  # the node is made ready and looked at before it is offered for a cycle (`Prepare`)
+    warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
+
+
+# --- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A stream to a coordinator is open and both sides have proved who they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The stream broke, or went silent."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker is gone; `fault` is None when it ended with 0."""
+
+    local_rank: int
+    fault: RankFault | None
+    early: bool = False  # it ended with 0 because `should_stop` had told it to
+
+
+@dataclass(frozen=True, slots=True)
+class RankAsked:
+    """A rank made a workload control request."""
+
+    local_rank: int
+    action: WorkloadAction
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangSeen:
+    """A rank monitor found its rank hung and is killing it."""
+
+    fault: RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """This agent got a signal that ends the job (TERM, INT, HUP, QUIT)."""
+
+    signum: int
+    everybody: bool = False  # Slurm sends it to every process of the step, so the workers have had it, too
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """This agent got a user signal (USR1, USR2): the warning, or one that is only passed on to the workers."""
+
+    signum: int
+    everybody: bool = False  # as in Signalled
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The answer to `Prepare`, which always comes. `unfit`: why the node must not be used; "" if it may."""
+
+    unfit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sick:
+    """A check of the node failed at another time."""
+
+    why: str
+
+
+# --- commands -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the coordinator. The shell fills in `port` where a message has one."""
+
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Start all workers of this node for `plan`."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorkers:
+    """SIGCONT and then `signum` to the process groups of all workers that are alive."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """Only `signum` to the process groups of all workers that are alive."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarnRanks:
+    """Make `should_stop` true in all ranks of this node that are alive; without a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostGone:
+    """Tell the in-process wrappers on this node that these ranks of the cycle are dead."""
+
+    cycle: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the node ready for workers and check it; `used`: workers have run on it."""
+
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The agent's program ends with `code`."""
+
+    code: int
+    reason: str

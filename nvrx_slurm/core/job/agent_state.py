@@ -1,0 +1,145 @@
+"""What an agent knows, how it stops workers for good or for a while, and how it ends. The table is in `core.job.agent`."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from nvrx_slurm.core.job import agent_events as ev
+from nvrx_slurm.core.machine import Machine, Tick, earliest
+from nvrx_slurm.errors import ExitCode, signal_exit_code
+from nvrx_slurm.types import Asked, EndJob, Finish, Node, Plan, RankFault, Refused, Stopped, WarnJob
+
+SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
+
+
+class State(Enum):
+    """States of the agent."""
+
+    IDLE = "no workers; waiting for a plan"
+    RUNNING = "workers run"
+    SUCCEEDED = "all workers of this node ended well; waiting for the others"
+    STOPPING = "workers are being stopped for the next cycle"
+    LEAVING = "workers are being stopped for good"
+    GONE = "done"
+
+
+class AgentState(Machine):
+    """The base of the agent's core."""
+
+    def __init__(self, node: Node, settings: ev.AgentSettings, now: float) -> None:
+        super().__init__(State.IDLE, now)
+        self.node = node
+        self.settings = settings
+        self.plan: Plan | None = None  # the last one that was taken
+        self.term = 0
+        self._next_plan: Plan | None = None  # waits until the workers of the old cycle are gone
+        self._alive: set[int] = set()  # local ranks
+        self._exit: ev.Exit | None = None
+        self._connect_by: float | None = now + settings.join_timeout_s
+        self._orphan_by: float | None = None
+        self._term_at: float | None = None
+        self._term_signum = SIGTERM
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._preparing = settings.has_preflight  # the program begins with that
+        self._offer: Stopped | None = None  # to be said when it is prepared; None: for the first time
+        self._unfit = ""  # why this node must not run anything more
+        self._hung: dict[int, tuple[float, RankFault]] = {}  # local rank -> until when its monitor may take to kill it
+        self._faults: list[RankFault] = []  # of the last plan
+        self._early = False  # a worker of the last plan ended because it was warned
+        self._request: Asked | None = None  # the last one that changes something: told again on every stream
+        self._continues = 0  # requests to continue in this cycle
+        self._warned = False
+        self._warned_at: float | None = None  # when this very agent got the signal
+        self._warn_job: WarnJob | None = None  # told again on every stream
+        self._signalled_at: float | None = None
+        self._met = False  # has ever had a coordinator
+
+    def deadline(self) -> float | None:
+        """When the next Tick is due (monotonic seconds), or None."""
+        if self.state is State.RUNNING:
+            return earliest(self._orphan_by, *(by for by, _ in self._hung.values()))
+        if self.state in (State.STOPPING, State.LEAVING):
+            return earliest(self._term_at, self._kill_at, self._give_up_at)
+        return self._connect_by
+
+    # --- the stop ladder ------------------------------------------------------------------------------------------
+
+    def _start_ladder(self, signum: int, grace_s: float, now: float) -> None:
+        self._kill_at = now + grace_s
+        self._give_up_at = None
+        self.emit(ev.SignalWorkers(signum))
+
+    def on_tick_ladder(self, event: Tick, now: float) -> None:
+        """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
+        if self._term_at is not None and now >= self._term_at:
+            self._term_at = None
+            self.emit(ev.SignalWorkers(self._term_signum))
+        elif self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._give_up_at = now + self.settings.kill_timeout_s
+            self.emit(ev.SignalWorkers(SIGKILL))
+        elif self._give_up_at is not None and now >= self._give_up_at:
+            who = ", ".join(str(r) for r in sorted(self._alive))
+            if self._exit is None:
+                why = f"local ranks {who} do not end after SIGKILL (uninterruptible sleep?)"
+                self._exit = ev.Exit(ExitCode.NODE_REFUSED, why)
+            self._gone()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def on_finish(self, event: Finish | Refused, now: float) -> None:
+        """The coordinator says how this ends; where some agent was told by a signal, workers get that signal."""
+        signum = event.signum if isinstance(event, Finish) else 0
+        s = self.settings
+        grace_s = s.term_timeout_s if signum else s.stop_timeout_s
+        wait_s = s.same_signal_s if signum and s.in_step else 0.0
+        self._leave(ev.Exit(event.code, event.reason), signum or SIGTERM, grace_s, now, wait_s)
+
+    def on_finish_leaving(self, event: Finish, now: float) -> None:
+        """We are on our way out already, but the job ends for one reason, with one code, on all nodes."""
+        self._exit = ev.Exit(event.code, event.reason)
+
+    def on_signalled(self, event: ev.Signalled, now: float) -> None:
+        """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
+        self._signalled_at = now
+        code, why = signal_exit_code(event.signum), self._got(event.signum)
+        self.emit(ev.Send(EndJob(code, why, event.signum)))
+        wait_s = None if event.everybody else 0.0
+        self._leave(ev.Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
+
+    def _got(self, signum: int) -> str:
+        return f"node {self.node.infra_rank} ({self.node.host}) got signal {signum}"
+
+    def on_signalled_again(self, event: ev.Signalled, now: float) -> None:
+        """Slurm tells an end several times over (job, step, front) and may do so after the coordinator has: that is one
+        wish. Whoever signals again later does not want to wait."""
+        if event.everybody:
+            self._term_at = None
+        if self._signalled_at is None:
+            self._signalled_at = now
+        elif self._kill_at is not None and now >= self._signalled_at + self.settings.same_signal_s:
+            self._kill_at = now
+
+    def _leave(self, end: ev.Exit, signum: int, grace_s: float, now: float, wait_s: float | None = 0.0) -> None:
+        """Stop for good. The workers get `signum` once: after `wait_s`, or (None) from somebody else."""
+        stopping = self.state is State.STOPPING
+        self._exit = end
+        self.state = State.LEAVING
+        if not self._alive:
+            self._gone()
+        elif stopping:  # they have had their signal: never a second one, only a shorter wait
+            self._kill_at = earliest(self._kill_at, now + grace_s) if self._kill_at is not None else None
+        elif wait_s == 0.0:
+            self._start_ladder(signum, grace_s, now)
+        else:
+            self._term_at = now + wait_s if wait_s is not None else None
+            self._term_signum = signum
+            self._kill_at = now + max(grace_s, (wait_s or 0.0) + 1.0)
+            self.emit(ev.PassOn(SIGCONT))  # a stopped worker acts on nothing
+
+    def _gone(self) -> None:
+        assert self._exit is not None
+        self.state = State.GONE
+        self._term_at = self._kill_at = self._give_up_at = None
+        self.emit(self._exit)

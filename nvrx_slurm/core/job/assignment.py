@@ -1,0 +1,72 @@
+"""The places of one cycle: who has which group rank and ranks, who is done, who is broken. O(1) per message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nvrx_slurm.types import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One group rank: its node and its global ranks `first_rank` .. `first_rank + nproc - 1`."""
+
+    node_id: str
+    first_rank: int
+    nproc: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its global ranks."""
+        return tuple(range(self.first_rank, self.first_rank + self.nproc))
+
+
+class Assignment:
+    """`slots` by group rank; `shared` is the plan as a spare gets it (None: nothing was planned yet)."""
+
+    def __init__(self, shared: Plan | None = None, slots: Mapping[int, Slot] | None = None) -> None:
+        self._shared = shared
+        self.slots = dict(slots or {})
+        self.places = {g: slot.node_id for g, slot in self.slots.items()}  # kept by the next plan where possible
+        self._group_rank = {slot.node_id: g for g, slot in self.slots.items()}
+        self.succeeded: set[int] = set()  # group ranks whose workers all ended with 0
+        self.early = False  # some of them because they were warned
+        self.broken: set[int] = set()  # group ranks with a fault (min-healthy goes on without them)
+        self.gone: set[int] = set()  # those of them that are out for good: their ranks were declared dead
+
+    @classmethod
+    def of(cls, places: Mapping[int, str]) -> Assignment:
+        """Places without a plan: of a cycle that is over."""
+        return cls(None, {g: Slot(node_id, 0, 0) for g, node_id in places.items()})
+
+    def group_rank(self, node_id: str) -> int | None:
+        """The place of a node, or None."""
+        return self._group_rank.get(node_id)
+
+    def __len__(self) -> int:
+        """Active nodes."""
+        return len(self.slots)
+
+    @property
+    def planned(self) -> int:
+        """Active nodes that the plan speaks of; more than `len` where a new term has not seen all of them."""
+        return self._shared.active_nodes if self._shared is not None else 0
+
+    @property
+    def healthy(self) -> int:
+        """Active nodes that run without a fault."""
+        return len(self.slots.keys() - self.broken - self.succeeded)
+
+    @property
+    def good(self) -> int:
+        """Active nodes that run without a fault or are done."""
+        return len(self.slots) - len(self.broken)
+
+    def plan_for(self, node_id: str) -> Plan:
+        """The plan from the point of view of one member."""
+        assert self._shared is not None
+        group_rank = self._group_rank.get(node_id)
+        if group_rank is None:
+            return self._shared
+        return replace(self._shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank)

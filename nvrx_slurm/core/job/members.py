@@ -1,0 +1,96 @@
+"""The coordinator's view of the connected agents: who is here, who is ready, who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nvrx_slurm.core.job.placement import infra_order
+from nvrx_slurm.types import Node
+
+# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing, and says when it is fit.
+READY, JOINING, PREPARING = -1, -2, -3
+_NAMES_SHOWN = 16
+
+
+@dataclass(slots=True)
+class Member:
+    """One connected agent."""
+
+    node: Node
+    port: int  # it offers this one as MASTER_PORT
+    busy: int = READY  # highest cycle of which it may still run workers
+
+
+class Members:
+    """Connected agents by node_id; every query the coordinator makes per message is O(1)."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Member] = {}
+        self._by_infra: dict[int, str] = {}
+        self.ready = 0  # how many have no workers
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __getitem__(self, node_id: str) -> Member:
+        return self._by_id[node_id]
+
+    def get(self, node_id: str) -> Member | None:
+        """The member, or None if it is not connected."""
+        return self._by_id.get(node_id)
+
+    def same_place(self, node: Node) -> Member | None:
+        """The connected member that `node` replaces: the same agent life, or the same infra rank."""
+        known = node.node_id if node.node_id in self._by_id else self._by_infra.get(node.infra_rank, "")
+        return self._by_id.get(known)
+
+    def put(self, node: Node, port: int, busy: int) -> None:
+        """Add a member, or note what has become of it."""
+        self.remove(node.node_id)
+        self._by_id[node.node_id] = Member(node, port, busy)
+        self.ready += busy == READY
+        if node.infra_rank >= 0:
+            self._by_infra[node.infra_rank] = node.node_id
+
+    def remove(self, node_id: str) -> Member | None:
+        """Forget a member; None if it is not here."""
+        member = self._by_id.pop(node_id, None)
+        if member is None:
+            return None
+        self.ready -= member.busy == READY
+        if self._by_infra.get(member.node.infra_rank) == node_id:
+            del self._by_infra[member.node.infra_rank]
+        return member
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        self._by_id.clear()
+        self._by_infra.clear()
+        self.ready = 0
+
+    def set_busy(self, node_id: str, cycle: int) -> None:
+        """Note that a member may run workers of `cycle`, or with READY that it runs none."""
+        member = self._by_id[node_id]
+        self.ready += (cycle == READY) - (member.busy == READY)
+        member.busy = cycle
+
+    def ready_nodes(self) -> list[Node]:
+        """The nodes that can be part of a plan now."""
+        return [m.node for m in self._by_id.values() if m.busy == READY]
+
+    def in_order(self) -> list[Node]:
+        """All connected nodes in infra order."""
+        return sorted((m.node for m in self._by_id.values()), key=infra_order)
+
+    def missing(self, expected: Sequence[str], at_least: int) -> str:
+        """One sentence: how many are here and, as far as names are known, who is not."""
+        head = f"{len(self)} of at least {at_least} nodes are here"
+        names = [host for rank, host in enumerate(expected) if rank not in self._by_infra]
+        if not names:
+            return head
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return f"{head}; missing: {', '.join(names[:_NAMES_SHOWN])}{more}"

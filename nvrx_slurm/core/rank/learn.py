@@ -1,0 +1,216 @@
+"""Timeouts learned from what was seen: a safety factor times the longest time, smoothed from one learning to the next.
+
+Pure. All times are seconds. Names, defaults and rules: reference 2.1 (HeartbeatTimeouts, SectionTimeouts).
+What is put in must be the same on all ranks (the longest time of any of them), so what comes out is the same, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+STATE_KEY = "current_timeouts"
+_MAX_SECTIONS = 10_000  # of a saved state: more than any job can have
+_WEIGHT_OF_NEW = 0.5
+
+
+class NotReady(ValueError):
+    """Too little was seen to learn from; the text is one sentence."""
+
+
+@dataclass(frozen=True)
+class HeartbeatTimeouts:
+    """Timeouts of heartbeats in seconds; None = no limit.
+
+    `initial`: from init to the first one. `subsequent`: between two. `were_calculated`: learned, not configured
+    (None = not said).
+    """
+
+    initial: float | None = None
+    subsequent: float | None = None
+    were_calculated: bool | None = None
+
+    @property
+    def are_valid(self) -> bool:
+        """Whether both limits exist."""
+        return self.initial is not None and self.subsequent is not None
+
+
+@dataclass(frozen=True)
+class SectionTimeouts:
+    """Timeouts of sections in seconds; None = no limit.
+
+    `section`: by name. `out_of_section`: while no section is open. `calculated_sections` and
+    `is_out_of_section_calculated` say which of them were learned; the others are the configured ones.
+    """
+
+    section: Mapping[str, float | None] = field(default_factory=dict)
+    out_of_section: float | None = None
+    calculated_sections: frozenset[str] = frozenset()
+    is_out_of_section_calculated: bool = False
+
+    @property
+    def were_calculated(self) -> bool:
+        """Whether all limits were learned."""
+        return self.calculated_sections == set(self.section) and self.is_out_of_section_calculated
+
+    @property
+    def are_valid(self) -> bool:
+        """Whether every section, and the time outside, has a limit."""
+        return self.out_of_section is not None and None not in self.section.values()
+
+    @property
+    def any_calculated(self) -> bool:
+        """Whether at least one limit was learned."""
+        return bool(self.calculated_sections) or self.is_out_of_section_calculated
+
+
+def learn_heartbeats(
+    initial_s: float, longest_s: float, factor: float, current: HeartbeatTimeouts
+) -> HeartbeatTimeouts:
+    """New timeouts from the longest times seen until a first heartbeat, and between two (0 = none was seen).
+
+    Raises NotReady if one of them is 0. `factor` >= 1; timeouts that were learned before count for one half.
+    """
+    if not initial_s or not longest_s:
+        missing = "a first heartbeat" if not initial_s else "two heartbeats in a row"
+        raise NotReady(f"heartbeat timeouts cannot be calculated yet: no rank has sent {missing}")
+    learned_before = bool(current.were_calculated)
+    return HeartbeatTimeouts(
+        _merged(factor * initial_s, current.initial if learned_before else None),
+        _merged(factor * longest_s, current.subsequent if learned_before else None),
+        True,
+    )
+
+
+def learn_sections(
+    longest_s: Mapping[str, float],
+    longest_outside_s: float,
+    factor: float,
+    current: SectionTimeouts,
+    selected: Collection[str] | None = None,
+    outside: bool = True,
+) -> SectionTimeouts:
+    """New timeouts of the `selected` sections (None = all of `longest_s`), and if `outside` of the time in none.
+
+    `longest_s`: the longest time seen in each configured section (0 = none was seen), likewise `longest_outside_s`.
+    The others keep their current timeout. Raises NotReady if something needed was not seen, ValueError for a section
+    that is not configured.
+    """
+    names = list(longest_s if selected is None else dict.fromkeys(selected))
+    if unknown := [name for name in names if name not in longest_s]:
+        raise ValueError(f"section {unknown[0]!r} is not in rank_section_timeouts: {', '.join(longest_s) or 'none is'}")
+    missing = [f"section {name!r}" for name in names if not longest_s[name]]
+    if outside and not longest_outside_s:
+        missing.append("time out of all sections")
+    if missing:
+        raise NotReady(f"section timeouts cannot be calculated yet: no rank has completed {', '.join(missing)}")
+    limits = dict(current.section)
+    for name in names:
+        before = current.section.get(name) if name in current.calculated_sections else None
+        limits[name] = _merged(factor * longest_s[name], before)
+    outside_limit = current.out_of_section
+    if outside:
+        before = outside_limit if current.is_out_of_section_calculated else None
+        outside_limit = _merged(factor * longest_outside_s, before)
+    return SectionTimeouts(
+        limits,
+        outside_limit,
+        current.calculated_sections | frozenset(names),
+        current.is_out_of_section_calculated or outside,
+    )
+
+
+def _merged(new: float, before: float | None) -> float:
+    return new if before is None else _WEIGHT_OF_NEW * new + (1 - _WEIGHT_OF_NEW) * before
+
+
+def with_learned(configured: SectionTimeouts, learned: SectionTimeouts) -> SectionTimeouts:
+    """`configured` with the limits of `learned` that were calculated; sections that are not configured are left out."""
+    names = learned.calculated_sections & set(configured.section)
+    use_outside = learned.is_out_of_section_calculated
+    return SectionTimeouts(
+        {name: learned.section[name] if name in names else limit for name, limit in configured.section.items()},
+        learned.out_of_section if use_outside else configured.out_of_section,
+        configured.calculated_sections | names,
+        configured.is_out_of_section_calculated or use_outside,
+    )
+
+
+def to_message(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[str, Any]:
+    """The calculated limits, by the names of `core.rank.watch.Limits`: what the rank monitor must be told."""
+    told: dict[str, Any] = {}
+    if heartbeats.were_calculated:
+        told["initial_rank_heartbeat_timeout"] = heartbeats.initial
+        told["rank_heartbeat_timeout"] = heartbeats.subsequent
+    if sections.is_out_of_section_calculated:
+        told["rank_out_of_section_timeout"] = sections.out_of_section
+    if sections.calculated_sections:
+        told["rank_section_timeouts"] = {name: sections.section[name] for name in sorted(sections.calculated_sections)}
+    return told
+
+
+def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[str, Any]:
+    """The calculated limits as JSON-safe data, the same on all ranks."""
+    timeouts: dict[str, Any] = {}
+    if heartbeats.were_calculated:
+        timeouts["heartbeat"] = {
+            "initial": heartbeats.initial,
+            "subsequent": heartbeats.subsequent,
+            "were_calculated": True,
+        }
+    if sections.any_calculated:
+        names = sorted(sections.calculated_sections)
+        timeouts["section"] = {
+            "section": {name: sections.section[name] for name in names},
+            "out_of_section": sections.out_of_section if sections.is_out_of_section_calculated else None,
+            "calculated_sections": names,
+            "is_out_of_section_calculated": sections.is_out_of_section_calculated,
+        }
+    return {STATE_KEY: timeouts}
+
+
+def from_state(state: object) -> tuple[HeartbeatTimeouts, SectionTimeouts]:
+    """The calculated limits in what to_state() once gave, nothing else of it. Raises ValueError, one sentence."""
+    timeouts = _mapping(_mapping(state, "it").get(STATE_KEY), STATE_KEY)
+    return _heartbeats_from(timeouts.get("heartbeat")), _sections_from(timeouts.get("section"))
+
+
+def _heartbeats_from(saved: object) -> HeartbeatTimeouts:
+    if saved is None or not _mapping(saved, "heartbeat").get("were_calculated"):
+        return HeartbeatTimeouts()
+    values = _mapping(saved, "heartbeat")
+    return HeartbeatTimeouts(_seconds(values, "initial"), _seconds(values, "subsequent"), True)
+
+
+def _sections_from(saved: object) -> SectionTimeouts:
+    if saved is None:
+        return SectionTimeouts()
+    values = _mapping(saved, "section")
+    names = values.get("calculated_sections")
+    if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in names):
+        raise ValueError("calculated_sections is not a list of names")
+    if len(names) > _MAX_SECTIONS:
+        raise ValueError(f"it has more than {_MAX_SECTIONS} sections")
+    limits = _mapping(values.get("section"), "section.section")
+    use_outside = bool(values.get("is_out_of_section_calculated"))
+    return SectionTimeouts(
+        {name: _seconds(limits, name) for name in sorted(names)},
+        _seconds(values, "out_of_section") if use_outside else None,
+        frozenset(names),
+        use_outside,
+    )
+
+
+def _mapping(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is not a mapping")
+    return value
+
+
+def _seconds(values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise ValueError(f"{name} is not a number of seconds above 0 but {str(value)[:40]!r}")
+    return float(value)

@@ -1,0 +1,125 @@
+"""Which sections of a rank are open, and how long each took: the rank's own book of them. Pure, and not one import.
+
+Times are monotonic nanoseconds (> 0). Sections may nest and overlap; one name is open at most once. The caller copies
+what changes into the shared page: a slot's word on start() and end(), and `outside_ns`.
+Source: shared/seeds (sections), reference 2.1 (warm-up, time out of sections).
+"""
+
+from __future__ import annotations
+
+from nvrx_slurm.core.rank.watch import STEP_SECTION, WARMUP_SECTION, slots_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class SectionError(ValueError):
+    """A section is opened twice, or closed while it is not open; the text is one sentence."""
+
+
+class Sections:
+    """The book of one rank, from `now_ns` on.
+
+    `names`: the configured sections, in the order of the page. `warmup_iterations` (>= 0): how many steps are slower;
+    they count as section "warmup" if there is one. `iteration()`: the training's own count, None where it has none;
+    then the steps are counted here.
+
+    `slots`: of each configured section. `outside_ns`: since when the rank has been in no section, 0 = it is in one, or
+    that does not count yet: without "warmup" the time before the first "step" is preparation that no limit fits.
+    """
+
+    __slots__ = (
+        "_first",
+        "_iteration",
+        "_longest_ns",
+        "_longest_outside_ns",
+        "_open",
+        "_outside_counts",
+        "_owners",
+        "_steps",
+        "_warm_step",
+        "_warmup_iterations",
+        "outside_ns",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        warmup_iterations: int,
+        now_ns: int,
+        iteration: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        slots = slots_of(list(names))
+        self.slots = {name: slot for slot, (name, own) in enumerate(slots) if own}
+        self._owners = [name for name, _ in slots]
+        # The slot of a "step" during warm-up; -1: there is no warm-up, or it is over.
+        self._warm_step = next((slot for slot, (_, own) in enumerate(slots) if not own), -1)
+        self._warmup_iterations = warmup_iterations
+        self._iteration = iteration
+        self._first: int | None = None
+        self._steps = 0
+        self._open: dict[str, tuple[int, int]] = {}  # name -> (slot, since)
+        self._longest_ns = [0] * len(slots)
+        self._longest_outside_ns = 0
+        self._outside_counts = bool(names) and (STEP_SECTION not in self.slots or WARMUP_SECTION in self.slots)
+        self.outside_ns = now_ns if self._outside_counts else 0
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The open sections, in the order of their opening."""
+        return tuple(self._open)
+
+    def start(self, name: str, now_ns: int) -> int:
+        """Section `name` begins; returns its slot. Raises SectionError (it is open), KeyError (not configured)."""
+        slot = self.slots[name]
+        if name in self._open:
+            raise SectionError(f"section {name!r} is already open: end_section({name!r}) first")
+        if name == STEP_SECTION:
+            self._outside_counts = True
+            if self._warm_step >= 0 and self._is_warming_up():
+                slot = self._warm_step
+        self._end_outside(now_ns)
+        self.outside_ns = 0
+        self._open[name] = (slot, now_ns)
+        return slot
+
+    def end(self, name: str, now_ns: int) -> int:
+        """Section `name` is over; returns its slot. Raises SectionError (it is not open), KeyError (not configured)."""
+        found = self._open.pop(name, None)
+        if found is None:
+            self.slots[name]  # a name that nobody configured is another error
+            raise SectionError(f"section {name!r} is not open: start_section({name!r}) first")
+        slot, since_ns = found
+        if now_ns - since_ns > self._longest_ns[slot]:
+            self._longest_ns[slot] = now_ns - since_ns
+        if not self._open and self._outside_counts:
+            self.outside_ns = now_ns
+        return slot
+
+    def longest_ns(self, now_ns: int) -> tuple[dict[str, int], int]:
+        """The longest time in each section so far, and in none (up to now): ns, 0 = never ended, never outside.
+
+        They are what the limits are about: a "step" that had the limit of "warmup" counts for that.
+        """
+        self._end_outside(now_ns)
+        longest = dict.fromkeys(self.slots, 0)
+        for owner, took_ns in zip(self._owners, self._longest_ns, strict=True):
+            longest[owner] = max(longest[owner], took_ns)
+        return longest, self._longest_outside_ns
+
+    def _end_outside(self, now_ns: int) -> None:
+        if self.outside_ns and now_ns - self.outside_ns > self._longest_outside_ns:
+            self._longest_outside_ns = now_ns - self.outside_ns
+
+    def _is_warming_up(self) -> bool:
+        iteration = self._iteration()
+        if iteration is None:
+            iteration, self._steps = self._steps, self._steps + 1
+        if self._first is None:
+            self._first = iteration
+        if iteration - self._first >= self._warmup_iterations:
+            self._warm_step = -1
+            return False
+        return True

@@ -1,0 +1,370 @@
+"""GPUs, as NVML tells of them. What NVML cannot tell is unknown; a GPU that fails to answer fails in `gpu-recovery`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.system import gpu_facts, gpus, pci
+from nvrx_slurm.system.gpu_facts import Ecc, Heat, Pages, Rows
+from nvrx_slurm.system.hardware import Absent, HardwareError
+
+T = TypeVar("T")
+Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
+
+# A driver without persistence mode takes seconds to open.
+nvml_check = partial(Check, lane=NVML, budget_s=4.0)
+
+
+_KNOWN = "/proc/driver/nvidia/gpus"  # a container has the directories of its own GPUs only
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+
+gpus.preload()  # in the process that forks the checks
+
+
+def visible(node: NodeView) -> Mapping[str, str]:
+    """The environment that says which GPUs are looked at: all in Slurm's scripts, where CUDA_VISIBLE_DEVICES is the
+    job's, else those that this process may use."""
+    return {} if in_script(node.env) else node.env
+
+
+def in_script(env: Mapping[str, str]) -> bool:
+    """Whether this is a prolog or epilog of a job: Slurm says so, or our hook.sh (which hands on few variables)."""
+    return "SLURM_SCRIPT_CONTEXT" in env or ("SLURM_JOB_ID" in env and "SLURM_JOB_NODELIST" not in env)
+
+
+def reading(read: Callable[..., Facts[T]]) -> Callable[[NodeView, Expected], Facts[T]]:
+    """A `gather` of what `read(env, say=)` tells; failures are ValueErrors, that is unknown."""
+
+    def gather(node: NodeView, expected: Expected) -> Facts[T]:
+        try:
+            return read(visible(node), say=node.doing)
+        except HardwareError as failure:
+            raise ValueError(str(failure)) from None
+
+    return gather
+
+
+def each(facts: Facts[T], problem: Callable[[T], str], well: str) -> tuple[Verdict, str]:
+    """Fails for every GPU with a problem ("" = none)."""
+    wrong = [f"{gpu} {said}" for gpu, fact in facts.items() if (said := problem(fact))]
+    return (Verdict.FAIL, listed(wrong)) if wrong else (Verdict.PASS, f"{len(facts)} GPUs {well}")
+
+
+# --- memory, for the agent that waits until it is free --------------------------------------------------------------
+
+
+def gather_memory(node: NodeView, expected: Expected) -> dict[str, float]:
+    """MiB in use by GPU, of those that CUDA_VISIBLE_DEVICES shows. What bounds it is the check's own time."""
+    return gpus.memory_used_mb(node.env, timeout_s=2 * gpus.TIMEOUT_S, say=node.doing)
+
+
+# No check of a node, but read like one: in a child that can be killed, or left in a driver that does not answer.
+MEMORY = nvml_check(
+    name="gpu-memory",
+    reads="NVML: memory in use",
+    fails="Never.",
+    gather=gather_memory,
+    judge=lambda used_mb, expected: (Verdict.PASS, ""),
+    contexts=(),
+    budget_s=gpus.TIMEOUT_S,
+    learn=dict,
+)
+
+
+# --- how many -------------------------------------------------------------------------------------------------------
+
+
+class Counts(NamedTuple):
+    """GPUs that NVML shows (None: it cannot be used, `why`), that are on the PCI bus and meant for us (None: nobody
+    can tell), and that Slurm gave to this job (None: this is no job)."""
+
+    shown: int | None
+    on_bus: int | None
+    given: int | None
+    why: str = ""
+
+
+def gather_count(node: NodeView, expected: Expected) -> Counts:
+    """Raises Absent where there is no driver, unless some GPUs are expected, or a loaded library finds no driver; and
+    in a job with parts of GPUs (MIG), which Slurm counts and NVML does not."""
+    in_job = not in_script(node.env)
+    if in_job and any(part.strip().startswith("MIG") for part in node.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+        raise Absent("MIG instances, not whole GPUs, are assigned")
+    on_bus = None
+    if os.geteuid() == 0 or not node.live:  # others may be kept from some of them by a cgroup
+        known = node.names(_KNOWN)
+        on_bus = sum(not _hidden(node, address, known) for address in pci.gpus(node.path("/sys")))
+    word = node.env.get("SLURM_GPUS_ON_NODE", "") if in_job else ""
+    given = int(word) if word.isdecimal() and len(word) < 6 else None
+    node.doing("asking NVML for the number of GPUs")
+    try:
+        return Counts(gpus.seen(), on_bus, given)
+    except gpus.NoNvml as why:
+        if not expected["gpus"] and not given and (why.code == "LIBRARY_NOT_FOUND" or not on_bus):
+            raise
+        return Counts(None, on_bus, given, str(why))
+    except HardwareError as failure:
+        if isinstance(failure, gpus.NvmlFailed) and failure.code in gpus.SAYS_NOTHING:
+            raise ValueError(str(failure)) from None
+        return Counts(None, on_bus, given, str(failure))
+
+
+def _hidden(node: NodeView, address: str, known: list[str]) -> bool:
+    """Whether the driver has it, but this container has no device file of it, or is not told of it as of others.
+
+    One that the driver gave up has no directory either, but then it is not bound to it.
+    """
+    if known and address not in known:
+        return os.path.basename(os.path.realpath(node.path(f"/sys/bus/pci/devices/{address}/driver"))) == "nvidia"
+    try:
+        told = _MINOR.search(node.text(f"{_KNOWN}/{address}/information", 4096))
+    except OSError:
+        return False
+    return told is not None and not os.path.exists(node.path(f"/dev/nvidia{told[1]}"))
+
+
+def judge_count(counts: Counts, expected: Expected) -> tuple[Verdict, str]:
+    """Fails below what the job was given; outside of jobs unless NVML shows `gpus`, else below what is on the bus (of
+    which a container or a virtual machine may not see all)."""
+    exact = counts.given is None and expected["gpus"] is not None
+    wanted = next((n for n in (counts.given, expected["gpus"], counts.on_bus) if n is not None), None)
+    if counts.shown is None:
+        return Verdict.FAIL, f"{f'{wanted} GPUs' if wanted else 'the GPUs'} cannot be used: {counts.why}"
+    if wanted is not None and (counts.shown < wanted or (exact and counts.shown > wanted)):
+        return Verdict.FAIL, f"NVML shows {counts.shown} GPUs instead of {wanted}"
+    if not counts.shown:
+        raise Absent("there is no GPU")
+    return Verdict.PASS, f"{counts.shown} GPUs"
+
+
+# --- what the driver wants done -------------------------------------------------------------------------------------
+
+
+def gather_recovery(node: NodeView, expected: Expected) -> Facts[str] | HardwareError:
+    """The action, or how asking for it failed."""
+    try:
+        return gpus.recovery_actions(visible(node), say=node.doing)
+    except HardwareError as failure:
+        return failure
+
+
+def judge_recovery(facts: Facts[str] | HardwareError, expected: Expected) -> tuple[Verdict, str]:
+    """Any action but none fails; so does a GPU that is lost or a driver that fails to answer. An error that is not
+    about a GPU is unknown."""
+    if isinstance(facts, gpus.NvmlFailed) and facts.code in gpus.SAYS_NOTHING:
+        return Verdict.UNKNOWN, str(facts)
+    if isinstance(facts, HardwareError):
+        return Verdict.FAIL, str(facts)
+    return each(facts, lambda action: "" if action == gpus.NO_ACTION else f"needs {action}", "need no recovery action")
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def judge_ecc(facts: Facts[Ecc], expected: Expected) -> tuple[Verdict, str]:
+    """Fails above `gpu_ecc_uncorrected_max` or `gpu_ecc_corrected_max`."""
+    most = Ecc(expected["gpu_ecc_corrected_max"], expected["gpu_ecc_uncorrected_max"])
+
+    def problem(found: Ecc) -> str:
+        if found.uncorrected > most.uncorrected:
+            return f"has {found.uncorrected} uncorrected ECC errors"
+        return f"has {found.corrected} corrected ECC errors" if found.corrected > most.corrected else ""
+
+    return each(facts, problem, "have no ECC errors to speak of")
+
+
+def judge_rows(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]:
+    """A remap that failed, or waits for a reset, fails."""
+
+    def problem(rows: Rows) -> str:
+        if rows.failed:
+            return "could not remap a row: its memory needs repair"
+        return "has a row to remap: it needs a reset" if rows.pending else ""
+
+    return each(facts, problem, f"have no row to remap ({sum(rows.remapped for rows in facts.values())} are)")
+
+
+def judge_pages(facts: Facts[Pages], expected: Expected) -> tuple[Verdict, str]:
+    """More retired pages than `gpu_retired_pages_max` fail, and pages that wait for a reset."""
+
+    def problem(pages: Pages) -> str:
+        if pages.retired > expected["gpu_retired_pages_max"]:
+            return f"has retired {pages.retired} pages"
+        return "has pages to retire: it needs a reset" if pages.pending else ""
+
+    return each(facts, problem, "have retired few pages or none")
+
+
+# --- speed and heat -------------------------------------------------------------------------------------------------
+
+
+def judge_throttle(facts: Facts[tuple[str, ...]], expected: Expected) -> tuple[Verdict, str]:
+    """Fails for a reason of `gpu_throttle_reasons`."""
+    grave = expected["gpu_throttle_reasons"]
+    return each(facts, lambda reasons: _slowed([why for why in reasons if why in grave]), "run at the clocks they want")
+
+
+def _slowed(reasons: list[str]) -> str:
+    return f"is slowed down ({', '.join(reasons)})" if reasons else ""
+
+
+def judge_temperature(facts: Facts[Heat], expected: Expected) -> tuple[Verdict, str]:
+    """Fails above `gpu_temperature_max`, else at the temperature where the GPU slows itself down."""
+    most = expected["gpu_temperature_max"]
+
+    def problem(heat: Heat) -> str:
+        if most is not None:
+            return f"is at {heat.now_c} C, more than {most:g}" if heat.now_c > most else ""
+        hot = heat.limit_c is not None and heat.now_c >= heat.limit_c
+        return f"is at {heat.now_c} C, where it slows down" if hot else ""
+
+    return each(facts, problem, f"are at most at {max(heat.now_c for heat in facts.values())} C")
+
+
+# --- driver ---------------------------------------------------------------------------------------------------------
+
+
+class Drivers(NamedTuple):
+    """Versions: of the library, of the loaded kernel module ("" if not told); `why`: they do not work together."""
+
+    library: str
+    module: str
+    why: str = ""
+
+
+_MODULE = re.compile(r"Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s")
+
+
+def gather_driver(node: NodeView, expected: Expected) -> Drivers:
+    """/proc/driver/nvidia/version ("NVRM version: ... Kernel Module  570.86.15 ...") and NVML."""
+    try:
+        loaded = _MODULE.search(node.text("/proc/driver/nvidia/version", 4096))
+    except FileNotFoundError:
+        loaded = None
+    module = loaded[1] if loaded else ""
+    try:
+        return Drivers(gpu_facts.driver_version(say=node.doing), module)
+    except gpus.NoNvml as why:
+        if why.code != "LIB_RM_VERSION_MISMATCH":
+            raise
+        return Drivers("", module, str(why))
+    except HardwareError as failure:
+        raise ValueError(str(failure)) from None
+
+
+def judge_driver(found: Drivers, expected: Expected) -> tuple[Verdict, str]:
+    """Fails where library and kernel module differ (an update without a reboot), or differ from `gpu_driver`."""
+    if found.why:
+        return Verdict.FAIL, f"library and kernel module ({found.module or 'unknown'}) do not fit: {found.why}"
+    if found.module and found.module != found.library:
+        return Verdict.FAIL, f"the kernel module is {found.module}, the library {found.library}: reboot the node"
+    if expected["gpu_driver"] and found.library != expected["gpu_driver"]:
+        return Verdict.FAIL, f"the driver is {found.library} instead of {expected['gpu_driver']}"
+    return Verdict.PASS, f"the driver is {found.library}"
+
+
+def judge_persistence(facts: Facts[bool], expected: Expected) -> tuple[Verdict, str]:
+    """Fails where it is off."""
+    return each(facts, lambda on: "" if on else "has persistence mode off", "have persistence mode on")
+
+
+def _learn_count(counts: Counts) -> dict[str, Any]:
+    return {"gpus": counts.shown} if counts.shown else {}
+
+
+CHECKS = (
+    nvml_check(
+        name="gpu-count",
+        reads="NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
+        fails="NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus.",
+        gather=gather_count,
+        judge=judge_count,
+        settings=(Setting("gpus", "count", None, "GPUs that NVML must show"),),
+        learn=_learn_count,
+    ),
+    nvml_check(
+        name="gpu-recovery",
+        reads="NVML: recovery action of each GPU (driver r570 and later)",
+        fails="A GPU needs a reset, a drain or a reboot, is lost, or its driver reports an error.",
+        gather=gather_recovery,
+        judge=judge_recovery,
+    ),
+    nvml_check(
+        name="gpu-ecc",
+        reads="NVML: volatile ECC errors, corrected and not",
+        fails="A GPU has an uncorrected error, or very many corrected ones, since the driver was loaded.",
+        gather=reading(gpu_facts.ecc_errors),
+        judge=judge_ecc,
+        contexts=OUTSIDE_PREFLIGHT,
+        settings=(
+            Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
+            Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
+        ),
+    ),
+    nvml_check(
+        name="gpu-row-remap",
+        reads="NVML: remapped rows (Ampere and later)",
+        fails="A row could not be remapped, or is to be remapped by a reset.",
+        gather=reading(gpu_facts.remapped_rows),
+        judge=judge_rows,
+        contexts=OUTSIDE_PREFLIGHT,
+    ),
+    nvml_check(
+        name="gpu-retired-pages",
+        reads="NVML: retired pages (before Ampere)",
+        fails="A GPU retired too many pages, or has to retire some by a reset.",
+        gather=reading(gpu_facts.retired_pages),
+        judge=judge_pages,
+        contexts=OUTSIDE_PREFLIGHT,
+        settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
+    ),
+    nvml_check(
+        name="gpu-throttle",
+        reads="NVML: reasons why clocks are held down",
+        fails="A GPU is slowed down by heat or by its power supply.",
+        gather=reading(gpu_facts.throttle_reasons),
+        judge=judge_throttle,
+        contexts=OUTSIDE_PREFLIGHT,
+        settings=(
+            Setting(
+                "gpu_throttle_reasons",
+                "names",
+                ("hw-slowdown", "hw-thermal", "hw-power-brake"),
+                f"reasons that fail, of {', '.join(gpu_facts.THROTTLE_REASONS)}",
+            ),
+        ),
+    ),
+    nvml_check(
+        name="gpu-temperature",
+        reads="NVML: temperature of the chip, and where it slows down",
+        fails="A GPU is so hot that it slows down, or hotter than gpu_temperature_max.",
+        gather=reading(gpu_facts.temperatures),
+        judge=judge_temperature,
+        contexts=OUTSIDE_PREFLIGHT,
+        settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
+    ),
+    nvml_check(
+        name="gpu-driver",
+        reads="NVML and /proc/driver/nvidia/version",
+        fails="Library and kernel module have different versions, or not the version of gpu_driver.",
+        gather=gather_driver,
+        judge=judge_driver,
+        contexts=OUTSIDE_PREFLIGHT,
+        settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
+        learn=lambda found: {"gpu_driver": found.library} if found.library else {},
+    ),
+    nvml_check(
+        name="gpu-persistence",
+        reads="NVML: persistence mode",
+        fails="Persistence mode is off.",
+        gather=reading(gpu_facts.persistence),
+        judge=judge_persistence,
+        contexts=("periodic", "manual"),
+        on_fail="warn",
+    ),
+)

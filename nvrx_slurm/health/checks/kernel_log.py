@@ -1,0 +1,151 @@
+"""XIDs and SXIDs in the kernel's log, since boot or since somebody acknowledged them (`nvrx health ack`).
+
+Not "since the last look": a node that was drained for a broken GPU must not look well at the next look. What was
+repaired without a reboot (a GPU reset) is acknowledged by whoever repaired it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from nvrx_slurm.health import cache
+from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.checks.xid import Event, Remedy, meaning, parsed, remedy
+from nvrx_slurm.system.hardware import Absent
+
+KMSG = "/dev/kmsg"
+_LEVEL_BITS = 3  # syslog(3): a priority is a facility and, in its lowest bits, a level
+_KERNEL = 0
+_DIGITS = 20  # of 64 bits
+_MAX_RECORD_BYTES = 8192  # the kernel's CONSOLE_EXT_LOG_MAX
+_MAX_RECORDS = 1_000_000
+_MAX_FILE_BYTES = 64 << 20
+_MARK = "acknowledged-events"
+
+
+class Record(NamedTuple):
+    """One record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): its sequence number and its text."""
+
+    sequence: int
+    text: str
+
+
+def gather(node: NodeView, expected: Expected) -> list[Event]:
+    """All events after the acknowledged ones, oldest first."""
+    after = acknowledged(node)
+    return [
+        event
+        for record in records(node)
+        if record.sequence > after and (event := parsed(record.text, record.sequence)) is not None
+    ]
+
+
+def records(node: NodeView) -> Iterator[Record]:
+    """Everything the kernel still has. Raises OSError, and Absent where there is no log."""
+    node.doing(f"reading {KMSG}")
+    try:
+        fd = os.open(node.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Absent(f"there is no {KMSG}") from None
+    try:
+        device = stat.S_ISCHR(os.fstat(fd).st_mode)  # of a recorded tree: a file with one record per line
+        for chunk in _chunks(fd) if device else node.text(KMSG, _MAX_FILE_BYTES).encode().splitlines():
+            if record := _record(chunk):
+                yield record
+    finally:
+        os.close(fd)
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    """One record per read(2); EPIPE says that some were overwritten before we came to them."""
+    for _ in range(_MAX_RECORDS):
+        try:
+            chunk = os.read(fd, _MAX_RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                continue
+            raise
+        if not chunk:
+            return
+        yield chunk
+
+
+def _record(chunk: bytes) -> Record | None:
+    """ "priority,sequence,microseconds,flags;text" and continuation lines; None for anything else, and for what is
+    not the kernel's own: a process that may write there says which facility it is (user, daemon), but never that."""
+    head, separator, text = chunk.partition(b";")
+    fields = head.split(b",")
+    if not separator or len(fields) < 3 or not all(field.isdigit() and len(field) <= _DIGITS for field in fields[:2]):
+        return None
+    if int(fields[0]) >> _LEVEL_BITS != _KERNEL:
+        return None
+    return Record(int(fields[1]), text.partition(b"\n")[0].decode(errors="replace"))
+
+
+def acknowledged(node: NodeView) -> int:
+    """Sequence number of the last record that counts no more; -1 if all count. What is not root's is not believed."""
+    try:
+        mark = cache.read_private(f"{cache.private_directory(node)}/{_MARK}")
+        return int(mark["sequence"]) if mark and mark["boot"] == cache.boot_id(node) else -1
+    except (cache.Unusable, KeyError, TypeError, ValueError):
+        return -1
+
+
+def acknowledge(node: NodeView) -> list[Event]:
+    """From now on what is in the log today counts no more; returns what did.
+
+    Raises OSError, Absent, cache.Unusable.
+    """
+    events = gather(node, {})
+    last = max((record.sequence for record in records(node)), default=-1)
+    path = f"{cache.private_directory(node)}/{_MARK}"
+    cache.write_private(path, {"boot": cache.boot_id(node), "sequence": last})
+    return events
+
+
+def judge(events: Iterable[Event], expected: Expected) -> tuple[Verdict, str]:
+    """Fails for each code that asks for a reset, a reboot or the node's isolation, by the table or by the site."""
+    grave: dict[str, Remedy] = {}
+    others: dict[str, int] = {}
+    for event in events:
+        name = f"{event.kind} {event.code}"
+        due = remedy(event)
+        if event.kind == "XID" and event.code in expected["xid_fail"]:
+            due = max(due, Remedy.RESET)
+        if due is Remedy.MONITOR or (event.kind == "XID" and event.code in expected["xid_ignore"]):
+            others[name] = others.get(name, 0) + 1
+        else:
+            grave[f"{name} on {event.where} ({meaning(event)})"] = due
+    if grave:
+        worst = sorted(grave, key=lambda text: -grave[text])
+        return Verdict.FAIL, f"{listed(worst)}: needs {_NEEDS[grave[worst[0]]]}"
+    if others:
+        counts = listed((f"{count} x {name}" for name, count in others.items()), 5)
+        return Verdict.PASS, f"nothing that needs repair ({counts})"
+    return Verdict.PASS, "no XID or SXID"
+
+
+_NEEDS = {Remedy.RESET: "a GPU reset", Remedy.REBOOT: "a reboot", Remedy.ISOLATE: "a person at the node"}
+
+CHECKS = (
+    Check(
+        name="kernel-log",
+        lane=QUICK,
+        reads=f"{KMSG}: XIDs and SXIDs since boot, or since `nvrx health ack`",
+        fails="A code asks for a GPU reset, a reboot or a person.",
+        gather=gather,
+        judge=judge,
+        contexts=("prolog", "epilog", "periodic", "manual"),
+        settings=(
+            Setting("xid_ignore", "counts", (), "XIDs that never fail here"),
+            Setting("xid_fail", "counts", (), "XIDs that fail here in addition to the table"),
+        ),
+        needs_root=True,
+    ),
+)

@@ -1,0 +1,127 @@
+"""The node health check service as a check: one bounded call to an nvhcd-compatible daemon (docs/nvhcd.md).
+
+Only what the service says outright is a failure; no socket, no answer and any error of the call are unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from typing import Any, NamedTuple
+
+from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.system import trust
+
+METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
+ARGS = ("--no-slurm",)  # seed 000
+TIMEOUT_S = 60.0
+_MARGIN_S = 0.25  # to say that there was no answer before our own time is up
+_MAX_REPLY_BYTES = 4 << 20
+_SHOWN = 80  # characters of what is wrong
+
+
+class Reply(NamedTuple):
+    """What the service answered."""
+
+    success: bool
+    output: str
+    error: str
+
+
+def preload() -> None:
+    """Import now what `gather` needs, for a process that forks checks. No channel is made: gRPC's threads would not
+    survive the fork."""
+    import urllib.parse  # noqa: F401
+
+    import grpc  # noqa: F401
+
+    from nvrx_slurm.health.service import nvhcd_pb2  # noqa: F401
+
+
+def gather(node: NodeView, expected: Expected) -> Reply:
+    """The service's answer. Raises OSError or ValueError where there is none."""
+    path = expected["node_service"]
+    place = node.path(path)
+    node.doing(f"looking for {path}")
+    try:
+        mode = os.stat(place).st_mode
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: its daemon does not run, or it is not mounted in here") from None
+    if not stat.S_ISSOCK(mode):
+        raise ValueError(f"{path} is no socket")
+    if trust.as_root():  # a user's agent may believe whom the user named; what runs as root believes no user
+        place = trust.require(place, ValueError)
+    node.doing(f"waiting for {path}")
+    left_s = node.deadline_s - _MARGIN_S - time.monotonic()
+    return call(place, max(0.0, min(TIMEOUT_S, left_s)))
+
+
+def call(path: str, timeout_s: float) -> Reply:
+    """One call, over a channel of its own, to the socket at `path`. Raises ValueError if it fails, for any cause."""
+    from urllib.parse import quote
+
+    import grpc
+
+    from nvrx_slurm.health.service import nvhcd_pb2 as pb
+
+    options = [
+        ("grpc.max_receive_message_length", _MAX_REPLY_BYTES),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+    ]
+    with grpc.insecure_channel(f"unix:{quote(path)}", options=options) as channel:
+        run = channel.unary_unary(
+            METHOD,
+            request_serializer=pb.HealthCheckRequest.SerializeToString,
+            response_deserializer=pb.HealthCheckResponse.FromString,
+        )
+        try:
+            reply: Any = run(pb.HealthCheckRequest(args=ARGS), timeout=timeout_s)
+        except grpc.RpcError as error:  # it is a grpc.Call, too
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ValueError(f"timed out: no answer from {path} within {timeout_s:.0f} s") from None
+            kind = error.code().name.lower().replace("_", " ")
+            why = str(error.details()).rpartition(" error: ")[2]  # gRPC's own sentences name the address several times
+            raise ValueError(f"no answer from {path}: {kind}: {why}") from None
+    return Reply(reply.success, reply.output, reply.error)
+
+
+def judge(reply: Reply, expected: Expected) -> tuple[Verdict, str]:
+    """Seed 000: fails if `success` is false, or `output` is not JSON with a fail_count of 0."""
+    verdict = parse_output(reply.output)
+    said = f": {reply.error}" if reply.error.strip() else ""
+    if verdict is None:
+        return Verdict.FAIL, f"its output is no JSON with a number fail_count, but {reply.output[:_SHOWN]!r}{said}"
+    if verdict["fail_count"] != 0:
+        failed = verdict.get("failed_checks") or []
+        names = listed(str(name)[:_SHOWN] for name in (failed if isinstance(failed, list) else [failed]))
+        return Verdict.FAIL, f"fail_count is {verdict['fail_count']:g}{f' ({names})' if names else ''}{said}"
+    if not reply.success:
+        return Verdict.FAIL, f"success is false{said}"
+    return Verdict.PASS, "the service found nothing wrong"
+
+
+def parse_output(text: str) -> dict[str, Any] | None:
+    """The JSON object in `text` if its fail_count is a number (a float here); None for anything else."""
+    try:
+        found = json.loads(text, parse_int=float)  # whatever its length: a number of a million digits is infinite
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("fail_count"), float) else None
+
+
+CHECKS = (
+    Check(
+        name="node-service",
+        reads="the answer of the nvhcd-compatible daemon at node_service",
+        fails="The service says that the node is not healthy, or something that is no verdict.",
+        gather=gather,
+        judge=judge,
+        contexts=("preflight", "manual"),
+        settings=(Setting("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
+        only_if="node_service",
+        budget_s=TIMEOUT_S + 1,
+    ),
+)

@@ -1,0 +1,204 @@
+"""One rank computes for all.
+
+The lowest healthy rank computes and publishes; every rank reads only what is its own. Each rank knows who that is
+without asking, and whoever it is finds what it needs in the store, so after a leader that died comes the next lowest.
+If it dies in the middle, the second lowest rank (the deputy) does the same work a little later; whoever is done first
+is believed. A wait for others is a wait for a key that whoever learns of a lost rank sets too (see `waited_for`).
+
+What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
+`multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError when the time is over. `ctx.store` is
+the store of one iteration. What outlives an iteration goes to `ctx.store.stable`, where there is such a thing (the same
+view in all iterations of one call of the wrapper, and of no other call), else to `ctx.store` itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from nvrx_slurm.core.inprocess.ranks import healthy, lowest_healthy
+from nvrx_slurm.inprocess.attribution import describe, message
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
+
+MOST = 8  # computations in one iteration
+OVER = b"~a rank was lost meanwhile"  # what waiters find instead
+_DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of what a rank gives and of the verdict
+_RAISED = {_FAILED: InternalError, _DISCARDED: RankDiscarded, OVER[:1]: InternalError}
+_BLOCK = 256  # ranks
+_CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """One computation in one iteration, as seen by one healthy rank.
+
+    `name` and `place` (0 <= place < MOST) tell computations in the same iteration apart. `rank`, `world_size` and
+    `terminated` (ranks below `world_size` that are gone) are the same numbering on all ranks. A wait for other ranks
+    lasts at most twice `timeout`.
+    """
+
+    store: Any
+    name: str
+    place: int
+    iteration: int
+    rank: int
+    world_size: int
+    terminated: Collection[int]
+    timeout: timedelta
+
+    @property
+    def stable(self) -> Any:
+        """Where things are kept that outlive the iteration."""
+        return getattr(self.store, "stable", self.store)
+
+    def _given_keys(self, ranks: Sequence[int]) -> list[str]:
+        """In the stable store. Short, since there is one for each rank; in two parts, since to put the texts of known
+        numbers together takes half the time of making those of tens of thousands."""
+        heads = {n: f"given/{self.place}/{n}/" for n in range(ranks[0] // _BLOCK, ranks[-1] // _BLOCK + 1)}
+        tails = [str(n) for n in range(_BLOCK)]
+        return [heads[rank // _BLOCK] + tails[rank % _BLOCK] for rank in ranks]
+
+    def _key(self, what: str) -> str:
+        return _key(self.place, self.iteration, what)
+
+    # --- from every rank to the leader -------------------------------------------------------------------------------
+
+    def give(self, make: Callable[[], str]) -> None:
+        """`make()` for the leader. If it raises, that is the verdict, and raised here."""
+        try:
+            value = _DONE + make().encode()
+        except BaseException as error:
+            try:
+                self._fail(f"rank {self.rank}", error)
+            finally:
+                self._hand_in(_FAILED)  # nobody shall wait for it
+        self._hand_in(value)
+
+    def _hand_in(self, value: bytes) -> None:
+        self.stable.set(self._given_keys([self.rank])[0], value)
+        if self.store.add(self._key("count"), 1) == self.world_size - len(self.terminated):
+            self.store.set(self._key("all"), b"1")
+
+    def given(self, wait: bool = True) -> tuple[list[int], list[bytes]]:
+        """The healthy ranks and what each gave (see `text_of`); `wait` until all have, or read what they gave in an
+        earlier iteration.
+
+        Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
+        """
+        ranks = healthy(self.world_size, self.terminated)
+        if wait:
+            self._await_all(len(ranks))
+        values = read_many(self.stable, self._given_keys(ranks))
+        if _FAILED in values:
+            raise InternalError("one rank could give nothing")  # it has said why
+        return ranks, values
+
+    def _await_all(self, expected: int) -> None:
+        if not _came(self.store, self._key("all"), self.timeout):
+            came = self.store.add(self._key("count"), 0)
+            raise TimeoutError(f"only {came} of {expected} ranks took part within {self.timeout.total_seconds():g} s")
+        if self.store.get(self._key("all")) == OVER:
+            raise InternalError(OVER[1:].decode())
+
+    # --- from the leader to every rank -------------------------------------------------------------------------------
+
+    def decide(self, compute: Callable[[], str]) -> str:
+        """`compute()` of the leader, on every rank.
+
+        If it raises, every rank raises RankDiscarded (if it raised that) or InternalError, with the same sentence.
+        Raises TimeoutError if there is no verdict in time.
+        """
+        decided = self._key("decided")
+        leaders = lowest_healthy(2, self.world_size, self.terminated)
+        if self.rank in leaders:
+            deputy = self.rank != leaders[0]
+            if not (deputy and _came(self.store, decided, self.timeout / 4)):
+                self._compute(compute)
+        elif not _came(self.store, decided, self.timeout * 2):
+            raise TimeoutError(
+                f"{self.name}: rank {leaders[0]}, which computes the rank assignment for all, gave none within "
+                f"{(self.timeout * 2).total_seconds():g} s"
+            )
+        return self._read(self.store.get(decided))
+
+    def _compute(self, compute: Callable[[], str]) -> None:
+        try:
+            value = _DONE + compute().encode()
+        except RestartError as error:
+            value = (_DISCARDED if isinstance(error, RankDiscarded) else _FAILED) + message(error).encode()
+        except BaseException as error:
+            self._fail(f"rank {self.rank}, computing for all", error)
+        self._publish(value)
+
+    def _publish(self, value: bytes) -> bytes:
+        """The first verdict holds. Before torch 2.9 `compare_set` wakes nobody up."""
+        verdict = bytes(self.store.compare_set(self._key("verdict"), "", value))
+        self.store.set(self._key("decided"), verdict)
+        return verdict
+
+    def _fail(self, who: str, error: BaseException) -> NoReturn:
+        text = f"{who}: {describe(error)}"[:2000]
+        verdict = self._publish(_FAILED + text.encode())
+        if not isinstance(error, Exception):
+            raise error  # RestartAbort, an interrupt: more than an error of ours
+        try:
+            self._read(verdict)
+        except RestartError as said:
+            raise said from error
+        raise InternalError(f"{self.name}: {text}") from error
+
+    def _read(self, verdict: bytes) -> str:
+        kind, text = bytes(verdict[:1]), bytes(verdict[1:]).decode()
+        if kind != _DONE:
+            raise _RAISED[kind](f"{self.name}: {text}")
+        return text
+
+
+def text_of(given: bytes) -> str:
+    """What a rank's `make` returned."""
+    return given[1:].decode()
+
+
+def _key(place: int, iteration: int, what: str) -> str:
+    return f"{place}/{iteration}/{what}"
+
+
+def waited_for(iteration: int) -> list[str]:
+    """Keys of an iteration's store that ranks may be waiting for: to be set to OVER when a rank is lost."""
+    return [_key(place, iteration, what) for place in range(MOST) for what in ("all", "decided")]
+
+
+def keys_of(iteration: int) -> list[str]:
+    """All keys that computations leave in an iteration's store."""
+    return [_key(place, iteration, what) for place in range(MOST) for what in ("count", "all", "verdict", "decided")]
+
+
+def read_many(store: Any, keys: Sequence[str]) -> list[bytes]:
+    """Values of keys that exist."""
+    values: list[bytes] = []
+    for some in _chunks(keys):
+        values += store.multi_get(some)
+    return values
+
+
+def write_many(store: Any, values: Mapping[str, bytes]) -> None:
+    """Set all keys."""
+    for some in _chunks(list(values)):
+        store.multi_set(some, [values[key] for key in some])
+
+
+def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(keys), _CHUNK):
+        yield list(keys[start : start + _CHUNK])
+
+
+def _came(store: Any, key: str, timeout: timedelta) -> bool:
+    """Whether the key is there before the time is over; a store that is gone raises its own error."""
+    try:
+        store.wait([key], timeout)
+    except (RuntimeError, builtins.TimeoutError):
+        return bool(store.check([key]))
+    return True

@@ -1,0 +1,314 @@
+"""The preflight in real jobs: a node that is not fit, falls sick, or is lost to its checks; GPU memory; broken set-ups."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_harness import WAIT_S, Launcher, Rig, status, until
+from standin import StandIn
+from test_agent_nodes import QUICK, UNTIL_TOLD, UP, finish, kill, up
+from test_agent_requests import cycles, last_line, result
+
+from nvrx_slurm.core.record import replay
+from nvrx_slurm.errors import ExitCode
+
+# Rank 0 fails in cycle 0, the others wait for that; cycle 1 ends well.
+FAILS_ONCE = UP + "if CYCLE == 0:\n    sys.exit(3) if RANK == 0 else forever()\n"
+WAITS_ONCE = UP + "if CYCLE == 0:\n    forever()\n"
+INJECTED = "is not healthy: a failure was injected for cycle {} (NVRX_INJECT_GPU_FAILURE)"
+WELL = ("count 2", "links 0")
+OFTEN = "--ft-node-health-check-interval=0.2"
+
+
+def events(rig: Rig) -> str:
+    """The coordinator's event log, which replays."""
+    lines = (rig.run_dir / "events" / "coordinator.jsonl").read_text().splitlines()
+    assert replay(lines) == []
+    return "\n".join(lines)
+
+
+def resident(one: Launcher) -> int:
+    """The pid of the process that checks, once it is up."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [
+            pid for pid in one.children if b"nvrx_slurm.health" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            and b"trampoline" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]  # fmt: skip
+        return bool(found)
+
+    until(look, "a process that checks")
+    assert len(found) == 1, found
+    return found[0]
+
+
+def said_of(one: Launcher, node: int, sentence: str) -> bool:
+    return re.search(rf"^nvrx-run\[\S+\]: node {node} \(\S+\) {re.escape(sentence)}", one.text, re.M) is not None
+
+
+# --- a node that is not fit -----------------------------------------------------------------------------------------
+
+
+def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig) -> None:
+    nodes = rig.nodes(3, "2:3", rig.script(FAILS_ONCE), "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="1:1")
+    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
+    assert said_of(nodes[0], 1, INJECTED.format(1))
+    assert last_line(nodes[1]).endswith(INJECTED.format(1))
+    assert "a failure was injected for cycle 1" in events(rig)
+    assert up(nodes[2], 1)[0] == 1 and cycles(nodes[1]) in ([], [0])
+    assert nodes[0].text.count("restart 1 of 1") == 1 and result(rig)["code"] == 0
+
+
+def test_a_node_that_is_not_fit_at_the_start_costs_no_restart(rig: Rig) -> None:
+    nodes = rig.nodes(3, "2:3", rig.script(UP), "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:1")
+    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
+    assert said_of(nodes[0], 1, INJECTED.format(0)) and "injected for cycle 0" in events(rig)
+    assert (up(nodes[0], 0)[0], up(nodes[2], 0)[0], cycles(nodes[1])) == (0, 1, [])
+    assert "restart 1" not in nodes[0].text
+
+
+def test_a_spare_that_is_not_fit_when_it_is_needed_is_passed_over(rig: Rig) -> None:
+    nodes = rig.nodes(4, "2:4", rig.script(UNTIL_TOLD), "--max-restarts=2", *QUICK, NVRX_INJECT_GPU_FAILURE="1:2")
+    for spare in nodes[2:]:
+        spare.line("this node is a hot spare")
+    kill(nodes[1], [up(nodes[1], 0)[1]])
+    assert (up(nodes[0], 1)[0], up(nodes[3], 1)[0]) == (0, 1)
+    finish(rig, 1)
+    assert [nodes[rank].wait() for rank in (0, 2, 3)] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
+    assert said_of(nodes[0], 2, INJECTED.format(1)) and cycles(nodes[2]) == []
+    assert "was lost" in events(rig) and "injected for cycle 1" in events(rig)
+    for directory in (rig.dir / "tmp").iterdir():  # nobody was left to tidy up after the agent that was killed
+        shutil.rmtree(directory)
+
+
+def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig) -> None:
+    one = rig.run(rig.script(UP), "--ft-storage-health-check-path=/nonexistent")
+    assert one.wait() == ExitCode.TOO_FEW_NODES
+    why = result(rig)
+    assert (why["code"], why["first_cause"]["kind"]) == (ExitCode.TOO_FEW_NODES, "unhealthy")
+    assert "/nonexistent" in why["first_cause"]["message"] and "storage-paths" in why["first_cause"]["message"]
+    assert "is not healthy: storage-paths: " in one.text and cycles(one) == []
+
+
+def test_paths_that_are_there_are_well(rig: Rig) -> None:
+    one = rig.run(rig.script(UP), f"--ft-storage-health-check-path={rig.dir},{rig.script('', 'data')}")
+    assert one.wait() == 0 and cycles(one) == [0]
+    assert "health check" not in one.text and "not healthy" not in one.text
+
+
+# --- a node that falls sick ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus(nvml_standin: Path, tmp_path: Path) -> StandIn:
+    """Two GPUs, which are well."""
+    stand_in = StandIn(nvml_standin, tmp_path / "state")
+    stand_in.say(*WELL)
+    return stand_in
+
+
+def with_gpus(rig: Rig, gpus: StandIn, which: int, *flags: str) -> list[Launcher]:
+    """Two nodes and a spare, of which one sees the GPUs; all are up."""
+    script = rig.script(WAITS_ONCE)
+    nodes = [rig.node(rank, "2:3", script, *flags, **(gpus.env if rank == which else {})) for rank in range(3)]
+    assert [up(nodes[rank], 0)[0] for rank in (0, 1)] == [0, 1]
+    nodes[2].line("this node is a hot spare")
+    return nodes
+
+
+def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig: Rig, gpus: StandIn) -> None:
+    nodes = with_gpus(rig, gpus, 1, "--max-restarts=1", OFTEN)
+    gpus.say(*WELL, "action.1 1")
+    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
+    why = "is not healthy: gpu-recovery: GPU 1 (GPU-1000) needs GPU_RESET"
+    assert said_of(nodes[0], 1, f"{why}; restart 1 of 1") and last_line(nodes[1]).endswith(why)
+    assert "needs GPU_RESET" in events(rig)
+    assert up(nodes[2], 1)[0] == 1 and cycles(nodes[1]) == [0]
+
+
+def test_a_spare_whose_gpu_breaks_leaves_and_the_job_goes_on(rig: Rig, gpus: StandIn) -> None:
+    nodes = with_gpus(rig, gpus, 2, "--max-restarts=1", OFTEN)
+    gpus.say(*WELL, "action.0 1")
+    assert nodes[2].wait() == ExitCode.NODE_REFUSED
+    why = "is not healthy: gpu-recovery: GPU 0 (GPU-0000) needs GPU_RESET"
+    assert last_line(nodes[2]).endswith(why)
+    nodes[0].line(re.escape(why))
+    os.kill(up(nodes[1], 0)[1], signal.SIGKILL)
+    assert [one.wait() for one in nodes[:2]] == [0, 0]
+    assert f"{why}; restart" not in nodes[0].text and "was killed by SIGKILL; restart 1 of 1" in nodes[0].text
+
+
+# --- GPU memory ------------------------------------------------------------------------------------------------------
+
+
+def crashed(rig: Rig, gpus: StandIn, *flags: str) -> Launcher:
+    """A node whose worker holds memory of GPU 0, and has just crashed."""
+    one = rig.run(rig.script(WAITS_ONCE), "--max-restarts=1", "--ft-gpu-memory-poll-interval=0.05", *flags, **gpus.env)
+    _, pid = up(one, 0)
+    gpus.say(*WELL, "used.0 70000")
+    os.kill(pid, signal.SIGKILL)
+    return one
+
+
+def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: StandIn) -> None:
+    one = crashed(rig, gpus)
+    one.line("restart 1 of 1")
+    assert not select.select([one.process.stdout], [], [], 0.5)[0], "it did not wait for the memory"
+    gpus.say(*WELL, "used.0 5")
+    assert one.wait() == 0
+    assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) 70000 -> 5 MiB, GPU 1 ", one.text)
+    assert cycles(one) == [0, 1]
+
+
+def test_memory_that_is_never_free_holds_a_restart_up_for_the_timeout_only(rig: Rig, gpus: StandIn) -> None:
+    one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=1")
+    assert one.wait() == 0
+    held = r"1 of 2 GPUs hold more than 512 MiB after 1\.\d+ s: GPU 0 \(GPU-0000\) 70000 -> 70000 MiB, .*; going on all"
+    assert re.search(held, one.text), one.text
+    assert cycles(one) == [0, 1]
+
+
+def test_a_timeout_of_0_waits_for_nothing(rig: Rig, gpus: StandIn) -> None:
+    one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=0")
+    assert one.wait() == 0 and cycles(one) == [0, 1]
+    assert "GPU memory" not in one.text
+
+
+# --- a node that is lost to its checks -------------------------------------------------------------------------------
+
+
+def test_a_killed_process_of_checks_is_said_and_another_one_checks_the_next_cycle(rig: Rig, gpus: StandIn) -> None:
+    one = rig.run(rig.script(WAITS_ONCE), "--max-restarts=1", **gpus.env)
+    _, worker = up(one, 0)
+    first = resident(one)
+    os.kill(first, signal.SIGKILL)
+    one.line("the process of the health checks ended with -9; it is started again")
+    gpus.say(*WELL, "action.0 1")  # that the preflight is closed shows that somebody looked
+    os.kill(worker, signal.SIGKILL)
+    assert one.wait() == ExitCode.TOO_FEW_NODES
+    assert "is not healthy: gpu-recovery: GPU 0 (GPU-0000) needs GPU_RESET" in one.text, one.text
+    assert one.text.count("it is started again") == 1
+
+
+def test_a_stopped_process_of_checks_is_no_reason_to_wait_in_the_end(rig: Rig) -> None:
+    one = rig.run(rig.script(UP + "preflight()"))
+    up(one, 0)
+    stopped = resident(one)
+    os.kill(stopped, signal.SIGSTOP)
+    until(lambda: status(stopped, "State").startswith("T"), "that it is stopped")
+    rig.open()
+    assert one.wait() == 0
+
+
+def test_signals_for_the_whole_step_end_no_checks(rig: Rig) -> None:
+    one = rig.run(rig.script(UP + "preflight()"))
+    up(one, 0)
+    checks = resident(one)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(checks, signum)
+    rig.open()
+    assert one.wait() == 0
+    assert "health" not in one.text
+
+
+def test_switched_off_there_is_no_such_process(rig: Rig) -> None:
+    script = rig.script(UP + "preflight()")
+    flags = ("--ft-node-health-checks=false", "--ft-storage-health-check-path=/nonexistent")
+    one = rig.run(script, *flags, NVRX_INJECT_GPU_FAILURE="0:0")
+    up(one, 0)
+    words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in one.children]
+    assert len(words) == 2 and not [w for w in words if b"health.__main__" in w]  # a worker, its monitor
+    rig.open()
+    assert one.wait() == 0
+
+
+# --- what the checks refuse ------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "half written": ("checks: {mounts: {on_fail: ", "health.yaml"),
+    "an unknown check": ("checks: {mouts: {on_fail: warn}}\n", "there is no check 'mouts'; did you mean mounts?"),
+}
+
+
+def broken(rig: Rig, text: str) -> str:
+    file = rig.dir / "root" / "etc" / "nvrx" / "health.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    return f"--sysroot={rig.dir / 'root'}"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_site_file_ends_a_node_with_2_and_the_sentence(rig: Rig, name: str) -> None:
+    text, said = BROKEN[name]
+    one = rig.run(rig.script(UP), broken(rig, text))
+    assert one.wait() == ExitCode.USAGE
+    assert said in one.text and "health.yaml" in one.text and cycles(one) == []
+    assert "Traceback" not in one.text
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -> None:
+    script, flag = rig.script(UP), broken(rig, BROKEN["an unknown check"][0])
+    short = "--rdzv-conf=join_timeout=3,last_call_timeout=1"
+    nodes = [rig.node(rank, "2", script, short, *([flag] if rank == which else [])) for rank in range(2)]
+    codes = [one.wait() for one in nodes]
+    assert codes[which] == ExitCode.USAGE and "there is no check 'mouts'" in nodes[which].text
+    if which:  # a spare could take its place until the join timeout is over
+        assert codes[0] == ExitCode.TOO_FEW_NODES
+    else:
+        assert codes[1] in (ExitCode.USAGE, ExitCode.COORDINATOR_LOST)  # it was told, or came too late for that
+
+
+# --- a service of the node -------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_not_there_is_said_once_and_the_job_goes_on(rig: Rig) -> None:
+    flags = (f"--ft-node-health-check-endpoint={rig.dir}/no.sock", "--max-restarts=1")
+    one = rig.run(rig.script(FAILS_ONCE), *flags)
+    assert one.wait() == 0 and cycles(one) == [0, 1]
+    assert one.text.count("health check node-service cannot tell: ") == 1
+
+
+@pytest.fixture
+def service(rig: Rig) -> Iterator[Path]:
+    """The socket of a real daemon (`nvrx health serve`) that says what the file `answer` beside it says."""
+    script, config = rig.dir / "check.sh", rig.dir / "nvhcd.yaml"
+    script.write_text(f"#!/bin/sh\nexec cat {rig.dir}/answer\n")
+    script.chmod(0o755)
+    config.write_text(f"{{socket_path: {rig.dir}/s, healthcheck_path: {script}, log_level: info, timeout: 60}}")
+    argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(config)]
+    daemon = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    try:
+        assert daemon.stderr is not None
+        for line in daemon.stderr:  # pytest-timeout bounds it
+            if "listening on" in line:
+                break
+        yield rig.dir / "s"
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=WAIT_S)
+    assert daemon.returncode == 0
+
+
+def test_a_service_that_finds_a_failure_excludes_its_node(rig: Rig, service: Path) -> None:
+    answer = rig.dir / "answer"
+    answer.write_text('{"fail_count": 0}\n')
+    script = rig.script(WAITS_ONCE)
+    asks = (f"--ft-node-health-check-endpoint=unix://{service}",)
+    nodes = [rig.node(rank, "2:3", script, "--max-restarts=1", *(asks if rank == 1 else ())) for rank in range(3)]
+    (_, pid), _ = up(nodes[0], 0), up(nodes[1], 0)
+    answer.write_text('{"fail_count": 1, "failed_checks": ["ib"]}\n')
+    os.kill(pid, signal.SIGKILL)
+    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
+    assert said_of(nodes[0], 1, "is not healthy: node-service: fail_count is 1 (ib)")
+    assert "fail_count is 1 (ib)" in events(rig) and up(nodes[2], 1)[0] == 1
