@@ -82,14 +82,13 @@ class Machine:
         return self
 
 
+@dataclass(eq=False)
 class Part:
-    """One part of a `Composed` machine."""
+    """One part of a `Composed` machine. Its fields, except those that are handed to all parts, are its own data."""
 
     states: ClassVar[tuple[Enum, ...]] = ()  # that it owns: it is told when the machine enters the first of them
     table: ClassVar[Table]  # rows that it handles, of its own states or of those of other parts
-
-    def __init__(self, core: Composed) -> None:
-        self.core = core
+    core: Composed
 
     def enter(self, now: float) -> None:
         """The machine has come from a state of another part to one of this part's."""
@@ -117,6 +116,7 @@ class Composed(Machine):
     def __init__(self, state: Enum, now: float, *shared: Any) -> None:
         super().__init__(state, now)
         self._parts = {part: part(self, *shared) for part in self.parts}
+        self._shared = len(shared)
         self._owner = {owned: self._parts[part] for part in self.parts for owned in part.states}
 
     @property
@@ -134,13 +134,15 @@ class Composed(Machine):
         """That of the part that owns the state (monotonic seconds), or None."""
         return self.owner.deadline()
 
-    def data_of_parts(self) -> dict[str, dict[str, Any]]:
-        """What each part keeps for itself, by the name of its class."""
-        shared = {"core", "job"}
-        return {
-            part.__name__: {name: value for name, value in vars(self._parts[part]).items() if name not in shared}
-            for part in self.parts
+    def snapshot(self) -> dict[str, Any]:
+        """The state, what it means, the next deadline, and the data of each part by its name, as JSON can hold them."""
+        own = {"state": self.state.name, "means": self.state.value, "deadline": self.deadline()}
+        first = 1 + self._shared
+        parts = {
+            type(part).__name__.lower(): {f.name: plain(getattr(part, f.name)) for f in fields(part)[first:]}
+            for part in self._parts.values()
         }
+        return {**own, "started": self.started, "parts": {name: data for name, data in parts.items() if data}}
 
     def _handler(self, state: Enum, event: type) -> object:
         return self._parts[self._part_of_row[state, event]]
