@@ -20,6 +20,7 @@ from nvrx_slurm.system.inotify import Inotify
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _LONGEST_LINE = 1 << 16  # bytes; a longer line is broken
 _QUEUED_SENTENCES = 10_000
+TRACEBACK_HOLD_S = 0.5  # for `hold_s` where a fault of another node may be the cause
 _FALLBACK_S = 0.5  # between looks at the files where inotify is not available
 _TRACEBACK = b"Traceback (most recent call last)"
 # faulthandler's dump, also of a rank that its monitor ended because it hung: the log file has the original lines

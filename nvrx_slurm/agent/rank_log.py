@@ -25,6 +25,7 @@ def open_log(path: Path) -> tuple[IO[bytes], str]:
     try:
         os.write(file.fileno(), b"\n")
         os.ftruncate(file.fileno(), size)
+        file.seek(size)
     except OSError as error:
         file.close()
         return open(os.devnull, "ab"), error.strerror or str(error)
