@@ -1,7 +1,7 @@
 """Bounded work in child processes: start or fork, feed, read with a limit, stop at a deadline, kill, reap.
 
-A child leads its own session and process group. At its deadline the whole group gets SIGKILL. A child that is blocked in
-the kernel cannot be reaped; it is given up after at most REAP_S and stays with the caller as a zombie or goes to init.
+A child leads its own session and process group. At its deadline the whole group gets SIGKILL. A child that is blocked
+in the kernel cannot be reaped: it is given up after at most REAP_S, and init reaps it when this process has ended.
 
 `run` and `run_async` do everything for one command. Callers that poll several children use `execute` or `fork`, then
 `fds`, `wake_s` and `go_on` until `done`; `finish` and `finish_async` are that loop for one child.
@@ -31,8 +31,8 @@ _TRAMPOLINE = os.path.join(os.path.dirname(__file__), "trampoline.py")
 
 
 class Ended(NamedTuple):
-    """How a child ended. `code`: exit code, negative for a signal, None if the child was killed at its deadline or given
-    up. `truncated`: it wrote more to stdout or stderr than was kept. `blocked`: it could not be reaped."""
+    """How a child ended. `code`: exit code, negative for a signal, None if it was killed at its deadline.
+    `truncated`: it wrote more to stdout or stderr than was kept. `blocked`: it could not be reaped."""
 
     code: int | None
     stdout: bytes
@@ -268,7 +268,7 @@ def execute(
         (out, its_out), (err, its_err) = ends
         actions = [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((source, its_out, its_err))]
         spawn = os.posix_spawn if "/" in argv[0] else os.posix_spawnp
-        pid = spawn(argv[0], argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
+        pid = spawn(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
         ours.pop_all()
     return BoundedProcess(pid, Output(out, limit, last), Output(err, limit, last), time.monotonic() + timeout_s)
 
