@@ -46,7 +46,8 @@ class Console:
 
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
     `refresh_s`: also look at the files this often, because inotify does not report writes of other hosts.
-    `hold_s`: a file's first traceback waits this long, so that a fault elsewhere, its likely cause, is told before it.
+    `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
+    told before it.
     """
 
     def __init__(self, name: str, refresh_s: float | None = None, hold_s: float = 0.0) -> None:
@@ -143,6 +144,9 @@ class Console:
         return ready
 
     def _speak(self) -> None:
+        if self._said:
+            for one in self._followed:  # whatever is told now, what was held for it may follow
+                one.held_until_s = min(one.held_until_s, time.monotonic())
         while self._said:
             _write(2, self._said.popleft())
 

@@ -12,7 +12,7 @@ from nvrx_slurm.core.job.coordinator_events import AskTimeLeft, Done, Drop, Read
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import Due, JobClock
 from nvrx_slurm.core.job.members import READY, Members
-from nvrx_slurm.core.job.restarts import Budget, RestartLimits, first_cause, headline
+from nvrx_slurm.core.job.restarts import Budget, RestartLimits, evidence, first_cause, headline
 from nvrx_slurm.core.machine import Machine, Say, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
@@ -153,7 +153,7 @@ class CoordinatorState(Machine):
             self.cycle_failed(faults[0], now)
         elif not self.finish_if_done(now):
             some = f"{assignment.good} of {assignment.planned} nodes are good, {self.settings.min_nodes} are needed"
-            self.emit(Say(f"{what}; going on: {some}"))
+            self.emit(Say(f"{what}; going on: {some}{evidence(faults[0])}"))
 
     def _tell_wrappers(self, group_rank: int, ranks: tuple[int, ...], why: str) -> None:
         """The in-process wrappers of the other nodes need not wait for a heartbeat to be late."""
@@ -165,7 +165,8 @@ class CoordinatorState(Machine):
         """The cycle cannot go on: stop everybody for the next one, or end the job."""
         assert cause is not None
         decision = self.budget.after(cause, now - self._started_at)
-        self.emit(Say(decision.why))
+        told = "" if decision.restart else "the job ends: "  # its last lines tell the evidence
+        self.emit(Say(told + decision.why + (evidence(cause) if decision.restart else "")))
         end = None if decision.restart else Finish(decision.code, decision.why)
         if self.settings.tracks_progress:  # its verdict comes first: "do not start it again" is more than "failed"
             self._end_unless_scored, self._progress_by = end, now + _PROGRESS_S
