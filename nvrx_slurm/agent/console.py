@@ -238,7 +238,11 @@ class Console:
             lines.append(followed.partial)
             followed.partial = b""
         if followed.out == 2:
-            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines if not line.startswith(_DUMP_MODULES)]
+            twice = followed.prefix.replace(b" ", b"", 1).replace(
+                b"] ", b"]: "
+            )  # torch's "[rank0]: " is our "[rank 0] "
+            lines = [line.removeprefix(twice) for line in lines if not line.startswith(_DUMP_MODULES)]
+            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines]
         if lines:
             _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
 

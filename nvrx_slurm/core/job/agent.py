@@ -370,7 +370,8 @@ class Agent(AgentState):
             self._stopped(now)
             return
         self.state = State.STOPPING
-        self.emit(Say(f"cycle {self.plan.cycle}: stopping {len(self._alive)} workers: {why}"))
+        some = f"{len(self._alive)} worker{'s' if len(self._alive) > 1 else ''}"
+        self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
         self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now)
 
     def _stopped(self, now: float) -> None:
