@@ -11,10 +11,12 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
+from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Part, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _SIGTERM = 15
+_FAULTS_SAID = 4  # per cycle; result.json has all
 
 
 @dataclass(eq=False)
@@ -127,7 +129,10 @@ class JobPart(Part):
         """Faults of the last cycle that arrive after it was given up."""
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
-            self.add_faults(event.message.faults, now)
+            for fault in event.message.faults:
+                if self.job.end is None and len(self.job.faults) < _FAULTS_SAID:
+                    self.say(f"also failed: {headline(fault)}{evidence(fault)}")
+                self.job.add_fault(fault, now)
 
     # --- the end --------------------------------------------------------------------------------------------
 

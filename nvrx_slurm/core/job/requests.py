@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import GATHERING, LIVE, OVER, Phase
 from nvrx_slurm.core.job.part import JobPart
@@ -69,9 +70,7 @@ class Requests(JobPart):
         """Say it once; warn or stop when it is time."""
         clock = self.job.clock
         if event.left_s is not None and not clock.known:
-            minutes = round(event.left_s / 60)
-            what = "1 minute of the allocation is" if minutes == 1 else f"{minutes} minutes of the allocation are"
-            self.say(f"{what} left")
+            self.say(f"the allocation ends in {in_words(event.left_s)}")
         self.mind_the_clock(clock.answer(event.left_s, now), now)
 
     def on_warn_job(self, event: ev.GotWarnJob, now: float) -> None:
