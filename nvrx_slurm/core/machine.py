@@ -9,21 +9,22 @@ rows (`nvrx_slurm.core.diagram`). A handler that leads to another state raises.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar
 
 from nvrx_slurm.errors import UnknownTransition
 
 Table = Mapping[tuple[Enum, type], "Row"]
+Follows = Mapping[Enum, tuple[Enum, ...]]  # state -> the states that one event can lead to
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one (state, event) does: method name, the states it may lead to, and the reason in a few words."""
+    """What one (state, event) does: method name, the other states it may lead to, and the reason in a few words."""
 
     do: str
-    to: tuple[Enum, ...]  # () = the state stays as it is
+    to: tuple[Enum, ...]
     why: str = ""
 
 
@@ -59,7 +60,7 @@ class Machine:
         if row is None:
             raise UnknownTransition(f"{type(self).__name__}: no row for {type(event).__name__} in {before.name}")
         getattr(self._handler(before, type(event)), row.do)(event, now)
-        if self.state not in (row.to or (before,)):
+        if self.state is not before and self.state not in row.to:
             raise UnknownTransition(
                 f"{type(self).__name__}: {type(event).__name__} in {before.name} led to {self.state.name},"
                 f" which its row does not allow"
@@ -105,6 +106,7 @@ class Composed(Machine):
     """A machine made of parts. An event goes to the part that has its row; the owner of the state has the deadline."""
 
     parts: ClassVar[tuple[type[Part], ...]]
+    through: ClassVar[Mapping[Enum, Enum]] = {}  # for the diagram: states that a step reaches through another one
     _part_of_row: ClassVar[dict[tuple[Enum, type], type[Part]]]
 
     def __init_subclass__(cls) -> None:
@@ -148,11 +150,17 @@ class Composed(Machine):
         return self._parts[self._part_of_row[state, event]]
 
 
-def rows(*groups: tuple[tuple[Enum, ...], type, Row]) -> dict[tuple[Enum, type], Row]:
-    """A table from rows that hold for several states each. Raises TypeError for a state and event with two rows."""
-    table = {(state, event): row for states, event, row in groups for state in states}
-    if len(table) != sum(len(states) for states, _, _ in groups):
-        raise TypeError("two rows for the same state and event")
+def rows(follows: Follows, *groups: tuple[tuple[Enum, ...], type, Row]) -> dict[tuple[Enum, type], Row]:
+    """A table from rows that hold for several states each; of the states in `to`, those that can follow each state.
+
+    Raises TypeError for a state and event with two rows.
+    """
+    table: dict[tuple[Enum, type], Row] = {}
+    for states, event, row in groups:
+        for state in states:
+            if (state, event) in table:
+                raise TypeError(f"two rows for {event.__name__} in {state.name}")
+            table[state, event] = replace(row, to=tuple(to for to in row.to if to in follows[state]))
     return table
 
 

@@ -27,10 +27,8 @@ from .walks import walk
 Key = tuple[Enum, type]
 Scenario = Callable[[], None]
 WALKS = 1500
-RARE = {  # only longer walks come there
-    *("on_failed PAUSED", "on_failed RETURNING", "on_joined RETURNING", "on_lost CLOSED"),
-    *("on_tick LAST_RANKS", "on_tick PAUSED", "on_tick RETURNING"),
-}
+RARE = {("LAST_RANKS", "SCORING"), ("LAST_RANKS", "JOINING"), ("LAST_RANKS", "PAUSED")}  # only after broken messages
+CLOSING = {"RETURNING", "CLOSED"}  # wherever the end may be decided, all nodes may have left
 
 
 def _tests(*modules: ModuleType) -> list[Scenario]:
@@ -82,11 +80,14 @@ def test_without_a_row_a_scenario_fails(machine: type[Machine], visits, monkeypa
 
 @MACHINES
 def test_rows_lead_wherever_they_say(machine: type[Machine], visits) -> None:
-    reached: dict[int, set[Enum]] = defaultdict(set)  # one row may hold for several states
-    for key, row in machine.table.items():
-        reached[id(row)] |= visits[machine][key][1]
-    lies = {f"{row.do} {to.name}" for row in machine.table.values() for to in row.to if to not in reached[id(row)]}
-    assert not lies - RARE
+    """Of an agent each row does; of the coordinator, some row of the state does."""
+    reached, declared = defaultdict(set), defaultdict(set)
+    for (state, event), row in machine.table.items():
+        key = state if issubclass(machine, Composed) else (state, event)
+        reached[key] |= {to.name for to in visits[machine][state, event][1]}
+        declared[key] |= {to.name for to in row.to}
+    lies = {(key, to) for key, names in declared.items() for to in names - reached[key]}
+    assert not {lie for lie in lies if (getattr(lie[0], "name", ""), lie[1]) not in RARE and lie[1] not in CLOSING}
 
 
 @MACHINES
@@ -100,8 +101,8 @@ def test_rows_name_a_method_and_a_reason(machine: type[Machine]) -> None:
 def test_a_state_and_event_have_one_row() -> None:
     again = (State.IDLE,), Agent, Row("ignore", ())
     with pytest.raises(TypeError, match="two rows"):
-        rows(again, again)
-    part = type("One", (Part,), {"table": rows(again)}), type("Two", (Part,), {"table": rows(again)})
+        rows({}, again, again)
+    part = type("One", (Part,), {"table": rows({}, again)}), type("Two", (Part,), {"table": rows({}, again)})
     with pytest.raises(TypeError, match="two parts"):
         type("Both", (Composed,), {"parts": part})
 

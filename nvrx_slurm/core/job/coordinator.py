@@ -30,6 +30,7 @@ __all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
 class Coordinator(Composed):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    through = {Phase.RETURNING: Phase.FINISHED, Phase.CLOSED: Phase.FINISHED}
     parts = (Gathering, Takeover, Running, Stopping, Ending, Membership, Requests)
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.job_data import Phase
+from nvrx_slurm.core.job.job_data import Phase, rows
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Row, Table, Tick, rows
+from nvrx_slurm.core.machine import Row, Table, Tick
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.FINISHED, Phase.RETURNING)

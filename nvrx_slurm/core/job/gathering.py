@@ -10,14 +10,13 @@ from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import STOPPING, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.placement import Placement, place
-from nvrx_slurm.core.machine import Row, Table, Tick, earliest, rows
+from nvrx_slurm.core.machine import Row, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
-_NEXT = (*_MINE, Phase.RUNNING, *STOPPING, Phase.FINISHED)
 
 
 @dataclass(eq=False)
@@ -28,11 +27,11 @@ class Gathering(JobPart):
     table: ClassVar[Table] = rows(
         (_MINE, ev.GotFailed, Row("ignore", (), "of a cycle that is over")),
         (_MINE, ev.GotSucceeded, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, ev.GotStopped, Row("on_stopped", _NEXT, "one more is ready")),
+        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "one more is ready")),
         (
             _MINE,
             Tick,
-            Row("on_tick", (*_NEXT, Phase.RETURNING, Phase.CLOSED), "join timeout, last call or pause is over"),
+            Row("on_tick", ANY, "join timeout, last call or pause is over"),
         ),
     )
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import busy_cycle
-from nvrx_slurm.core.job.job_data import LIVE, OVER
+from nvrx_slurm.core.job.job_data import ANY, LIVE, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.machine import Row, Table, rows
+from nvrx_slurm.core.machine import Row, Table
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 
@@ -19,8 +19,8 @@ class Membership(JobPart):
     """Handles ev.Joined and ev.Lost in all states before the end."""
 
     table: ClassVar[Table] = rows(
-        (LIVE, ev.Joined, Row("on_joined", (*LIVE, *OVER), "a new node, a returning one, or a takeover")),
-        (LIVE, ev.Lost, Row("on_lost", (*LIVE, *OVER), "a fault if it was active")),
+        (LIVE, ev.Joined, Row("on_joined", ANY, "a new node, a returning one, or a takeover")),
+        (LIVE, ev.Lost, Row("on_lost", ANY, "a fault if it was active")),
     )
 
     def on_joined(self, event: ev.Joined, now: float) -> None:

@@ -7,24 +7,24 @@ from typing import ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.job_data import GATHERING, LIVE, OVER, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import headline
-from nvrx_slurm.core.machine import Row, Table, rows
+from nvrx_slurm.core.machine import Row, Table
 from nvrx_slurm.errors import ExitCode
 
-_PLANNED = (*GATHERING, Phase.RUNNING, Phase.LAST_RANKS)
+_UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
 
 
 class Requests(JobPart):
     """Handles workload control requests, warnings, the end on request, and answers of the coordinator's program."""
 
     table: ClassVar[Table] = rows(
-        (LIVE, ev.GotAsked, Row("on_asked", (*LIVE, *OVER), "exclude, shut down or go on")),
+        (LIVE, ev.GotAsked, Row("on_asked", ANY, "exclude, shut down or go on")),
         (LIVE, ev.GotWarnJob, Row("on_warn_job", (), "tell all agents")),
         (LIVE, ev.GotEndJob, Row("on_end_job", OVER, "told to end")),
-        (LIVE, ev.TimeLeft, Row("on_time_left", (*LIVE, *OVER), "warn, stop or wait")),
-        (_PLANNED, ev.ProgressRead, Row("on_progress", (), "where the job begins; a late answer")),
+        (LIVE, ev.TimeLeft, Row("on_time_left", OVER, "warn, stop or wait")),
+        (_UNSCORED, ev.ProgressRead, Row("on_progress", (), "where the job begins; a late answer")),
     )
 
     def on_asked(self, event: ev.GotAsked, now: float) -> None:

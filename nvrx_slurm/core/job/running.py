@@ -9,10 +9,10 @@ from typing import ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import NEXT, OVER, STOPPING, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart, lost
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
-from nvrx_slurm.core.machine import Row, Table, Tick, rows
+from nvrx_slurm.core.machine import Row, Table, Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _MINE = (Phase.RUNNING, Phase.LAST_RANKS)
@@ -24,14 +24,14 @@ class Running(JobPart):
 
     states = _MINE
     table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("on_failed", (Phase.LAST_RANKS, *NEXT, *OVER), "restart, go on, or the end")),
-        (_MINE, ev.GotSucceeded, Row("on_succeeded", (*_MINE, Phase.FINISHED), "the end when all have")),
+        (_MINE, ev.GotFailed, Row("on_failed", ANY, "restart, go on, or the end")),
+        (_MINE, ev.GotSucceeded, Row("on_succeeded", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all have")),
         (
             _MINE,
             ev.GotStopped,
-            Row("on_stopped", (*_MINE, *STOPPING, Phase.JOINING, Phase.FINISHED), "a returned node is a spare now"),
+            Row("on_stopped", (*LIVE, Phase.FINISHED), "a returned node is a spare now"),
         ),
-        (_MINE, Tick, Row("on_tick", (*_MINE, Phase.FINISHED), "the last ranks take too long")),
+        (_MINE, Tick, Row("on_tick", (Phase.FINISHED,), "the last ranks take too long")),
     )
 
     last_ranks_by: float = 0.0

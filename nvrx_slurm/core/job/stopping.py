@@ -8,10 +8,10 @@ from typing import ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import NEXT, OVER, STOPPING, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import evidence, headline
-from nvrx_slurm.core.machine import Row, Table, Tick, rows
+from nvrx_slurm.core.machine import Row, Table, Tick
 
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 
@@ -24,9 +24,9 @@ class Stopping(JobPart):
     table: ClassVar[Table] = rows(
         (STOPPING, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
         (STOPPING, ev.GotSucceeded, Row("ignore", (), "too late: the cycle is being stopped")),
-        (STOPPING, ev.GotStopped, Row("on_stopped", (*NEXT, Phase.FINISHED), "the next cycle when all are")),
-        (STOPPING, ev.ProgressRead, Row("on_progress", (*NEXT, *OVER), "score this cycle")),
-        (STOPPING, Tick, Row("on_tick", (*NEXT, *OVER), "a node does not stop, or progress cannot be read")),
+        (STOPPING, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "the next cycle when all are")),
+        (STOPPING, ev.ProgressRead, Row("on_progress", ANY, "score this cycle")),
+        (STOPPING, Tick, Row("on_tick", ANY, "a node does not stop, or progress cannot be read")),
     )
 
     pending: set[str] = field(default_factory=set)  # node_ids of agents that have yet to stop

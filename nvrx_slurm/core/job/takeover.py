@@ -9,13 +9,12 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import STOPPING, Phase
+from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Row, Table, Tick, rows
+from nvrx_slurm.core.machine import Row, Table, Tick
 
 _MINE = (Phase.TAKEOVER,)
-_NEXT = (*_MINE, *STOPPING, Phase.JOINING, Phase.RUNNING, Phase.FINISHED)
 
 
 @dataclass(eq=False)
@@ -24,10 +23,10 @@ class Takeover(JobPart):
 
     states = _MINE
     table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("on_failed", _NEXT, "of the cycle to carry on with?")),
+        (_MINE, ev.GotFailed, Row("on_failed", (*LIVE, Phase.FINISHED), "of the cycle to carry on with?")),
         (_MINE, ev.GotSucceeded, Row("on_succeeded", (), "the cycle to carry on with is done on one node")),
-        (_MINE, ev.GotStopped, Row("on_stopped", (*_NEXT, Phase.LAST_CALL), "that node cannot carry on")),
-        (_MINE, Tick, Row("on_tick", (*_NEXT, Phase.LAST_RANKS), "carry on without the missing nodes, or give up")),
+        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "that node cannot carry on")),
+        (_MINE, Tick, Row("on_tick", (*LIVE, Phase.FINISHED), "carry on without the missing nodes, or give up")),
     )
 
     wait_until: float = 0.0
