@@ -434,10 +434,11 @@ def _writable_by_others(directory: str) -> str:
 def _jobs(site: Site) -> Iterator[Line]:
     if site.slurm:
         yield from _slurm_for_jobs(site)
+    from nvrx_slurm.slurm import conf
     from nvrx_slurm.slurm.munge import Munge
 
     try:
-        munge = Munge.find(os.environ.get("NVRX_MUNGE_SOCKET"))
+        munge = Munge.find(conf.munge_socket(os.environ))
         if munge is None:
             yield Line("munge", WARN, "no libmunge", "install munge; `srun nvrx-run` without a batch script needs it")
         else:

@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 
 from nvrx_slurm.config import nvhcd as config
-from nvrx_slurm.config.values import MAX_SOCKET_PATH_BYTES
+from nvrx_slurm.config.kinds import MAX_SOCKET_PATH_BYTES
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.health.checks.node_service import METHOD
