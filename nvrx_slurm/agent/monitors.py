@@ -25,7 +25,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
-from nvrx_slurm.monitor.page import LEAVES, WARNED, Page, create_page
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, create_page
 
 log = logging.getLogger(__name__)
 
@@ -211,12 +211,20 @@ class RankMonitor:
     @property
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
+        return self._is_set(LEAVES)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
+        return self._is_set(INIT)
+
+    def _is_set(self, word: int) -> bool:
         page = self._page()
         if page is None:
             return False
-        leaves = page.words[LEAVES] != 0
+        found = page.words[word] != 0
         page.close()
-        return leaves
+        return found
 
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""

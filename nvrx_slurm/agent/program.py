@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from nvrx_slurm import types as t
-from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.console import TRACEBACK_HOLD_S, Console
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.progress_file import ProgressFile
+from nvrx_slurm.agent.result import publish
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.agent.workers import Workers
@@ -24,7 +24,6 @@ from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent, State
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.restarts import headline, report
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.errors import AuthError, ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.system import limits
@@ -194,7 +193,8 @@ class Program:
     def __init__(self, job: Job, notes: Sequence[str] = ()) -> None:
         self._job = job
         self._notes = notes
-        self._console = Console(f"nvrx-run[{job.node.host}]")
+        hold_s = 0.0 if job.meeting is None else TRACEBACK_HOLD_S
+        self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s)
         # what is ignored (nohup, a shell's background job) stays ignored
         wanted = [s for s in (*_ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN]
         self._signals = SignalReader(wanted)
@@ -260,7 +260,8 @@ class Program:
         done: ev.Done = await self._coordinator.result
         if self._coordinator.server is not None:
             await self._coordinator.server.close(_LAST_WORDS_S)
-        self._write_result(done)
+        requeues = None if job.slurm is None else job.slurm.restart_count
+        await publish(done, job.run_dir.result, requeues, self._console.say)
         return done.code
 
     async def _hang_up(self, last: t.Finish | None = None) -> None:
@@ -426,21 +427,6 @@ class Program:
         if end.code == ExitCode.COORDINATOR_LOST:
             return f"{end.reason}; last try: {self._client.last_problem}"
         return end.reason
-
-    def _write_result(self, done: ev.Done) -> None:
-        """Say how it ended, first cause last; leave the same as JSON for scripts (and for the front, see cli)."""
-        why = [] if done.cause is not None and headline(done.cause) in done.reason else [done.reason]
-        why += [report(done.cause)] if done.cause is not None else []
-        self._console.say(f"job ends with code {done.code}: " + "\n".join(why))
-        cause = asdict(done.cause) if done.cause is not None else None
-        requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        content = {"code": done.code, "reason": done.reason, "slurm_restart_count": requeues, "first_cause": cause}
-        temporary = self._job.run_dir.result.with_suffix(".tmp")
-        try:
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
-            os.replace(temporary, self._job.run_dir.result)
-        except OSError as error:
-            self._console.say(f"cannot write {self._job.run_dir.result}: {error.strerror}")
 
 
 def run(job: Job, notes: Sequence[str] = ()) -> int:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.board import BOARD_ENV, Board
+from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.monitors import OnAsked, RankMonitor
 from nvrx_slurm.agent.rank_log import open_log
@@ -107,6 +108,7 @@ class Workers:
         self._private = PrivateDir()  # sockets of the monitors
         self._board = Board(self._private.path) if spec.wrapped else None
         self._monitors: list[RankMonitor] = []
+        self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
         self._orphans = processes.Orphans()
         self._output_lost = False
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
@@ -147,6 +149,10 @@ class Workers:
             except OSError as error:
                 fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
                 self._loop.call_soon(self._on_exit, local_rank, fault, False)
+        self._client_check.start()
+
+    def _any_connected(self) -> bool:
+        return not self._monitors or any(monitor.connected for monitor in self._monitors)
 
     def signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
@@ -232,7 +238,7 @@ class Workers:
         argv = [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *self._spec.argv]
         out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._log(out_path) as out, self._log(err_path) as err:
-            self._show(local_rank, where.rank, out_path, err_path)
+            self._show(local_rank, where.rank, (out, err))
             child = processes.start(argv, env, out, err, self._spec.warning_signal)
         where = replace(where, pid=child.pid, log=str(err_path))
         self._alive[local_rank] = worker = _Worker(child, plan, where, err_path, error_file)
@@ -257,11 +263,11 @@ class Workers:
             self._console.say(f"{path}: {problem}: what the workers write is lost in this cycle, they go on without")
         return file
 
-    def _show(self, local_rank: int, rank: int, out: Path, err: Path) -> None:
+    def _show(self, local_rank: int, rank: int, files: tuple[IO[bytes], IO[bytes]]) -> None:
         streams = self._spec.shown(local_rank)
-        for bit, path in ((1, out), (2, err)):
-            if streams & bit and path.exists():
-                self._console.follow(path, f"[rank {rank}] ", bit)
+        for bit, file in enumerate(files, 1):
+            if streams & bit and file.name != os.devnull:
+                self._console.follow(Path(file.name), f"[rank {rank}] ", bit, file.tell())
 
     def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
         worker = self._alive.get(local_rank)
@@ -284,6 +290,7 @@ class Workers:
             self._orphans.kill(self._known())
         else:
             self._orphans.reap(self._known())
+        self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
         early = False
         if self._monitors:
             early = code == 0 and self._monitors[local_rank].leaves

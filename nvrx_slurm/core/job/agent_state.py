@@ -10,6 +10,7 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import AgentMessage, Asked, EndJob, Finish, Node, Plan, RankFault, Refused, Stopped, WarnJob
 
 SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
+BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"
 
 
 class State(Enum):
@@ -110,6 +111,8 @@ class AgentState(Machine):
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
         self._signalled_at = now
         code, why = signal_exit_code(event.signum), self._got(event.signum)
+        if event.everybody and event.signum == SIGTERM:
+            why = BY_SLURM
         self.send(EndJob(code, why, event.signum))
         wait_s = None if event.everybody else 0.0
         self._leave(ev.Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
