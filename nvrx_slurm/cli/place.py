@@ -219,7 +219,6 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
-        has_preflight=True,
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
@@ -249,7 +248,7 @@ def _coordinator(
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
         tracks_progress=config.ft.is_progress_tracking_enabled,
-        has_preflight=agent.has_preflight,
+        has_preflight=True,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
         stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + preflight.longest_s,

@@ -25,7 +25,6 @@ class AgentSettings:
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
-    has_preflight: bool = False  # the node is made ready and looked at before it is offered for a cycle (`Prepare`)
     warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
 
 
@@ -152,8 +151,16 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class EndHeld:
+    """End the processes that were started ahead for the next workers: this node runs none soon."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The agent's program ends with `code`."""
 
     code: int
     reason: str
+
+
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, WarnRanks, PostGone, Prepare, EndHeld)
