@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from nvrx_slurm.agent.job import Job, Meeting
-from nvrx_slurm.agent.preflight import PreflightSpec, preflight_spec
+from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
@@ -209,6 +209,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         settings=config.ft.rank_settings(),
         prefixes=_numa(config, node.nproc, env),
         warning_signal=config.ft.warning_signal or 0,
+        in_step=slurm is not None,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
     preflight = preflight_spec(config)

@@ -59,7 +59,7 @@ class Child:
 class Held:
     """A process that waits to become a command: its interpreter is up, nothing of the command has run.
 
-    Exactly one of `release` and `end` is called, once.
+    After `release` or `kill` the caller reaps `child`.
     """
 
     def __init__(self, child: Child, control: socket.socket) -> None:
@@ -79,10 +79,10 @@ class Held:
             socket.send_fds(self._control, [b"x"], fds, socket.MSG_NOSIGNAL)
         return self.child
 
-    def end(self) -> None:
-        """Kill and reap the process. Blocks until the kernel has ended it (about 1 ms)."""
+    def kill(self) -> None:
+        """End the process; it is not waited for."""
         self._control.close()
-        self.child.reap()
+        self.child.signal_group(signal.SIGKILL)
 
 
 def _anonymous_file(content: bytes) -> IO[bytes]:
@@ -149,6 +149,19 @@ def _start(
         pass_fds=() if control_fd < 0 else (control_fd,),
     )
     return Child(popen)
+
+
+def start_directly(argv: Sequence[str], pass_fds: Sequence[int]) -> Child:
+    """Start a program of ours, which ends by itself when this process does. Raises OSError."""
+    popen = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=pass_fds, start_new_session=True
+    )
+    try:
+        return Child(popen)
+    except OSError:
+        popen.kill()
+        popen.wait()
+        raise
 
 
 def end_with_parent(signum: int) -> None:

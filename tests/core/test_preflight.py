@@ -89,7 +89,7 @@ def test_after_a_cycle_it_is_prepared_before_it_is_offered() -> None:
     agent = running()
     agent.exits(0, code=1)
     agent.exits(1, code=1)
-    assert (agent.did(ag.Prepare), agent.sent(), agent.state) == ([ag.Prepare(True)], [], "PREPARING")
+    assert (agent.did(ag.Prepare), agent.sent(), agent.state) == ([ag.Prepare(True, 1)], [], "PREPARING")
     agent.tell(Stop(1, 0, "rank 0 failed"))
     assert (agent.did(ag.Prepare), agent.sent()) == ([], [])
     agent.tell(ag.Connected())
@@ -122,7 +122,7 @@ def test_an_unfit_node_does_not_take_it() -> None:
 def test_a_spare_is_looked_at_before_it_may_be_promoted() -> None:
     agent = spare()
     agent.tell(Stop(1, 0, "it may be needed"))
-    assert (agent.did(ag.Prepare), agent.sent()) == ([ag.Prepare(False)], [])
+    assert (agent.did(ag.Prepare), agent.sent()) == ([ag.Prepare(False, 1)], [])
     agent.tell(ag.Prepared())
     assert agent.sent() == [Stopped(1, 0, 0)]
     agent.tell(a_plan(cycle=1))

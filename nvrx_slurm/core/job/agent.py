@@ -411,7 +411,8 @@ class Agent(AgentState):
         if self._unfit:
             self._declare_unfit()
         else:
-            self.emit(ev.Prepare(self.plan is not None and self.plan.active))
+            used, cycle = (self.plan.active, self.plan.cycle + 1) if self.plan is not None else (False, 0)
+            self.emit(ev.Prepare(used, cycle))
 
     def on_prepared(self, event: ev.Prepared, now: float) -> None:
         """The preflight has ended. A node that passed is ready for the next plan, which may be here already."""

@@ -1,6 +1,6 @@
 """What the agent is told (settings, events) and what it asks for (commands). `Tick` and `Say` are in `core.machine`.
 
-`Prepare` and `Prepared` are the preflight before every cycle; the program begins with one of its own accord.
+`Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
 Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone.
 """
@@ -145,9 +145,10 @@ class PostGone:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make the node ready for workers and check it; `used`: workers have run on it."""
+    """Make the node ready for the workers of `cycle` and check it. `used`: workers have run on it."""
 
     used: bool
+    cycle: int
 
 
 @dataclass(frozen=True, slots=True)
