@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from nvrx_slurm.system.bounded_process import children, kill_tree
 from nvrx_slurm.system.files import write_all
 
 _TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
@@ -179,7 +180,7 @@ class Orphans:
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._before = frozenset(_children(os.getpid()))
+        self._before = frozenset(children(os.getpid()))
 
     def reap(self, known: Iterable[int]) -> None:
         """Collect those that have ended, as init did before they came to us; call it on SIGCHLD."""
@@ -197,13 +198,13 @@ class Orphans:
         """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet."""
         spared, seen, me = self._before.union(known), set[int](), os.getpid()
         for _ in range(_MAX_ROUNDS):
-            new = [pid for pid in _children(me) if pid not in spared and pid not in seen]
+            new = [pid for pid in children(me) if pid not in spared and pid not in seen]
             if not new:
                 break
             seen.update(new)
             for pid in new:
-                _kill_tree(pid, me)
-        return sum(not _collect(pid) for pid in _children(me) if pid not in spared)
+                kill_tree(pid, me)
+        return sum(not _collect(pid) for pid in children(me) if pid not in spared)
 
 
 def _collect(pid: int) -> bool:
@@ -212,37 +213,3 @@ def _collect(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
-
-
-def _children(pid: int) -> list[int]:
-    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
-    except OSError:
-        return found  # whoever had a parent that just went is a child of ours by now
-    return found
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-
-
-def _kill_tree(root: int, parent: int) -> None:
-    """Parents first: whoever has a SIGKILL pending cannot fork any more, so nothing new comes behind our back."""
-    todo = [(root, parent)]
-    while todo:
-        pid, parent = todo.pop()
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:
-            continue  # gone
-        try:
-            if _parent(pid) == parent:  # asked with the pidfd open: no recycled pid is hit
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-                todo += [(child, pid) for child in _children(pid)]
-        except OSError:
-            continue  # gone, or another user's (setuid)
-        finally:
-            os.close(fd)
