@@ -30,7 +30,6 @@ from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.slurm.launch import NODE_LOG, srun_argv
 
-SRUN_LINE = "agents/srun.txt"  # below the run directory
 _LAST_WORDS_S = 2.0
 
 
@@ -95,12 +94,12 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     if changed:  # the step that lost a node may hold the CPUs of the others for minutes
         argv[1:1] = [f"--nodelist={','.join(now.nodes)}", "--overlap"]
     line = shlex.join(argv)
-    (directory.path / SRUN_LINE).write_text(line + "\n")
+    directory.srun_command.write_text(line + "\n")
     console = Console("nvrx-run", refresh_s=REFRESH_S)
     console.start()
     console.follow(log, "", 1)
     verbose = config.ft.log_level <= logging.DEBUG
-    console.say(line if verbose else f"starting one agent on each of {now.nnodes} nodes; logs: {directory.path}")
+    console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
     try:
         files = StepFiles(log, directory.result)
         step = Step(argv, _step_env(directory), files, now.job_id, step_name(), console)

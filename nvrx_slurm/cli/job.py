@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from nvrx_slurm.agent.job import Job
-from nvrx_slurm.agent.preflight import PreflightSpec, preflight_spec
+from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
@@ -42,14 +42,13 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
-        has_preflight=True,
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
     return Job(
         node,
         directory,
-        worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args)),
+        worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
         agent,
         preflight,
         _coordinator(config, slurm, nodes, agent, preflight) if hosts else None,
@@ -91,7 +90,7 @@ def _coordinator(
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
         tracks_progress=config.ft.is_progress_tracking_enabled,
-        has_preflight=agent.has_preflight,
+        has_preflight=True,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
         stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + preflight.longest_s,

@@ -21,8 +21,13 @@ from nvrx_slurm.types import RestartPolicy
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def worker_spec(config: Config, env: Mapping[str, str], nproc: int, directory: RunDir, argv: list[str]) -> WorkerSpec:
-    """What starts the `nproc` workers of this node. Raises UsageError where NUMA binding was asked for and fails."""
+def worker_spec(
+    config: Config, env: Mapping[str, str], nproc: int, directory: RunDir, argv: list[str], in_step: bool
+) -> WorkerSpec:
+    """What starts the `nproc` workers of this node. `in_step`: Slurm signals the workers of a step, too.
+
+    Raises UsageError where NUMA binding was asked for and fails.
+    """
     return WorkerSpec(
         argv=argv,
         contract=WorkerContract(directory.job_id, config.launch.role, str(directory.path)),
@@ -33,6 +38,7 @@ def worker_spec(config: Config, env: Mapping[str, str], nproc: int, directory: R
         settings=config.ft.rank_settings(),
         prefixes=_prefixes(config, nproc, env),
         warning_signal=config.ft.warning_signal or 0,
+        in_step=in_step,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 

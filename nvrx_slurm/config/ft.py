@@ -168,8 +168,8 @@ class FaultToleranceConfig(Section):
     # Health checks.
     node_health_checks: bool = setting(
         k.BOOL, True, g.HEALTH,
-        help="Check this node before every cycle; one that fails is left out of the job. false: no checks (GPU "
-        "memory is waited for, and suspicions are left, all the same).",
+        help="Check this node before every cycle; one that fails is left out of the job. false: no checks (the "
+        "wait for GPU memory does not depend on it).",
     )  # fmt: skip
     node_health_check_interval: float = setting(
         k.POSITIVE_SECONDS, 5.0, g.HEALTH,

@@ -1,11 +1,11 @@
-"""What the wrapped function may ask the wrapper for, and how it gets hold of it."""
+"""CallWrapper: the wrapper's services for the wrapped function, and the parameters that receive it."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import inspect
 import os
+import re
 import time
 import types
 import typing
@@ -18,7 +18,7 @@ from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
 class CallWrapper:
-    """One call of a wrapped function, passed to a parameter that is annotated with this class (see `takers`).
+    """One call of a wrapped function. The wrapper passes it to parameters annotated with this class (see `takers`).
 
     All methods belong to the function's own thread, while it runs.
     """
@@ -30,27 +30,29 @@ class CallWrapper:
         self._stopper: Stopper | None = None
 
     def begin(self, state: State, stopper: Stopper) -> None:
-        """Of the wrapper: an iteration begins."""
+        """Called by the wrapper at the start of an iteration."""
         self._state, self._stopper = state, stopper
-        self._words[MANUAL] = self._words[SUSPENDED] = 0  # a restart may have cut off what would have cleared them
+        self._words[MANUAL] = self._words[SUSPENDED] = 0  # a restart may have interrupted a block of the last iteration
 
     @property
     def iteration(self) -> int:
-        """How often the function has been called before."""
+        """Number of calls of the function before this one."""
         assert self._state is not None
         return self._state.iteration
 
     def ping(self) -> None:
-        """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout).
-        In a process that the function has forked it does nothing: that one's progress is not the rank's."""
+        """Report progress. After the first ping of an iteration, silence counts as a hang (soft and hard timeout).
+
+        Does nothing in a process forked from the rank: its progress is not the rank's.
+        """
         if os.getpid() == self._pid:
             self._words[MANUAL] = time.monotonic_ns()
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
-        """A block that is not interrupted by a restart, and is not begun any more once one is under way.
+        """A block that a restart does not interrupt, and that does not start once a restart has begun.
 
-        For what must be done wholly or not at all, such as replacing a checkpoint. May be nested. In a process that
-        the function has forked, where nothing is interrupted, it is a plain block.
+        For steps that must be complete, such as the replacement of a checkpoint. May be nested. Has no effect in a
+        process forked from the rank.
         """
         if self._page.is_of_another:
             return contextlib.nullcontext()
@@ -59,7 +61,7 @@ class CallWrapper:
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """A block in which neither soft nor hard timeout applies. May be nested. A plain block in a forked process."""
+        """A block without soft and hard timeout. May be nested. Has no effect in a process forked from the rank."""
         if self._page.is_of_another:
             yield
             return
@@ -67,7 +69,7 @@ class CallWrapper:
         self._words[SUSPENDED] += 1
         try:
             yield
-        finally:  # a generator that somebody keeps may end the block in a later iteration: it is not of that one
+        finally:  # a kept generator may end the block in a later iteration, which has its own count
             if not self._page.is_of_another and self._stopper is stopper:
                 self._page.beat()
                 if self._words[MANUAL]:
@@ -76,10 +78,10 @@ class CallWrapper:
 
 
 def takers(fn: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that are annotated with CallWrapper, a union it is in (Optional too), or a text of these.
+    """Names of the parameters of `fn` that are annotated with CallWrapper, or with a union or Optional of it.
 
-    Nothing else counts: no container of it, and no `*args` or `**kwargs`. Raises TypeError for a parameter that is
-    positional-only, since the wrapper passes itself by name.
+    The annotation may be a text. Containers of it, `*args` and `**kwargs` do not count. Raises TypeError for a
+    positional-only parameter, since the wrapper passes itself by name.
     """
     try:
         parameters = inspect.signature(fn).parameters
@@ -100,34 +102,24 @@ def takers(fn: Callable[..., Any]) -> list[str]:
     return [one.name for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
+_UNION = re.compile(r"(?:\w+\.)*(?:Optional|Union)\[(.*)\]")
+
+
 def _takes(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        with contextlib.suppress(SyntaxError):
-            return _names(ast.parse(annotation, mode="eval").body)
-        return False
+    if isinstance(annotation, str):  # with a name that cannot be evaluated
+        text = annotation.strip().strip("'\"")
+        if union := _UNION.fullmatch(text):
+            return any(map(_takes, union[1].split(",")))
+        return any(part.strip().split(".")[-1] == CallWrapper.__name__ for part in text.split("|"))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return CallWrapper in typing.get_args(annotation)
     return annotation is CallWrapper
 
 
-def _names(annotation: ast.expr) -> bool:
-    """The same of one that cannot be evaluated."""
-    match annotation:
-        case ast.Name(name) | ast.Attribute(attr=name):
-            return name == CallWrapper.__name__
-        case ast.BinOp(left, ast.BitOr(), right):
-            return _names(left) or _names(right)
-        case ast.Subscript(ast.Name("Optional" | "Union") | ast.Attribute(attr="Optional" | "Union"), inner):
-            return any(map(_names, inner.elts if isinstance(inner, ast.Tuple) else [inner]))
-        case ast.Constant(str(text)):
-            return _takes(text)
-    return False
-
-
 def with_wrapper(
     fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`args` and `kwargs`, and the wrapper for those of `names` that the caller has not filled, or with None."""
+    """`args` and `kwargs`, with the wrapper for those of `names` that the caller left out or gave as None."""
     if not names:
         return args, dict(kwargs)
     parameters = inspect.signature(fn).parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import logging
@@ -25,6 +26,7 @@ from nvrx_slurm.inprocess.meeting.coordinator import overdue_slack_s
 from nvrx_slurm.inprocess.meeting.stand_in import Meeting
 from nvrx_slurm.inprocess.meeting.store import StoreLost, StoreView
 from nvrx_slurm.inprocess.monitor_thread import Answer
+from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 from nvrx_slurm.inprocess.watch.progress import COUNTED, GONE, ROUND, STOPPING, WATCHED, OwnTime
@@ -405,7 +407,8 @@ class Runner:
 
     def _call_plugin(self, name: str) -> Any:
         plugin = getattr(self._arguments, name)
-        result = plugin and plugin(self._state.freeze())
+        with failing_health_check() if name.endswith("health_check") else contextlib.nullcontext():
+            result = plugin and plugin(self._state.freeze())
         self._page.still_the_rank()
         return result
 

@@ -332,7 +332,7 @@ def test_the_time_left_is_asked_for_at_once_and_said() -> None:
     job.wait()
     assert (job.now, job.did(ev.AskTimeLeft)) == (0.0, [ev.AskTimeLeft()])
     job.tell(ev.TimeLeft(3600.0))
-    assert job.said == ["60 minutes of the allocation are left"]
+    assert job.said == ["the allocation ends in 1 h"]
     job.join(0)
     assert (job.state, job.core.deadline()) == ("RUNNING", 3525.0)
 

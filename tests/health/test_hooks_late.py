@@ -280,24 +280,6 @@ def test_a_turn_is_given_back_before_the_checks(hooks: Hooks) -> None:
 # --- looks that are shared --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("result", "shared"), [("pass", False), ("fail", True)])
-def test_who_comes_during_a_look_shares_only_its_failure(dgx: Node, result: str, shared: bool) -> None:
-    """What breaks between its beginning and his coming is in no facts of it."""
-    node, came_s = view(dgx), 0.0
-
-    def look() -> str:
-        nonlocal came_s
-        came_s = cache.now_s()
-        return result
-
-    first = cache.together(node, "prolog", [], cache.now_s(), 10.0, look, lambda result: result == "fail")
-    assert first == (result, 0.0)
-    second = cache.together(node, "prolog", [], came_s, 10.0, lambda: "second")
-    assert second is not None and second[0] == (result if shared else "second")
-    third = cache.together(node, "prolog", [], came_s, 10.0, lambda: "third")
-    assert third is not None and third[0] == second[0], "who came before a look began shares it"
-
-
 def test_a_fault_before_a_prolog_comes_is_found_while_another_one_looks(hooks: Hooks) -> None:
     """The first one has looked at lustre already; its own check goes on until the second one has come."""
     fifo = hooks.root / "fifo"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import ClassVar
 
+from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job.coordinator_events import (
     GotAsked,
     GotEndJob,
@@ -247,7 +248,7 @@ class Coordinator(Gathering):
     def on_time_left(self, event: TimeLeft, now: float) -> None:
         """Say it once; warn or stop when it is time."""
         if event.left_s is not None and not self._clock.known:
-            self.emit(Say(f"{event.left_s / 60:.0f} minutes of the allocation are left"))
+            self.emit(Say(f"the allocation ends in {in_words(event.left_s)}"))
         self.tell_time(self._clock.answer(event.left_s, now), now)
 
     def on_warn_job(self, event: GotWarnJob, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
@@ -155,10 +156,14 @@ def headline(fault: RankFault) -> str:
     return f"{who} does not end: {fault.message}"
 
 
+def evidence(fault: RankFault) -> str:
+    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
+    line = failing_line(fault.traceback)
+    return (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+
+
 def report(fault: RankFault) -> str:
     """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}"]
-    if fault.log:
-        lines.append(f"  log: {fault.log}")
+    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)

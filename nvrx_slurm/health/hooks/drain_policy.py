@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import Finding, NodeView, Verdict
+from nvrx_slurm.system import files
 
 if TYPE_CHECKING:
     from nvrx_slurm.slurm.drain import Note  # it loads what only a drain needs
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 PREFIX = "nvrx:"
 MAX_TEXT = 120  # characters of the sentence
 SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still come
-_LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _WAIT_S = 1.0  # for others to write the mark, which takes them no time (it is in memory)
 _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 # What Slurm's tools take for structure, and what looks like their [user@time], is replaced.
@@ -122,16 +122,9 @@ def note_down(node: NodeView, name: str, checks: Iterable[str] = (), since_s: fl
         return {}
 
 
-@contextlib.contextmanager
-def _alone(node: NodeView, name: str) -> Iterator[None]:
+def _alone(node: NodeView, name: str) -> contextlib.AbstractContextManager[None]:
     """No other hook writes the mark meanwhile. Raises OSError when that takes too long, and Unusable."""
-    lock = os.open(f"{cache.private_directory(node)}/drained-{name}.lock", _LOCK, 0o600)
-    try:
-        if not cache.taken(lock, _WAIT_S):
-            raise TimeoutError
-        yield
-    finally:
-        os.close(lock)
+    return files.file_lock(f"{cache.private_directory(node)}/drained-{name}.lock", _WAIT_S)
 
 
 def _mark(node: NodeView, name: str) -> str:

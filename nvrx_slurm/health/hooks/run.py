@@ -266,7 +266,7 @@ def _under_way(hook: Hook, rules: policy.Rules, checks: list[Check]) -> Iterator
 
 
 def _share(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
-    """Run the checks, or take what a prolog beside this one has found meanwhile; say what is wrong."""
+    """Run the checks, or take what another prolog has found that began after this one; say what is wrong."""
 
     def run() -> str:
         with _under_way(hook, rules, checks) as finish:
@@ -275,10 +275,12 @@ def _share(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Repor
     # Under other rules (the site file has changed) the same facts may mean something else.
     ruled = [[field for field in check if not callable(field)] for check in checks]
     asked = [hook.name, ruled, rules.deadlines_s[hook.when], rules.expected]
-    grave: Callable[[str], bool] = lambda line: bool(report.from_json(line).grave)  # noqa: E731
-    shared = cache.together(hook.node, hook.when, asked, hook.came_s, hook.left_s(), run, grave)
-    line, age_s = shared or (_nobody(hook), 0.0)
-    return _tell(hook, checks, report.from_json(line), age_s)
+    fresh: Callable[[str, float], bool] = lambda line, began_s: began_s >= hook.came_s  # noqa: E731
+    try:
+        found = cache.shared(hook.node, hook.when, asked, hook.left_s(), run, fresh)
+    except TimeoutError:
+        found = cache.Shared(_nobody(hook), 0.0, [])
+    return _tell(hook, checks, report.from_json(found.result), found.age_s)
 
 
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
