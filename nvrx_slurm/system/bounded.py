@@ -1,7 +1,9 @@
-"""A call that may never return, with a bound: drivers, collective libraries, functions of users."""
+"""A call that may never return, with a bound: drivers, collective libraries, functions of users, dead file systems."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -9,49 +11,82 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# So often a caller that waits executes a step of Python, by which the in-process wrapper sees that it does not hang:
-# the call has a bound of its own.
+# A waiting caller executes Python this often, so that the in-process wrapper sees that its rank does not hang.
 _SIGN_OF_LIFE_S = 0.05
 
 
 class Overrun(Exception):
-    """The call did not return in time. Its thread is left behind, as a daemon: nothing can end it from outside."""
+    """The call did not return in time. Its daemon thread is abandoned: nothing can end a thread from outside."""
 
 
 class _Outcome(Generic[T]):
-    """Where the thread puts what the call returned or raised; `value` is a list so that None is a result too."""
+    """What the thread's call returned or raised; `value` is a list so that None is a result, too."""
 
     def __init__(self) -> None:
         self.value: list[T] = []
         self.error: BaseException | None = None
 
+    def run(self, fn: Callable[[], T]) -> None:
+        """Call `fn` and keep the outcome."""
+        try:
+            self.value.append(fn())
+        except BaseException as error:
+            self.error = error
+
+    def get(self) -> T:
+        """Return or raise what the call did; raises Overrun if it has done neither yet."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # its traceback refers to this object: break the cycle
+        if not self.value:
+            raise Overrun
+        return self.value[0]
+
 
 def call(fn: Callable[[], T], timeout_s: float, name: str, more_s: Callable[[], float] = lambda: 0.0) -> T:
-    """What `fn` returns or raises, run in a daemon thread called `name`. Raises Overrun after `timeout_s` seconds, and
-    as many more as `more_s`, asked once then, gives it.
+    """Run `fn` in a daemon thread called `name` and return its value, or raise its exception.
+
+    Raises Overrun after `timeout_s` seconds plus `more_s()` seconds; `more_s` is called once, when `timeout_s` is over.
     """
+    outcome: _Outcome[T] = _Outcome()
+    thread = threading.Thread(target=outcome.run, args=(fn,), name=name, daemon=True)
+    thread.start()
+    _join(thread, time.monotonic() + timeout_s)
+    if thread.is_alive():
+        _join(thread, time.monotonic() + more_s())
+    try:
+        return outcome.get()
+    except Overrun:
+        raise _overrun(name, timeout_s) from None
+
+
+async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
+    """Run `fn` in a daemon thread called `name`; the running event loop goes on meanwhile.
+
+    Returns or raises what `fn` does. Raises Overrun after `timeout_s` seconds, RuntimeError if no thread can be made.
+    Unlike a thread of an executor, an abandoned one delays neither the loop's end nor the interpreter's.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
     outcome: _Outcome[T] = _Outcome()
 
     def run() -> None:
-        try:
-            outcome.value.append(fn())
-        except BaseException as error:
-            outcome.error = error
+        outcome.run(fn)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            loop.call_soon_threadsafe(ended.set)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    deadline_s = time.monotonic() + timeout_s
-    _join(thread, deadline_s)
-    if thread.is_alive():
-        _join(thread, time.monotonic() + more_s())
-    if outcome.error is not None:
-        try:
-            raise outcome.error
-        finally:
-            outcome.error = None  # its traceback holds `outcome`: no reference cycle is left
-    if not outcome.value:
-        raise Overrun(f"{name} did not return within {timeout_s:g} s")
-    return outcome.value[0]
+    threading.Thread(target=run, name=name, daemon=True).start()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(ended.wait(), timeout_s)
+    try:
+        return outcome.get()
+    except Overrun:
+        raise _overrun(name, timeout_s) from None
+
+
+def _overrun(name: str, timeout_s: float) -> Overrun:
+    return Overrun(f"{name} did not return within {timeout_s:g} s")
 
 
 def _join(thread: threading.Thread, deadline_s: float) -> None:

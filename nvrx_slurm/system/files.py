@@ -1,12 +1,15 @@
-"""A private directory per process that others cannot guess, cleared away by the next one if its owner was killed."""
+"""Files: locks, atomic and complete writes, and the private directory of an agent."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,66 +17,127 @@ from nvrx_slurm.errors import UsageError
 
 BOARD_NAME = "board"  # see agent.board
 HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
-_PREFIX = "nvrx-agent-"  # so long that nobody's own directory, nor our cluster's, has it by chance
+MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its final zero, see unix(7)
+_PREFIX = "nvrx-agent-"  # long enough that no other program uses it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LOOKED_AT = 10_000  # entries of a crowded /tmp
 _RANDOM = 8  # characters that mkdtemp appends
-_MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its 0
 _SOCKET_NAME_BYTES = 24  # room for one below the directory ("/rank127.1000000")
-_SHORT = ("/tmp", "/dev/shm")  # where a socket's path fits if it does not below $TMPDIR
+_SHORT = ("/tmp", "/dev/shm")  # used where $TMPDIR is too long for a socket or has no flock(2)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data` to a blocking descriptor; write(2) may take a part at a time. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
+    """Replace the file `path` by one with `data`: readers see the old or the new file, never a part. Raises OSError.
+
+    The new file has the permission bits `mode`. The data is not synced to disk.
+    """
+    target = os.fspath(path)
+    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or ".")
+    try:
+        try:
+            os.fchmod(fd, mode)
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def file_lock(path: str | os.PathLike[str], timeout_s: float) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`, which is created with mode 0600 and stays there.
+
+    Raises TimeoutError when another process holds it for longer than `timeout_s` (>= 0) seconds, OSError when the file
+    cannot be opened or its file system has no flock(2). The lock ends with the process; a forked child shares it.
+    """
+    import filelock  # takes 10 ms, which only callers that lock should pay
+
+    lock = filelock.FileLock(path, timeout=timeout_s, mode=0o600)
+    try:
+        lock.acquire(poll_interval=0.01)
+    except filelock.Timeout:
+        raise TimeoutError(f"{os.fspath(path)}: another process has held the lock for {timeout_s:g} s") from None
+    except NotImplementedError as error:
+        raise OSError(errno.ENOLCK, "its file system does not support flock", os.fspath(path)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class PrivateDir:
-    """A fresh directory of mode 0700 below $TMPDIR, locked by its owner for as long as that lives.
+    """A new directory of mode 0700 below $TMPDIR that its owner keeps locked while it lives.
 
-    Where $TMPDIR is too long for a Unix socket below it: in /tmp or /dev/shm.
-    flock(2) tells across PID namespaces whether the owner is alive, which a pid in the name would not.
-    Raises UsageError when nothing can be made there.
+    Where $TMPDIR is too long for a Unix socket, or its file system has no flock(2), /tmp and /dev/shm are tried. The
+    lock tells across PID namespaces whether the owner lives, which a pid in the name would not. It is on the directory
+    itself, which filelock cannot lock. Raises UsageError when no directory can be made.
     """
 
     def __init__(self) -> None:
-        made = _make()
-        self._lock = os.open(made, _OPEN)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made, self._lock = _make()
         self.path = made.with_name(f"{_PREFIX}{made.name[-_RANDOM:]}")
-        os.rename(made, self.path)  # only now, locked, does it look like one that can be swept
+        os.rename(made, self.path)  # the sweep of other agents sees the directory only now, when it is locked
 
     def remove(self) -> None:
-        """Remove it with all that is in it; a second call does nothing."""
+        """Remove the directory with its content; a second call does nothing."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 
 
-def _make() -> Path:
-    """A directory, under its first name, in the first place that is short enough and takes it."""
-    problem = ""
+def lock_directory(path: Path) -> int:
+    """Open `path`, which must be a directory, and lock it with flock(2); returns the descriptor. Raises OSError."""
+    fd = os.open(path, _OPEN)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make() -> tuple[Path, int]:
+    """A directory under its first name and its lock, in the first place that fits."""
+    problems = []
     try:
         preferred = tempfile.gettempdir()
-    except OSError as error:  # neither $TMPDIR nor any of the usual places can be written to
-        preferred, problem = "", f"in {os.environ.get('TMPDIR', '/tmp')}: {error.strerror}"
-    if preferred and not _fits(preferred):
-        problem = f"in {preferred}: it is too long for a Unix socket ({_MAX_SOCKET_PATH_BYTES} bytes)"
-        places = [place for place in _SHORT if place != preferred]
-    else:
-        places = [preferred] if preferred else []
-    for place in places:
+    except OSError as error:  # neither $TMPDIR nor one of the usual places is writable
+        preferred = ""
+        problems.append(f"in {os.environ.get('TMPDIR', '/tmp')}: {error.strerror}")
+    for place in dict.fromkeys([preferred, *_SHORT] if preferred else []):
+        if not _fits(place):
+            problems.append(f"in {place}: it is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes)")
+            continue
+        made = None
         try:
             _sweep(Path(place))
-            return Path(tempfile.mkdtemp(prefix=f".new-{_PREFIX}", dir=place))
+            made = Path(tempfile.mkdtemp(prefix=f".new-{_PREFIX}", dir=place))
+            return made, lock_directory(made)
         except OSError as error:
-            problem = problem or f"in {place}: {error.strerror}"
-    raise UsageError(f"no private directory can be made {problem}; set a TMPDIR that is short and can be written to")
+            problems.append(f"in {place}: {error.strerror}")
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+    raise UsageError(f"no private directory can be made {problems[0]}; set TMPDIR to a short, writable directory")
 
 
 def _fits(base: str) -> bool:
     below = 1 + len(_PREFIX) + _RANDOM + _SOCKET_NAME_BYTES
-    return len(os.fsencode(base)) + below <= _MAX_SOCKET_PATH_BYTES
+    return len(os.fsencode(base)) + below <= MAX_SOCKET_PATH_BYTES
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of our own that nobody owns any more."""
+    """Remove directories whose agents are gone."""
     try:
         with os.scandir(base) as entries:
             names = [e.name for e in islice(entries, _MAX_LOOKED_AT) if e.name.startswith(_PREFIX)]
@@ -84,31 +148,20 @@ def _sweep(base: Path) -> None:
         try:
             found = directory.lstat()
             ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-            lock = os.open(directory, _OPEN) if ours else -1
+            lock = lock_directory(directory) if ours else -1
         except OSError:
-            continue  # not ours, or gone this moment
+            continue  # gone, not readable, or its owner lives
         if lock >= 0:
-            _remove_if_free(directory, lock)
+            _remove_agent_files(directory)
+            os.close(lock)
 
 
-def _remove_if_free(directory: Path, lock: int) -> None:
+def _remove_agent_files(directory: Path) -> None:
+    """Remove the directory unless it holds a file that no agent makes: then another program owns it."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return  # its owner lives
-    else:
-        _remove_sockets(directory)
-    finally:
-        os.close(lock)
-
-
-def _remove_sockets(directory: Path) -> None:
-    """Sockets, the board and what health checks keep are all that an agent has there; with anything else, it is
-    somebody's and stays."""
-    try:
-        entries = list(directory.iterdir())
         ours = (BOARD_NAME, HEALTH_NAME)
+        entries = list(directory.iterdir())
         if all(stat.S_ISSOCK(entry.lstat().st_mode) or entry.name in ours for entry in entries):
             shutil.rmtree(directory)
     except OSError:
-        return  # somebody else was faster
+        return  # another agent removes it at this moment

@@ -1,21 +1,25 @@
-"""The agent's private directory: unguessable, ours alone, and cleared away after an owner that was killed."""
+"""Locks, atomic writes, bounded calls, and the agent's private directory, which is swept after its owner was killed."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import files
-from nvrx_slurm.system.files import PrivateDir
+from nvrx_slurm.system import bounded, files
+from nvrx_slurm.system.files import PrivateDir, file_lock, write_all, write_atomic
 
 OWNER = """
 import os, socket, sys
@@ -95,5 +99,85 @@ def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch: pyt
     second.remove()
     assert second.path.parent == Path("/dev/shm")
     monkeypatch.setattr(files, "_SHORT", (str(base / "missing"),))
-    with pytest.raises(UsageError, match="too long for a Unix socket.*set a TMPDIR that is short"):
+    with pytest.raises(UsageError, match="too long for a Unix socket"):
         PrivateDir()
+
+
+def test_a_file_system_without_flock_is_passed_over(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Lustre that is mounted without -o flock: $TMPDIR there is not usable, /dev/shm is."""
+    refused = []
+
+    def no_flock(path: Path) -> int:
+        if path.is_relative_to(base):
+            refused.append(path)
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return real(path)
+
+    real = files.lock_directory
+    monkeypatch.setattr(files, "lock_directory", no_flock)
+    made = PrivateDir()
+    made.remove()
+    assert len(refused) == 1 and not made.path.is_relative_to(base) and list(base.iterdir()) == []
+    monkeypatch.setattr(files, "_SHORT", ())
+    with pytest.raises(UsageError, match="not supported"):
+        PrivateDir()
+
+
+def test_a_lock_excludes_others_until_it_is_released(base: Path) -> None:
+    path = base / "lock"
+    with file_lock(path, 0.0):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with path.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(TimeoutError, match=str(path)), file_lock(path, 0.02):
+            pytest.fail("two holders")
+    with file_lock(path, 0.0):
+        assert path.exists()
+    with pytest.raises(OSError), file_lock(path / "below a file", 0.0):
+        pytest.fail("a lock without a file")
+
+
+def test_a_file_is_replaced_as_a_whole(base: Path) -> None:
+    path = base / "file"
+    write_atomic(path, b"old", mode=0o600)
+    with path.open("rb") as reader:
+        write_atomic(path, b"new" * 100_000)
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new" * 100_000 and stat.S_IMODE(path.stat().st_mode) == 0o644
+    with pytest.raises(OSError):
+        write_atomic(base, b"a directory is in the way")
+    assert list(base.iterdir()) == [path]  # no temporary file is left
+
+
+def test_all_is_written_to_a_pipe_that_takes_little(base: Path) -> None:
+    ours, theirs = os.pipe()
+    data, got = os.urandom(1 << 20), bytearray()
+
+    def read() -> None:
+        while more := os.read(ours, 65536):
+            got.extend(more)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    write_all(theirs, data)
+    os.close(theirs)
+    reader.join(10)
+    os.close(ours)
+    assert bytes(got) == data
+
+
+def test_a_call_that_does_not_return_is_abandoned() -> None:
+    release = threading.Event()
+
+    async def three() -> list[object]:
+        slow = asyncio.ensure_future(bounded.call_async(release.wait, 0.05, "slow"))
+        quick = await bounded.call_async(lambda: 7, 10.0, "quick")
+        with pytest.raises(KeyError):
+            await bounded.call_async(lambda: {}["x"], 10.0, "broken")
+        return [quick, *await asyncio.gather(slow, return_exceptions=True)]
+
+    quick, slow = asyncio.run(three())
+    assert quick == 7 and isinstance(slow, bounded.Overrun)
+    with pytest.raises(bounded.Overrun, match="slow"):
+        bounded.call(release.wait, 0.05, "slow")
+    release.set()
