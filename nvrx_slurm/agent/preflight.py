@@ -18,7 +18,6 @@ from pathlib import Path
 
 from nvrx_slurm.agent import reclaim
 from nvrx_slurm.agent.reclaim import Reading, Reclaim
-from nvrx_slurm.agent.suspicions import Suspicions
 from nvrx_slurm.config import Config
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
@@ -70,8 +69,8 @@ class PreflightSpec:
 
 
 def preflight_spec(config: Config) -> PreflightSpec:
-    """What the settings say about what is done before a cycle. The checks are one thing, the wait for GPU memory and
-    the suspicions are others: switching off the checks leaves those as they are (seed 000)."""
+    """What the settings say about what is done before a cycle. The wait for GPU memory does not depend on the
+    checks: without checks it is done all the same (seed 000)."""
     ft = config.ft
     wait = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
     if not ft.node_health_checks:
@@ -140,7 +139,6 @@ class Preflight:
         self._answered = False  # ever: how the checks are set up is right
         self._refusal = "wrong arguments"
         self._error_bytes = self._unanswered = 0
-        self.suspicions = Suspicions(spec.sysroot)
 
     @property
     def pid(self) -> int | None:
@@ -219,7 +217,6 @@ class Preflight:
         if self._questions >= 0:
             os.close(self._questions)  # it ends at the end of its questions
             self._questions = -1
-        await self.suspicions.close()
         if self._child is None:
             return
         await self._until_gone()
@@ -363,7 +360,6 @@ class Preflight:
         for finding in found.findings:
             if finding.verdict is Verdict.FAIL and finding.action in report.GRAVE:
                 unfit.append(finding)
-                self.suspicions.check_failed(finding.check, finding.text)
             elif finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN):
                 word = "cannot tell" if finding.verdict is Verdict.UNKNOWN else "warns"
                 self._say_once(f"health check {finding.check} {word}: {finding.text}")

@@ -82,8 +82,6 @@ class AgentShell(Shell):
     def do(self, command: Any) -> None:
         """Carry out one command of the core."""
         if isinstance(command, ag.Send):
-            if isinstance(command.message, t.Failed):
-                self._preflight.suspicions.failed(command.message.cycle, command.message.faults)
             self.link.send(self._with_port(command.message))
         elif isinstance(command, ag.StartWorkers):
             self._preflight.working()

@@ -188,7 +188,6 @@ def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
 _SETTINGS = _list_of(TEXT, "names")
 _HOOK_KINDS = {
     "allow_skip": _list_of(TEXT, "names of checks"),
-    "suspicions": ABSOLUTE_PATH,
     "kill_gpu_processes": BOOL,
     "undrain": BOOL,
 }
