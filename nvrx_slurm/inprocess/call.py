@@ -1,4 +1,4 @@
-"""The wrapped function's handle on the wrapper, and how the function receives it."""
+"""CallWrapper: the wrapper's services for the wrapped function, and the parameters that receive it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
 class CallWrapper:
-    """One call of a wrapped function, passed to a parameter that is annotated with this class (see `takers`).
+    """One call of a wrapped function. The wrapper passes it to parameters annotated with this class (see `takers`).
 
     All methods belong to the function's own thread, while it runs.
     """
@@ -30,13 +30,13 @@ class CallWrapper:
         self._stopper: Stopper | None = None
 
     def begin(self, state: State, stopper: Stopper) -> None:
-        """Of the wrapper: an iteration begins."""
+        """Called by the wrapper at the start of an iteration."""
         self._state, self._stopper = state, stopper
         self._words[MANUAL] = self._words[UNPROTECTED] = 0  # a restart may have cut off the code that clears them
 
     @property
     def iteration(self) -> int:
-        """How often the function has been called before."""
+        """Number of calls of the function before this one."""
         assert self._state is not None
         return self._state.iteration
 
@@ -96,10 +96,15 @@ def takers(fn: Callable[..., Any]) -> list[str]:
     return [one.name for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
+_UNION = re.compile(r"(?:\w+\.)*(?:Optional|Union)\[(.*)\]")
+
+
 def _takes(annotation: Any) -> bool:
-    if isinstance(annotation, str):  # a name that exists for type checkers only
-        names = re.split(r"[|,]", re.sub(r"^(\w+\.)*(Optional|Union)\[(.*)\]$", r"\3", annotation.strip("'\" ")))
-        return any(name.strip("'\" ").rpartition(".")[2] == CallWrapper.__name__ for name in names)
+    if isinstance(annotation, str):  # with a name that cannot be evaluated
+        text = annotation.strip().strip("'\"")
+        if union := _UNION.fullmatch(text):
+            return any(map(_takes, union[1].split(",")))
+        return any(part.strip().split(".")[-1] == CallWrapper.__name__ for part in text.split("|"))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return CallWrapper in typing.get_args(annotation)
     return annotation is CallWrapper

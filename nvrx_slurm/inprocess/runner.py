@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -26,6 +27,7 @@ from nvrx_slurm.inprocess.meeting.fallback_server import Endpoint
 from nvrx_slurm.inprocess.meeting.view import StoreLost
 from nvrx_slurm.inprocess.monitor_thread import Answer
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections
+from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
 from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart, Stopper, nudges, was_stopped, way_out
@@ -370,7 +372,8 @@ class Runner:
 
     def _call_plugin(self, name: str) -> Any:
         plugin = getattr(self._arguments, name)
-        return plugin and plugin(self._state.freeze())
+        with failing_health_check() if name.endswith("health_check") else contextlib.nullcontext():
+            return plugin and plugin(self._state.freeze())
 
     def _check_result(self, name: str, result: Any) -> None:
         """Raises InternalError unless it is a state or None."""
