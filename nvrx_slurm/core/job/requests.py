@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job.coordinator_events import GotAsked, GotEndJob, GotWarnJob, ProgressRead, TimeLeft
 from nvrx_slurm.core.job.job_data import GATHERING, LIVE, OVER, Phase
 from nvrx_slurm.core.job.part import JobPart
@@ -69,8 +70,7 @@ class Requests(JobPart):
         """Say it once; warn or stop when it is time."""
         clock = self.job.clock
         if event.left_s is not None and not clock.known:
-            minutes = round(event.left_s / 60)
-            self.say(f"{minutes} {'minute' if minutes == 1 else 'minutes'} of the allocation are left")
+            self.say(f"the allocation ends in {in_words(event.left_s)}")
         self.mind_the_clock(clock.answer(event.left_s, now), now)
 
     def on_warn_job(self, event: GotWarnJob, now: float) -> None:
