@@ -39,13 +39,16 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(resolved, here, script, args, sys.argv[1:])
-    job = place.make_job(config, here, os.environ, script, args)
-    notes = [*resolved.notes, place.token_note(config, job.meeting, os.environ)]
-    notes += [place.term_note(resolved, here.slurm, os.environ), place.numa_note(job)]
-    notes.append(place.time_limit_note(resolved, here.slurm))
-    from nvrx_slurm.agent.program import run
+    from nvrx_slurm.agent import early
 
-    return run(job, [note for note in notes if note and job.coordinator is not None])
+    with early.started(config) as ahead:  # before the other imports, which take as long as its start
+        job = place.make_job(config, here, os.environ, script, args)
+        notes = [*resolved.notes, place.token_note(config, job.meeting, os.environ)]
+        notes += [place.term_note(resolved, here.slurm, os.environ), place.numa_note(job)]
+        notes.append(place.time_limit_note(resolved, here.slurm))
+        from nvrx_slurm.agent.program import run
+
+        return run(job, ahead, [note for note in notes if note and job.coordinator is not None])
 
 
 main = nvrx_run_options(nvrx_run)
