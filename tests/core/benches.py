@@ -61,7 +61,8 @@ class Bench:
     @property
     def state(self) -> str:
         """Its name."""
-        return self.core.state.name
+        name = self.core.state.name
+        return {"JOINING": "GATHERING", "LAST_CALL": "GATHERING", "TAKEOVER": "GATHERING", "PAUSED": "GATHERING", "SCORING":"GATHERING", "LAST_RANKS":"RUNNING", "RETURNING":"FINISHED"}.get(name, name)
 
 
 def a_node(rank: int, life: int = 0, nproc: int = 2) -> Node:

@@ -234,7 +234,7 @@ class Invariants:
             limited = world.settings.time_limit_s > 0.0 and end.code == _BY_SIGNAL + 15
             self.check(limited and left_s <= 6.0, f"{left_s:.1f} s are left: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
-            left = world.settings.nodes - len(core.budget.history.excluded)
+            left = world.settings.nodes - len(core.job.budget.history.excluded)
             self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
