@@ -134,7 +134,9 @@ class JobReport:
     restarts: tuple[RestartRecord, ...] = ()  # oldest first, at most 1,000
     faults: tuple[FaultRecord, ...] = ()  # in order of arrival, at most the first 1,000
     faults_not_listed: int = 0  # faults beyond these
-    last_faults: tuple[FaultRecord, ...] = ()  # of the cycle in which the job ended, or which failed last; at most 1,000
+    last_faults: tuple[
+        FaultRecord, ...
+    ] = ()  # of the cycle in which the job ended, or which failed last; at most 1,000
     lost_nodes: tuple[str, ...] = ()  # hosts of active nodes that were lost, in order of loss; each once
     excluded_nodes: tuple[str, ...] = ()  # hosts that were excluded, by a request or an unfit check
     spares_used: tuple[str, ...] = ()  # hosts that took a group rank over from another node, in order; each once

@@ -159,7 +159,7 @@ esac
     fi
     find_library
     case $(/usr/bin/id -u),$prefix in
-    *,) why="there is no standard library (lib/python3*/os.py) in a folder above $home" ;;
+    *,) why="there is no standard library (lib/python3*/os.py) above PYTHON=$PYTHON" ;;
     *[1-9]*,*) why='' ;; # not root: it runs what is its own
     *) why=$(unfit) ;;
     esac
