@@ -257,7 +257,7 @@ def execute(
     Raises OSError if no process can be started.
     """
     if dies_with_parent:
-        argv = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), "0", *argv]
+        argv = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), "0", "-1", *argv]
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         source = stdin if isinstance(stdin, int) else _file_of(stdin, theirs)
         ends = []

@@ -138,6 +138,7 @@ SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]
     "a link of a user": (_python, lambda p: own(p.parent / "bin/python"), False),
     "a folder of a user behind a link": (_python, lambda p: own(p), False),
     "a home of a user": (_copied_venv, lambda p: own(p.parents[1]), False),
+    "a folder of a user below home": (_copied_venv, lambda p: own(p.parents[1] / "bin"), False),
     "a standard library of a user": (_copied_venv, lambda p: own(p), False),
     "a module of the standard library": (_copied_venv, lambda p: (p / "encodings/utf_8.py").chmod(0o666), False),
     "a folder of the standard library": (_copied_venv, lambda p: _compiled(p / "encodings"), False),
