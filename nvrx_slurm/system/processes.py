@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from nvrx_slurm.system.bounded_process import children, kill_tree
+from nvrx_slurm.system.process_tree import children, kill_tree
 
 _TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -126,7 +126,7 @@ def _prolog(hook: Hook, rules: policy.Rules) -> int:
     checks = [check for check in _of(rules, hook.when) if check.name not in skipped]
     mine = [check for check in checks if check.per_job and hook.node.env.get(check.per_job)]
     with _under_way(hook, rules, mine) as finish:
-        grave = _share(hook, rules, [check for check in checks if check not in mine]).grave
+        grave = _examine(hook, rules, [check for check in checks if check not in mine]).grave
         grave += _tell(hook, mine, finish()).grave
     if own := [finding for finding in grave if finding.check != _PROLOGS]:
         _drain(hook, own)
@@ -263,24 +263,6 @@ def _under_way(hook: Hook, rules: policy.Rules, checks: list[Check]) -> Iterator
         yield finish
     finally:
         run.close()
-
-
-def _share(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
-    """Run the checks, or take what another prolog has found that began after this one; say what is wrong."""
-
-    def run() -> str:
-        with _under_way(hook, rules, checks) as finish:
-            return finish().as_json()
-
-    # Under other rules (the site file has changed) the same facts may mean something else.
-    ruled = [[field for field in check if not callable(field)] for check in checks]
-    asked = [hook.name, ruled, rules.deadlines_s[hook.when], rules.expected]
-    fresh: Callable[[str, float], bool] = lambda line, began_s: began_s >= hook.came_s  # noqa: E731
-    try:
-        found = cache.shared(hook.node, hook.when, asked, hook.left_s(), run, fresh)
-    except TimeoutError:
-        found = cache.Shared(_nobody(hook), 0.0, [])
-    return _tell(hook, checks, report.from_json(found.result), found.age_s)
 
 
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
