@@ -163,7 +163,6 @@ def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
 
 _HOOK_KINDS = {
     "allow_skip": _list_of(TEXT, "names of checks"),
-    "suspicions": ABSOLUTE_PATH,
     "kill_gpu_processes": BOOL,
     "undrain": BOOL,
 }

@@ -36,11 +36,9 @@ class Plan(NamedTuple):
 
 
 class HookSettings(NamedTuple):
-    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job's comment may skip, or "all".
-    `suspicions`: the directory in which jobs may tell what they suspect."""
+    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job may skip, or "all"."""
 
     allow_skip: tuple[str, ...] = ()
-    suspicions: str = "/var/spool/nvrx"
     kill_gpu_processes: bool = True
     undrain: bool = True
 
@@ -115,14 +113,6 @@ def read_rules(
     if expect:
         rules.expected.update(_parsed(expect, rules.checks, "--expect"))
     return rules
-
-
-def hook_settings(sysroot: str = "/") -> HookSettings:
-    """What the site says of its hooks; no check is loaded. Raises UsageError."""
-    from nvrx_slurm.config import site as site_file
-
-    path = _default_config(sysroot)
-    return HookSettings(**site_file.load(path, CONTEXTS, ACTIONS).hooks) if path else HookSettings()
 
 
 def node_name() -> str:
