@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ _TAIL_BYTES = 16_000
 _ERROR_FILE_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
+# A dump of faulthandler without a fatal error: blocks of a header and indented lines.
+_DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
 _CANNOT_START = "nvrx-run: cannot start "  # the trampoline's words, with the codes that a shell has for it
 _CANNOT_START_CODES = (126, 127)
 
@@ -79,4 +82,7 @@ def tail(path: Path) -> str:
 def _traceback_in(text: str) -> str:
     """From the last traceback (or faulthandler's dump) on; nothing if there is none."""
     starts = [text.rfind(mark) for mark in (_TRACEBACK, _FATAL)]
+    dumps = [found.start() for found in _DUMP.finditer(text)]
+    if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:
+        starts.append(dumps[-1])
     return text[max(starts) :] if max(starts) >= 0 else ""

@@ -421,3 +421,5 @@ class RankMonitor:
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self._local_rank, t.WorkloadAction[str(message["action"])], description)
+        elif message["type"] == "unmonitored":
+            self._say_unmonitored(ValueError(str(message["sentence"])))

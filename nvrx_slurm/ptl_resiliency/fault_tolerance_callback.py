@@ -54,30 +54,18 @@ class FaultToleranceCallback(MonitoredFit):
         if self.calculate_timeouts and seen and client.calculate_and_set_hb_timeouts(skip_if_not_ready=True):
             self._save_timeouts(trainer)
 
-    def _beat(self, *_: Any) -> None:
+    def _beat(self, *_: Any, **__: Any) -> None:
         if self.fault_tol_client is None:
             return  # a validation or a checkpoint outside of a fit
         self.fault_tol_client.send_heartbeat()
         self._beats += 1
         self._saw_checkpointing = self._saw_checkpointing or 0 < self._beats_at_save < self._beats
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
+    on_train_start = on_train_end = _beat
+    on_validation_start = on_validation_batch_end = on_validation_end = _beat
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.train_batches += 1
-        self._beat()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
-
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._beat()
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._beat()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

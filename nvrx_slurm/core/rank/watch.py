@@ -171,7 +171,7 @@ class View:
         self.outside_s = None if any(since_s is not None for since_s in sections) else outside_s
 
 
-class Verdict:
+class Judgement:
     """`hung` since `deadline_s`, or not before it (None = never, unless the monitor is told something); and why."""
 
     __slots__ = ("deadline_s", "hung", "sentence")
@@ -182,7 +182,7 @@ class Verdict:
         self.sentence = sentence
 
 
-def judge(limits: Limits, view: View, now_s: float) -> Verdict:
+def judge(limits: Limits, view: View, now_s: float) -> Judgement:
     """Whether the rank is hung at `now_s`; the earliest of all running limits decides, never the last one looked at."""
     first: tuple[float, float, float, str] | None = None
     for since_s, limit_s, missing in _running(limits, view):
@@ -192,12 +192,12 @@ def judge(limits: Limits, view: View, now_s: float) -> Verdict:
     # A limit that the rank can start by itself, without a word to the monitor, may start the moment we look away.
     look_s = min((now_s + limit_s for limit_s in _startable(limits, view)), default=None)
     if first is None:
-        return Verdict(False, look_s, "no limit is running")
+        return Judgement(False, look_s, "no limit is running")
     deadline_s, since_s, limit_s, missing = first
     sentence = f"{missing} for {now_s - since_s:.2f} s (limit {limit_s:g} s)"
     if now_s >= deadline_s:
-        return Verdict(True, deadline_s, sentence)
-    return Verdict(False, deadline_s if look_s is None else min(deadline_s, look_s), sentence)
+        return Judgement(True, deadline_s, sentence)
+    return Judgement(False, deadline_s if look_s is None else min(deadline_s, look_s), sentence)
 
 
 def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
