@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.progress import MANUAL, SUSPENDED, Page
+from nvrx_slurm.inprocess.watch.page import MANUAL, UNPROTECTED, Page
 from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
@@ -32,7 +32,7 @@ class CallWrapper:
     def begin(self, state: State, stopper: Stopper) -> None:
         """Called by the wrapper at the start of an iteration."""
         self._state, self._stopper = state, stopper
-        self._words[MANUAL] = self._words[SUSPENDED] = 0  # a restart may have interrupted a block of the last iteration
+        self._words[MANUAL] = self._words[UNPROTECTED] = 0  # a restart may have cut off the code that clears them
 
     @property
     def iteration(self) -> int:
@@ -41,47 +41,41 @@ class CallWrapper:
         return self._state.iteration
 
     def ping(self) -> None:
-        """Report progress. After the first ping of an iteration, silence counts as a hang (soft and hard timeout).
+        """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout).
 
-        Does nothing in a process forked from the rank: its progress is not the rank's.
+        It has no effect in a child process, such as a worker of a DataLoader.
         """
         if os.getpid() == self._pid:
             self._words[MANUAL] = time.monotonic_ns()
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
-        """A block that a restart does not interrupt, and that does not start once a restart has begun.
+        """A block that is not interrupted by a restart, and cannot be entered once one has begun. May be nested.
 
-        For steps that must be complete, such as the replacement of a checkpoint. May be nested. Has no effect in a
-        process forked from the rank.
+        For an action that must be done completely or not at all, such as replacing a checkpoint.
         """
-        if self._page.is_of_another:
-            return contextlib.nullcontext()
         assert self._stopper is not None
         return self._stopper.atomic()
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """A block without soft and hard timeout. May be nested. Has no effect in a process forked from the rank."""
-        if self._page.is_of_another:
-            yield
-            return
+        """A block in which neither soft nor hard timeout applies. May be nested."""
         stopper = self._stopper
-        self._words[SUSPENDED] += 1
+        self._words[UNPROTECTED] += 1
         try:
             yield
-        finally:  # a kept generator may end the block in a later iteration, which has its own count
-            if not self._page.is_of_another and self._stopper is stopper:
+        finally:  # a generator that is still referenced may end the block in a later iteration, which has its own count
+            if self._stopper is stopper:
                 self._page.beat()
                 if self._words[MANUAL]:
                     self.ping()
-                self._words[SUSPENDED] -= 1
+                self._words[UNPROTECTED] -= 1
 
 
 def takers(fn: Callable[..., Any]) -> list[str]:
-    """Names of the parameters of `fn` that are annotated with CallWrapper, or with a union or Optional of it.
+    """Names of the parameters that are annotated with CallWrapper, or a union or Optional with it, also as a string.
 
-    The annotation may be a text. Containers of it, `*args` and `**kwargs` do not count. Raises TypeError for a
-    positional-only parameter, since the wrapper passes itself by name.
+    A container of it does not count, nor `*args` and `**kwargs`. Raises TypeError for a positional-only parameter: the
+    wrapper passes itself by name.
     """
     try:
         parameters = inspect.signature(fn).parameters
@@ -119,7 +113,7 @@ def _takes(annotation: Any) -> bool:
 def with_wrapper(
     fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`args` and `kwargs`, with the wrapper for those of `names` that the caller left out or gave as None."""
+    """`args` and `kwargs`, with the wrapper for those of `names` that the caller has not passed, or passed as None."""
     if not names:
         return args, dict(kwargs)
     parameters = inspect.signature(fn).parameters

@@ -1,0 +1,298 @@
+"""`scripts/demo`: a training job loses a rank, hangs, loses a node, and ends like one that nothing happened to.
+
+Every fault is injected when the training has made progress since the last one, is counted, and must be recognised for
+what it is. Afterwards the same training runs undisturbed, and the last lines of both (step, loss, hash of all
+weights) must be equal to the bit. Ends with 0 only if all of that was checked and nothing is left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import minicluster_init as init
+import timeline
+from stage import WORLD_SIZE, Stage, await_end, make_stage, running_with
+from timeline import Injected
+
+from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.system.inotify import Inotify
+
+_SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
+_STEPS, _CHECKPOINT_EVERY, _STEP_TIME_S = 160, 20, 0.04
+_PROGRESS_STEPS = 25  # between two faults: more than a checkpoint, so that each restart resumes further on
+_RECOVERY_TIMEOUT_S = 60.0
+_RUN_TIMEOUT_S = 120.0
+_FINAL = "final step "
+
+
+class DemoError(NvrxError):
+    """The demo could not go on; the sentence says where to look."""
+
+
+@dataclass
+class Checks:
+    """What was checked, and whether all of it held."""
+
+    failed: int = 0
+    done: int = 0
+
+    def __call__(self, what: str, holds: bool, otherwise: object = "") -> None:
+        """Print one check; `otherwise`: what was found where it does not hold."""
+        self.done += 1
+        self.failed += not holds
+        print(f"  {'ok    ' if holds else 'FAILED'}  {what}" + (f": {otherwise}" if not holds else ""), flush=True)
+
+
+@dataclass
+class Run:
+    """One training run on the stage."""
+
+    stage: Stage
+    directory: Path
+    faults: list[Injected] = field(default_factory=list)
+    started: float = 0.0
+    pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, of the cycle that trains
+    exit_code: int = -1
+
+    def start(self) -> None:
+        """Submit it."""
+        self.directory.mkdir()
+        script = [str(_SCRIPT), f"--steps={_STEPS}", f"--step-time={_STEP_TIME_S}"]
+        script += [f"--checkpoint-dir={self.directory}/checkpoints", f"--checkpoint-every={_CHECKPOINT_EVERY}"]
+        script += [f"--progress-file={self.directory}/progress"]
+        self.started = time.time()
+        say(self.stage.start(self.directory, script))
+
+    @property
+    def run_dir(self) -> Path:
+        """The log tree of the run."""
+        return self.directory / "logs" / "latest"
+
+    def await_training(self) -> None:
+        """Wait until every rank is a new process and has done a step."""
+        old = self.pids
+        seen = self._await_progress(lambda now: all(now[r][1] != old.get(r) for r in now))
+        if self.faults:
+            self.faults[-1].trains_again = time.time()
+        self.pids = {rank: pid for rank, (_, pid) in seen.items()}
+        first = min(step for step, _ in seen.values())
+        self.say(f"all {WORLD_SIZE} ranks train, at step {first}")
+        self._await_progress(lambda now: min(step for step, _ in now.values()) >= first + _PROGRESS_STEPS)
+
+    def inject(self, kind: str, act: Callable[[], str]) -> None:
+        """Do something bad (`act` returns what it was) and count it; training has not gone on since, of course."""
+        wall = time.time()
+        self.faults.append(Injected(kind, act(), wall))
+        self.say(f"!! {self.faults[-1].what}")
+
+    def process_on(self, rank: int, node: int) -> init.Process:
+        """The process of a rank; DemoError unless it runs on the node with that infra rank."""
+        found = init.process(self.pids[rank])
+        if found is None or f"NVRX_INFRA_RANK={node}" not in Path(f"/proc/{found.pid}/environ").read_text():
+            raise DemoError(f"rank {rank} does not run on node {node}, so the loss of that would show nothing")
+        return found
+
+    def finish(self) -> None:
+        """Wait for the end."""
+        self.exit_code, told = self.stage.wait(_RUN_TIMEOUT_S)
+        self.say(told)
+
+    def final_line(self) -> str:
+        """The training's own last line; a sentence where there is none."""
+        outputs = sorted(self.run_dir.glob("cycle_*/node_*/rank_0.out"))
+        lines = [x for path in outputs for x in path.read_text().splitlines() if x.startswith(_FINAL)]
+        return lines[-1] if lines else f"no final line in {self.run_dir}/cycle_*/node_*/rank_0.out"
+
+    def say(self, text: str) -> None:
+        """Print with the time since the start."""
+        say(f"{time.time() - self.started:6.1f} s  {text}")
+
+    def _await_progress(self, done: Callable[[dict[int, tuple[int, int]]], bool]) -> dict[int, tuple[int, int]]:
+        """Wait for `done` of {rank: (step, pid)}; DemoError when the job ends before, or after a minute."""
+        deadline = time.monotonic() + _RECOVERY_TIMEOUT_S
+        changes = Inotify()
+        try:
+            changes.watch(str(self.directory))
+            while True:
+                now = self._progress()
+                if len(now) == WORLD_SIZE and done(now):
+                    return now
+                if not select.select([changes.fd], [], [], 1.0)[0]:
+                    if self.stage.ended() or time.monotonic() > deadline:
+                        raise DemoError(f"the training does not go on, last seen at {now}; read {self.run_dir}/agents")
+                    continue
+                changes.wait()
+        finally:
+            changes.close()
+
+    def _progress(self) -> dict[int, tuple[int, int]]:
+        found = {}
+        for rank in range(WORLD_SIZE):
+            try:
+                step, pid = (self.directory / f"progress.{rank}").read_text().split()
+                found[rank] = int(step), int(pid)
+            except FileNotFoundError:
+                continue
+        return found
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    print(text, flush=True)
+
+
+def signalled(run: Run, rank: int, signum: signal.Signals) -> str:
+    """Send a signal to a rank's process; DemoError if that process is gone (then nothing was injected)."""
+    target = init.process(run.pids[rank])
+    if target is None or not init.signal_process(target, signum):
+        raise DemoError(f"rank {rank} (pid {run.pids[rank]}) ended before it could get {signum.name}")
+    return f"{signum.name} to rank {rank} (pid {target.pid})"
+
+
+def node_lost(run: Run, infra_rank: int, ranks: tuple[int, ...]) -> str:
+    """Kill all of a node; DemoError if `ranks` did not run there or live on."""
+    victims = [run.process_on(rank, infra_rank) for rank in ranks]
+    name = run.stage.lose_node(infra_rank)
+    if alive := await_end(victims, 1.0):
+        raise DemoError(f"node {name} is lost, but {alive} live on")
+    return f"{name} lost: all its processes killed at once, ranks {ranks[0]} and {ranks[-1]} among them"
+
+
+def disturbed(stage: Stage, directory: Path) -> Run:
+    """The run with a crash, a hang and a lost node."""
+    run = Run(stage, directory)
+    run.start()
+    run.await_training()
+    run.inject("signal", lambda: signalled(run, 3, signal.SIGKILL))
+    run.await_training()
+    run.inject("hang", lambda: signalled(run, 1, signal.SIGSTOP) + ": it hangs, and with it all ranks")
+    run.await_training()
+    run.inject("node-lost", lambda: node_lost(run, 1, (2, 3)))
+    run.await_training()
+    run.finish()
+    return run
+
+
+def undisturbed(stage: Stage, directory: Path) -> Run:
+    """The same training, left alone."""
+    run = Run(stage, directory)
+    run.start()
+    run.finish()
+    return run
+
+
+def report(run: Run) -> list[timeline.Recovery]:
+    """Print the timeline and the table of recoveries."""
+    story = timeline.read_story(run.run_dir)
+    say("\nTimeline (from the event logs)\n" + timeline.render(story, run.faults, run.started))
+    found = timeline.recoveries(story, run.faults)
+    say("\nFault                      noticed after   new workers started after   every rank trains again after")
+    for r in found:
+        fault = r.fault.what.partition(":")[0].partition(" (")[0]
+        say(f"{fault:26} {r.noticed_s:9.3f} s {r.started_s:23.3f} s {r.trains_s:26.1f} s")
+        say(f"    noticed by {r.noticed_by}; {r.decision}")
+    say("(the last column is mostly each rank's own start: python, import torch, gloo, loading the checkpoint)")
+    return found
+
+
+def check(run: Run, found: list[timeline.Recovery], calm: Run, checks: Checks) -> None:
+    """Print what is right and what is not."""
+    kinds = [fault.kind for fault in run.faults]
+    checks("three faults were injected", kinds == ["signal", "hang", "node-lost"], kinds)
+    seen = [r.kind for r in found]
+    checks("each was recognised for what it was, and training went on", seen == kinds, seen)
+    cycles = sorted(path.name for path in run.run_dir.glob("cycle_*"))
+    checks("three restarts, no more", cycles == [f"cycle_{i}" for i in range(4)], cycles)
+    stacks = [p for p in run.run_dir.glob("cycle_1/node_*/rank_*.err") if "most recent call first" in p.read_text()]
+    checks("the Python stacks of a hung rank are in its log", bool(stacks), f"{run.run_dir}/cycle_1")
+    checks("the disturbed run ended with 0", run.exit_code == 0, run.exit_code)
+    checks("the undisturbed run ended with 0", calm.exit_code == 0, calm.exit_code)
+    first, second = run.final_line(), calm.final_line()
+    equal = first == second and first.startswith(f"{_FINAL}{_STEPS} ")
+    checks("step, loss and weights are bitwise equal", equal, f"\n    {first}\n    {second}")
+    if equal:
+        say(f"          {first}")
+
+
+def play(stage: Stage, root: Path, checks: Checks) -> None:
+    """Both runs, the report, the checks."""
+    started = time.monotonic()
+    stage.open()
+    say(f"up in {time.monotonic() - started:.1f} s; now the training with three faults")
+    run = disturbed(stage, root / "faults")
+    say("\nand the same training undisturbed")
+    calm = undisturbed(stage, root / "calm")
+    found = report(run)
+    say("\nChecks")
+    check(run, found, calm, checks)
+
+
+def clean_up(stage: Stage, root: Path, checks: Checks) -> None:
+    """End everything, and look whether that is so."""
+    stage.close()
+    left = await_end(running_with(str(root)), 2.0)
+    checks("the cluster is down and nothing is left running", not left, left)
+    for one in left:
+        init.signal_process(one, signal.SIGKILL)
+
+
+def _environment(root: Path) -> None:
+    """What the jobs inherit: our nvrx-run first, CPUs and loopback only, and nothing left in /tmp by a lost node."""
+    os.environ["TMPDIR"] = str(root)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
+def _interrupted(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Play, check, clean up; returns 0 only if every check held."""
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__, add_help=True)
+    parser.add_argument("--no-slurm", action="store_true", help="four nvrx-run agents by hand instead of a cluster")
+    parser.add_argument("--keep", action="store_true", help="keep the logs (they are kept anyway when a check fails)")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupted)
+    started = time.monotonic()
+    root = Path(tempfile.mkdtemp(prefix="nvrx-demo-"))
+    _environment(root)
+    stage, why_not = make_stage(root / "c", not args.no_slurm)
+    if why_not:
+        say(f"This demo goes on without Slurm: {why_not}")
+    say(f"The stage: {stage.title}, files in {root}")
+    checks, complete = Checks(), False
+    try:
+        play(stage, root, checks)
+        complete = True
+    except KeyboardInterrupt:
+        say("interrupted; cleaning up")
+    except NvrxError as error:
+        say(f"FAILED: {error}")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # cleaning up takes a second and is not to be interrupted
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        clean_up(stage, root, checks)
+    good = complete and checks.failed == 0
+    if good and not args.keep:
+        shutil.rmtree(root)
+    else:
+        say(f"logs: {root}")
+    verdict = f"all {checks.done} checks held" if good else "the demo FAILED"
+    say(f"\n{verdict}; {time.monotonic() - started:.0f} s, {stage.title}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What the minicluster's Slurm is told: settings, private ports, and the text of slurm.conf."""
+
+from __future__ import annotations
+
+import random
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.errors import UsageError
+
+MAX_NODES = 64
+_MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes with the closing NUL
+_LONGEST_SOCKET = "spool/n64/n64_4294967295.4294967295"  # slurmstepd's socket: SPOOL/NODE_JOB.STEP
+_PORTS = range(10000, 20000)  # below the ephemeral ports, beside the coordinator's 20000..29999
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The shape and patience of a minicluster.
+
+    nodes: 1..64, named n1..nN. cpus_per_node: CPUs that Slurm believes each node has, 1..1024 (the real ones are
+    shared by all). kill_wait_s: slurm.conf's KillWait, seconds from SIGTERM to SIGKILL, 1..65533.
+    extra: lines appended to slurm.conf, for tests of special settings.
+    """
+
+    nodes: int = 4
+    cpus_per_node: int = 16
+    kill_wait_s: int = 30
+    extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("nodes", self.nodes, 1, MAX_NODES),
+            ("cpus_per_node", self.cpus_per_node, 1, 1024),
+            ("kill_wait_s", self.kill_wait_s, 1, 65533),
+        ):
+            if not low <= value <= high:
+                raise UsageError(f"minicluster: {name}={value} is out of range; use {low}..{high}.")
+
+    @property
+    def node_names(self) -> list[str]:
+        """n1..nN."""
+        return [f"n{i}" for i in range(1, self.nodes + 1)]
+
+
+def check_root(root: Path) -> None:
+    """UsageError when paths below `root` are too long for Unix sockets (107 bytes, unix(7)) or break slurm.conf."""
+    longest = len(str(root / _LONGEST_SOCKET).encode())
+    if longest > _MAX_SOCKET_PATH:
+        room = _MAX_SOCKET_PATH - len(_LONGEST_SOCKET) - 1
+        raise UsageError(f"minicluster: the directory {root} is too long for Unix sockets; use one of <= {room} bytes.")
+    if any(c.isspace() or c in "#%=,\"'" for c in str(root)):
+        raise UsageError(f"minicluster: the directory {root} has a character that slurm.conf cannot hold; use another.")
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` distinct TCP ports that were free on loopback a moment ago; random, so that two clusters differ."""
+    chosen: list[int] = []
+    held: list[socket.socket] = []
+    try:
+        for port in random.SystemRandom().sample(_PORTS, k=min(len(_PORTS), 100 + 10 * count)):
+            probe = socket.socket()
+            held.append(probe)  # all stay bound until all are chosen
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            chosen.append(port)
+            if len(chosen) == count:
+                return chosen
+    finally:
+        for probe in held:
+            probe.close()
+    raise UsageError(f"minicluster: no {count} free ports in {_PORTS.start}..{_PORTS.stop - 1}; end other programs.")
+
+
+def render_slurm_conf(root: Path, settings: Settings, ports: list[int], user: str, host: str) -> str:
+    """Text of slurm.conf(5) for Slurm 22.05 and later.
+
+    ports: [slurmctld, n1, n2, ...]. user: name that all daemons run as. host: this machine's short host name
+    (slurmctld insists on finding it in SlurmctldHost).
+    """
+    names = ",".join(settings.node_names)
+    node_ports = ",".join(str(p) for p in ports[1:])
+    lines = [
+        "# Written by scripts/minicluster; a pretended cluster, all of it on this machine.",
+        "ClusterName=mini",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={ports[0]}",
+        f"SlurmUser={user}",
+        f"SlurmdUser={user}",
+        "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",  # listen on NodeAddr, that is on loopback only
+        "AuthType=auth/munge",
+        "CredType=cred/munge",
+        f"AuthInfo=socket={root}/munge/s",
+        f"StateSaveLocation={root}/state",
+        f"SlurmdSpoolDir={root}/spool/%n",
+        f"SlurmctldPidFile={root}/run/slurmctld.pid",
+        f"SlurmdPidFile={root}/run/%n.pid",
+        f"SlurmctldLogFile={root}/log/slurmctld.log",
+        f"SlurmdLogFile={root}/log/slurmd-%n.log",
+        # No cgroups, no affinity, no accounting: what works on any machine and touches nothing outside `root`.
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "AccountingStorageType=accounting_storage/none",
+        "MpiDefault=none",
+        "MailProg=/bin/true",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        "SlurmdParameters=config_overrides",  # believe CPUs= below, not the machine
+        # A test waits for jobs to start: schedule at once.
+        "SchedulerType=sched/builtin",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0",
+        f"KillWait={settings.kill_wait_s}",
+        # The default: in these five minutes Slurm itself knows nothing of a dead node, as on real clusters.
+        "SlurmdTimeout=300",
+        "ReturnToService=2",
+        f"NodeName={names} NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_ports} CPUs={settings.cpus_per_node}",
+        f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
+        *settings.extra,
+    ]
+    return "\n".join(lines) + "\n"

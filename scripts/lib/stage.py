@@ -1,0 +1,226 @@
+"""Where the demo plays: four nodes of a private Slurm cluster, or four agents that are started by hand.
+
+Both run the same training through `nvrx-run`, both can lose a node for certain, and of both nothing is left after
+`close`. The processes of a node are a tree below an init of its own (see `minicluster_init`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, final
+
+import minicluster_init as init
+from minicluster import MiniCluster, MiniClusterError
+
+NODES, SPARES, RANKS_PER_NODE = 4, 2, 2
+WORLD_SIZE = (NODES - SPARES) * RANKS_PER_NODE
+HEARTBEAT_TIMEOUT_S = 3
+_FIRST_HEARTBEAT_TIMEOUT_S = 60  # the first step waits for the slowest rank to import torch
+_MAX_RESTARTS = 10
+_TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "ddp.sbatch"
+
+
+class Stage(Protocol):
+    """One place to run jobs in, one after the other."""
+
+    title: str  # what this place is, one line
+
+    def open(self) -> None:
+        """Bring it up."""
+
+    def start(self, directory: Path, script: Sequence[str]) -> str:
+        """Start one job with its files in `directory` (the log tree is `directory`/logs); returns what was started.
+
+        script: the training script and its arguments.
+        """
+
+    def ended(self) -> bool:
+        """Whether the job is over, for better or worse."""
+
+    def lose_node(self, infra_rank: int) -> str:
+        """Kill everything of that node (not 0) at once; returns its name."""
+
+    def wait(self, timeout_s: float) -> tuple[int, str]:
+        """Wait for the job's end, have lost nodes repaired; returns the exit code and how the place tells the end."""
+
+    def close(self) -> None:
+        """Take everything down. May be called at any time, also twice."""
+
+
+@final
+class SlurmStage:
+    """A minicluster below `root`; jobs go through sbatch with the template that users copy."""
+
+    title = f"a Slurm cluster of {NODES} nodes on this machine"
+
+    def __init__(self, root: Path) -> None:
+        self._cluster = MiniCluster(root, NODES, die_with_owner=True)
+        self._job = 0
+        self._lost: list[str] = []
+
+    def open(self) -> None:
+        """Bring the cluster up."""
+        self._cluster.up()
+
+    def start(self, directory: Path, script: Sequence[str]) -> str:
+        """sbatch the template."""
+        settings = {
+            "NVRX_SPARES": SPARES,
+            "NVRX_NPROC_PER_NODE": RANKS_PER_NODE,
+            "NVRX_MAX_RESTARTS": _MAX_RESTARTS,
+            "NVRX_HEARTBEAT_TIMEOUT": HEARTBEAT_TIMEOUT_S,
+            "NVRX_INITIAL_HEARTBEAT_TIMEOUT": _FIRST_HEARTBEAT_TIMEOUT_S,
+            "NVRX_LOG_DIR": directory / "logs",
+        }
+        export = "--export=ALL," + ",".join(f"{name}={value}" for name, value in settings.items())
+        files = [f"--chdir={directory}", f"--output={directory}/job-%j.out"]
+        out = self._cluster.run("sbatch", "--parsable", f"--nodes={NODES}", export, *files, _TEMPLATE, *script)
+        self._job = int(out.strip().split(";")[0])
+        shown = " ".join(f"{name}={value}" for name, value in settings.items())
+        return f"job {self._job}: {shown} sbatch --nodes={NODES} sbatch_templates/{_TEMPLATE.name} {' '.join(script)}"
+
+    def ended(self) -> bool:
+        """As Slurm says."""
+        return self._cluster.job(self._job)["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING")
+
+    def lose_node(self, infra_rank: int) -> str:
+        """Kill slurmd, slurmstepds and tasks of the node."""
+        name = self._cluster.settings.node_names[infra_rank]
+        self._cluster.kill_node(name)
+        self._lost.append(name)
+        return name
+
+    def wait(self, timeout_s: float) -> tuple[int, str]:
+        """Slurm calls a job with a lost node "completing" until that node is back, or called down by its keepers."""
+        self._cluster.wait_job(self._job, timeout_s, until="COMPLETING")
+        for name in self._lost:
+            self._cluster.restart_node(name)
+        self._lost = []
+        end = self._cluster.wait_job(self._job, 30)
+        code = 128 + end.signal if end.signal else end.exit_code
+        return code, f"Slurm says {end.state}, exit code {code}"
+
+    def close(self) -> None:
+        """End the cluster; processes that were not below any of its nodes would be a defect."""
+        stray = self._cluster.down()
+        if stray:
+            raise MiniClusterError(f"these were not below any node of the cluster: {stray}")
+
+
+@final
+class LocalStage:
+    """Four agents on loopback that find each other by --rdzv-endpoint, as without any scheduler."""
+
+    title = f"{NODES} nvrx-run agents on this machine, without Slurm"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lifeline: tuple[int, int] | None = None
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}  # inits by infra rank
+        self._runs = 0
+
+    def open(self) -> None:
+        """Nothing to bring up but the pipe by which everything dies with us."""
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        self._lifeline = os.pipe()
+
+    def start(self, directory: Path, script: Sequence[str]) -> str:
+        """Start the agents."""
+        self._runs += 1
+        logs = directory / "logs"
+        argv = [
+            sys.executable, "-m", "nvrx_slurm.cli.run", f"--nnodes={NODES - SPARES}:{NODES}",
+            f"--nproc-per-node={RANKS_PER_NODE}", f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+            f"--rdzv-id=run{self._runs}", f"--max-restarts={_MAX_RESTARTS}", f"--log-dir={logs}",
+            f"--ft-rank-heartbeat-timeout={HEARTBEAT_TIMEOUT_S}",
+            f"--ft-initial-rank-heartbeat-timeout={_FIRST_HEARTBEAT_TIMEOUT_S}",
+        ]  # fmt: skip
+        (directory / "agents").mkdir()
+        for infra_rank in range(NODES):
+            self._start_node(infra_rank, directory, [*argv, f"--node-rank={infra_rank}", *script])
+        return f"{NODES} x {' '.join(['nvrx-run', *argv[3:], '--node-rank=I', *script])}"
+
+    def ended(self) -> bool:
+        """When the first agent has left."""
+        return any(node.poll() is not None for node in self._nodes.values())
+
+    def lose_node(self, infra_rank: int) -> str:
+        """Kill the agent's whole tree."""
+        node = self._nodes.pop(infra_rank)
+        init.kill_tree(node.pid)
+        node.wait(10)
+        return f"node {infra_rank}"
+
+    def wait(self, timeout_s: float) -> tuple[int, str]:
+        """Wait for the agents; they all end with the same code."""
+        deadline = time.monotonic() + timeout_s
+        codes = {i: node.wait(max(0.1, deadline - time.monotonic())) for i, node in self._nodes.items()}
+        self._nodes = {}
+        return max(codes.values()), f"{len(codes)} agents ended with {sorted(set(codes.values()))}"
+
+    def close(self) -> None:
+        """Kill what runs."""
+        for node in self._nodes.values():
+            node.send_signal(signal.SIGTERM)
+            node.wait(10)
+        self._nodes = {}
+        if self._lifeline is not None:
+            os.close(self._lifeline[1])
+            os.close(self._lifeline[0])
+            self._lifeline = None
+
+    def _start_node(self, infra_rank: int, directory: Path, command: Sequence[str]) -> None:
+        assert self._lifeline is not None, "open() first"
+        lifeline = self._lifeline[0]
+        argv = [sys.executable, "-I", "-S", init.__file__, str(lifeline), *command]
+        with open(directory / "agents" / f"agent_{infra_rank}.log", "ab") as log:
+            self._nodes[infra_rank] = subprocess.Popen(
+                argv, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                pass_fds=[lifeline],
+            )  # fmt: skip
+
+
+def make_stage(root: Path, want_slurm: bool) -> tuple[Stage, str | None]:
+    """The best stage that this machine has, and the sentence that says why it is not a Slurm cluster (else None)."""
+    why = MiniCluster.available() if want_slurm else "--no-slurm was given."
+    return (LocalStage(root), why) if why else (SlurmStage(root), None)
+
+
+def running_with(text: str) -> list[init.Process]:
+    """Living processes, this one left out, that have `text` in their command line or environment."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            seen = Path("/proc", entry, "cmdline").read_bytes() + Path("/proc", entry, "environ").read_bytes()
+        except OSError:
+            continue  # gone, or another user's
+        if text.encode() in seen and int(entry) != os.getpid() and (one := init.process(int(entry))):
+            found.append(one)
+    return found
+
+
+def await_end(processes: Sequence[init.Process], timeout_s: float) -> list[init.Process]:
+    """Wait until these have ended; returns those that have not within `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    for one in processes:
+        try:
+            fd = os.pidfd_open(one.pid)
+        except ProcessLookupError:
+            continue
+        select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        os.close(fd)
+    return [one for one in processes if init.process(one.pid) == one]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
