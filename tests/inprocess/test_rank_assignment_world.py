@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.core.inprocess.tree import DEAD, Topology, active_order, healthy
 from nvrx_slurm.inprocess.exception import InternalError, RestartAbort, TimeoutError
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.testing.memory_store import MemoryStore
 
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads

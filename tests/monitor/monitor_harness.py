@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -66,7 +67,7 @@ def until(condition: Any, what: str) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline_s, f"never happened: {what}"
-        time.sleep(0.002)
+        select.select([], [], [], 0.002)
 
 
 def status(pid: int) -> dict[str, str]:

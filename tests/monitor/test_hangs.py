@@ -316,7 +316,8 @@ async def test_new_limits_begin_anew_and_are_never_below_the_check_interval():
         )
         client.init_workload_monitoring()
         client.send_heartbeat()
-        await asyncio.sleep(0.35)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(rig.hang(), 0.35)
         loading_s = time.monotonic()
         client.load_state_dict(state(0.01, 40.0))
         assert (await rig.hang())["deadline_s"] >= loading_s + 0.3
