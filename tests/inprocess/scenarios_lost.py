@@ -17,11 +17,11 @@ from scenarios import Rank, block, pause, scenario
 from nvrx_slurm import inprocess
 from nvrx_slurm.core.inprocess.rollcall import Arrival, Status
 from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess.assigning import _AssigningView
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.meeting.barriers import Iteration, serve_barrier
 from nvrx_slurm.inprocess.meeting.store import StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.assigning import _AssigningView
 from nvrx_slurm.inprocess.watch.page import Page
 
 
