@@ -93,7 +93,8 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     console = Console("nvrx-run", refresh_s=REFRESH_S)
     console.start()
     console.follow(log, "", 1)
-    console.say(shlex.join(argv))
+    directory.srun_command.write_text(shlex.join(argv) + "\n")
+    console.say(f"starting {len(now.nodes)} tasks: the srun command is in {directory.srun_command}")
     try:
         files = StepFiles(log, directory.result)
         step = Step(argv, _step_env(directory), files, now.job_id, step_name(), console)

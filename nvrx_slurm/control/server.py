@@ -7,6 +7,7 @@ what is pushed to it posts `Lost`.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import urllib.parse
 from collections.abc import Callable
@@ -247,9 +248,17 @@ def _is_free(address: str, port: int) -> bool:
 
 
 async def resolve(host: str) -> str:
-    """The IP address behind `host`, to listen on exactly that. Raises UsageError."""
+    """The IP address to listen on so that `host` reaches it. Raises UsageError if it does not resolve.
+
+    A name that this machine resolves to loopback only (Debian's /etc/hosts has its name at 127.0.1.1) has another
+    address on the other nodes: then all addresses, 0.0.0.0 or ::, are returned. "localhost" and an IP address are meant.
+    """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(f"the coordinator's host name {host} does not resolve: {error.strerror}") from None
-    return str(found[0][4][0])
+    addresses = [str(entry[4][0]) for entry in found]
+    if host == "localhost" or host in addresses:
+        return addresses[0]
+    reachable = [address for address in addresses if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    return reachable[0] if reachable else "::" if ":" in addresses[0] else "0.0.0.0"

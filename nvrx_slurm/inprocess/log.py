@@ -10,19 +10,23 @@ from nvrx_slurm.errors import UsageError
 
 LOGGER_NAME = "nvrx_slurm.inprocess"
 LEVEL_ENV = "NVRX_LOG_LEVEL"
-_FORMAT = "%(asctime)s [%(levelname)s] [%(host)s] [rank %(rank)s] %(filename)s:%(lineno)d %(message)s"
+_FORMAT = "%(asctime)s [%(levelname)s] %(place)s%(filename)s:%(lineno)d %(message)s"
 
 
 class _OurHandler(logging.StreamHandler):
-    """Adds host and current rank to each record."""
+    """Adds host and current rank to each record.
+
+    Under nvrx-run neither is added while the rank is the one that the worker began with: the console and the path of
+    the log file name both.
+    """
 
     _host = socket.gethostname()
     _rank = "?"
+    _told = os.environ.get("RANK") if "NVRX_CYCLE" in os.environ else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
-        record.host = self._host
-        self._rank = record.rank = os.environ.get("RANK", self._rank)  # the user may have cleared it
+        self._rank = os.environ.get("RANK", self._rank)  # the user may have cleared it
+        record.place = "" if self._rank == self._told else f"[{self._host}] [rank {self._rank}] "
         super().emit(record)
 
 

@@ -56,7 +56,7 @@ def test_a_node_that_came_before_the_word_of_its_exclusion_is_sent_away() -> Non
     later = CoordinatorBench(min_nodes=2, nodes=3, term=2)
     later.join(1, life=1)
     later.join_with(2, plan, Doing.RUNNING)
-    assert (later.state, later.refused(), len(later.core.members)) == ("GATHERING", {1}, 1)
+    assert (later.state, later.refused(), len(later.core.job.members)) == ("GATHERING", {1}, 1)
 
 
 def test_when_nobody_can_ever_take_its_place_the_job_ends_at_once() -> None:
@@ -332,7 +332,7 @@ def test_the_time_left_is_asked_for_at_once_and_said() -> None:
     job.wait()
     assert (job.now, job.did(ev.AskTimeLeft)) == (0.0, [ev.AskTimeLeft()])
     job.tell(ev.TimeLeft(3600.0))
-    assert job.said == ["60 minutes of the allocation are left"]
+    assert job.said == ["the allocation ends in 1 h"]
     job.join(0)
     assert (job.state, job.core.deadline()) == ("RUNNING", 3525.0)
 

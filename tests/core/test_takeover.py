@@ -273,4 +273,4 @@ def test_members_know_who_replaces_whom() -> None:
     job = CoordinatorBench.running(min_nodes=1, nodes=2)
     job.join(1, life=1)
     assert (job.state, job.refused()) == ("RUNNING", {1})
-    assert job.core.members.same_place(a_node(1, life=2)) is job.core.members.get("h1.1")
+    assert job.core.job.members.same_place(a_node(1, life=2)) is job.core.job.members.get("h1.1")

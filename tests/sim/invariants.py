@@ -234,7 +234,7 @@ class Invariants:
             limited = world.settings.time_limit_s > 0.0 and end.code == _BY_SIGNAL + 15
             self.check(limited and left_s <= 6.0, f"{left_s:.1f} s are left: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
-            left = world.settings.nodes - len(core.budget.history.excluded)
+            left = world.settings.nodes - len(core.job.budget.history.excluded)
             self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
@@ -286,7 +286,7 @@ class Invariants:
             elif isinstance(command, ag.StartWorkers):
                 self.check(not agent.told_sick, f"{node_id} starts workers, though it is sick")
                 self.check(not agent.unprepared, f"{node_id} starts workers before it is prepared")
-                agent.unprepared = agent.core.settings.has_preflight
+                agent.unprepared = True
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")

@@ -41,6 +41,7 @@ def test_scancel_ends_workers_gently_and_leaves_nothing(jobs: Jobs) -> None:
     assert job.wait_end().state == "CANCELLED"
     assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]  # each once, though Slurm and we signal
     assert_143_everywhere(job)
+    assert "SIGTERM from Slurm" in job.result()["reason"]
     job.assert_nothing_left()
 
 

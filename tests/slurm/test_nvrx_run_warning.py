@@ -85,7 +85,7 @@ def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
     assert (ranks(job, "told"), ranks(job, "term")) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert job.said().count("1 minutes of the allocation are left") == 1
+    assert job.said().count("the allocation ends in ") == 1
     assert "less than 44 s of the allocation are left" in job.result()["reason"]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nvrx_slurm.types import Plan
+from nvrx_slurm.core.job.members import Member
+from nvrx_slurm.types import History, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,27 @@ class Assignment:
     def of(cls, places: Mapping[int, str]) -> Assignment:
         """Places without a plan: of a cycle that is over."""
         return cls(None, {g: Slot(node_id, 0, 0) for g, node_id in places.items()})
+
+    @classmethod
+    def plan(cls, active: Sequence[Member], term: int, cycle: int, history: History, max_restarts: int) -> Assignment:
+        """The plan of a new cycle: `active` (at least one) in the order of their group ranks."""
+        slots: dict[int, Slot] = {}
+        world_size = 0
+        for group_rank, member in enumerate(active):
+            slots[group_rank] = Slot(member.node.node_id, world_size, member.node.nproc)
+            world_size += member.node.nproc
+        first = active[0]
+        shared = Plan(
+            term=term,
+            cycle=cycle,
+            history=history,
+            max_restarts=max_restarts,
+            active_nodes=len(active),
+            world_size=world_size,
+            master_addr=first.node.addr or first.node.host,
+            master_port=first.port,
+        )
+        return cls(shared, slots)
 
     def group_rank(self, node_id: str) -> int | None:
         """The place of a node, or None."""

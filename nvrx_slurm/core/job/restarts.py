@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
+from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
@@ -43,17 +44,22 @@ class Budget:
         self.history = History()
         self._early_death: tuple[int, int] | None = None  # (rank, how often in a row it died at the start)
 
-    def inherit(self, history: History) -> None:
-        """Take over what an agent knows of earlier terms, where it is more than we know."""
+    def inherit(self, history: History) -> bool:
+        """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
         mine = self.history
         excluded = tuple(dict.fromkeys((*mine.excluded, *history.excluded)))
         further = history if history.restarts_used > mine.restarts_used else mine
         self.history = replace(further, excluded=excluded)
+        return len(excluded) > len(mine.excluded)
 
-    def exclude(self, place: str) -> None:
-        """A place (`types.place_of`) that is not to be taken again."""
-        if place not in self.history.excluded:
-            self.history = replace(self.history, excluded=(*self.history.excluded, place))
+    def exclude(self, node: Node) -> None:
+        """Do not take this node again, however often its agent comes back."""
+        if not self.excludes(node):
+            self.history = replace(self.history, excluded=(*self.history.excluded, _key(node)))
+
+    def excludes(self, node: Node) -> bool:
+        """Whether this node is not to be taken."""
+        return _key(node) in self.history.excluded
 
     def after(self, cause: RankFault, lasted_s: float) -> Decision:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used."""
@@ -117,7 +123,12 @@ class Budget:
         return Decision(False, self._limits.no_restart_code, why)
 
 
-def first_cause(faults: Sequence[RankFault]) -> RankFault | None:
+def _key(node: Node) -> str:
+    """What an excluded node is known by in `History.excluded`, over all lives of its agent."""
+    return f"{node.infra_rank}@{node.host}"
+
+
+def first_cause(faults: Collection[RankFault]) -> RankFault | None:
     """The fault that most likely caused the others, from faults in order of arrival at the coordinator.
 
     That is the first to arrive; but a lost node, a hang or a rank killed from outside makes its peers fail with
@@ -155,10 +166,14 @@ def headline(fault: RankFault) -> str:
     return f"{who} does not end: {fault.message}"
 
 
+def evidence(fault: RankFault) -> str:
+    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
+    line = failing_line(fault.traceback)
+    return (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+
+
 def report(fault: RankFault) -> str:
     """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}"]
-    if fault.log:
-        lines.append(f"  log: {fault.log}")
+    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)

@@ -1,0 +1,151 @@
+"""What the parts of the coordinator have in common: how they speak to agents, and how they end the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from nvrx_slurm.core.job.coordinator_events import AskTimeLeft, Drop, GotFailed, SendTo
+from nvrx_slurm.core.job.job_clock import Due
+from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
+from nvrx_slurm.core.machine import Composed, Part, Say, Tick, earliest
+from nvrx_slurm.errors import ExitCode, signal_exit_code
+from nvrx_slurm.types import CoordinatorMessage, FaultKind, Finish, Node, RankFault, Refused, Register, Stop, Warn
+
+_SIGTERM = 15
+
+
+class JobPart(Part):
+    """A part of the coordinator. A part that owns states overrides `joined`, `left`, `timer_at` and `on_timer`."""
+
+    def __init__(self, core: Composed, job: JobData) -> None:
+        super().__init__(core)
+        self.job = job
+
+    @property
+    def owner(self) -> JobPart:
+        """The part that owns the current state: it decides what a change of the members means."""
+        return cast(JobPart, self.core.owner)
+
+    # --- what a part that owns states is told ---------------------------------------------------------------
+
+    def joined(self, message: Register, now: float) -> None:
+        """An agent has registered; it is a member already."""
+
+    def left(self, node: Node, fault: RankFault, now: float) -> None:
+        """A member is gone and removed; `fault` says why."""
+
+    def timer_at(self) -> float | None:
+        """When this part has something to do (monotonic seconds), or None."""
+        return None
+
+    def on_timer(self, now: float) -> None:
+        """That time has come."""
+
+    def deadline(self) -> float | None:
+        """The part's own timer, or the end of the allocation."""
+        return earliest(self.timer_at(), self.job.clock.deadline())
+
+    def on_tick(self, event: Tick, now: float) -> None:
+        """The end of the allocation goes before the part's own timer."""
+        due_at = self.timer_at()
+        if not self.mind_the_clock(self.job.clock.look(now), now) and due_at is not None and now >= due_at:
+            self.on_timer(now)
+
+    # --- messages -------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Print a sentence."""
+        self.core.emit(Say(text))
+
+    def send(self, node_id: str, message: CoordinatorMessage) -> None:
+        """To one agent."""
+        self.core.emit(SendTo(node_id, message))
+
+    def send_all(self, message: CoordinatorMessage) -> None:
+        """To all connected agents, in infra order."""
+        for node in self.job.members.in_order():
+            self.send(node.node_id, message)
+
+    def send_plan(self, node_id: str) -> None:
+        """The plan of the running cycle, from the point of view of one agent."""
+        self.send(node_id, self.job.assignment.plan_for(node_id))
+
+    def stop_workers(self, node_id: str, cycle: int) -> None:
+        """An agent has workers of `cycle` that are not, or no longer, part of the job."""
+        self.send(node_id, Stop(self.job.settings.term, cycle, f"its part in cycle {cycle} is over"))
+
+    def warn(self, warning: Warn) -> None:
+        """Tell all agents, and those that come later, that the job is about to end."""
+        if self.job.warning is None:
+            self.job.warning = warning
+            self.say(f"warning all ranks: {warning.reason}")
+            self.send_all(warning)
+
+    # --- faults, and nodes that go --------------------------------------------------------------------------
+
+    def add_faults(self, faults: Iterable[RankFault], now: float) -> None:
+        """Note faults of the last cycle."""
+        for fault in faults:
+            self.job.add_fault(fault, now)
+
+    def fail_cycle(self, cause: RankFault | None, now: float) -> None:
+        """The cycle cannot go on: its workers are stopped."""
+        assert cause is not None
+        self.job.cause = cause
+        self.core.go(Phase.STOPPING, now)
+
+    def refuse(self, node_id: str, why: str, now: float, fault: RankFault | None = None) -> None:
+        """Send an agent away. A member is removed as if it were lost, or for `fault`."""
+        self.send_away(node_id, why)
+        member = self.job.members.remove(node_id)
+        if member is not None:
+            self.owner.left(member.node, fault or lost(member.node, why), now)
+
+    def send_away(self, node_id: str, why: str) -> None:
+        """Tell an agent that it is not taken, and close its stream."""
+        self.send(node_id, Refused(ExitCode.NODE_REFUSED, why))
+        self.core.emit(Drop(node_id))
+
+    def spare_left(self, node: Node, fault: RankFault, now: float) -> None:
+        """A node that is not in the assignment is gone."""
+        if fault.kind is FaultKind.NODE_LOST:
+            self.say(f"spare node {node.host} left: {fault.message}")
+        else:
+            self.job.report.add_fault(fault, self.job.cycle, now)
+
+    def report_between_cycles(self, node: Node, fault: RankFault, now: float) -> None:
+        """A node of the last cycle is lost, or any node is excluded, while no cycle runs."""
+        if fault.kind is not FaultKind.NODE_LOST or self.job.assignment.group_rank(node.node_id) is not None:
+            self.job.report.add_fault(fault, self.job.cycle, now)
+
+    def more_faults(self, event: GotFailed, now: float) -> None:
+        """Faults of the last cycle that arrive after it was given up."""
+        current = event.message.cycle == self.job.cycle
+        if current and self.job.assignment.group_rank(event.node_id) is not None:
+            self.add_faults(event.message.faults, now)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def finish(self, end: Finish, now: float) -> None:
+        """Decide the end and tell all agents."""
+        self.job.end = end
+        self.core.go(Phase.FINISHED, now)
+
+    def mind_the_clock(self, due: Due, now: float) -> bool:
+        """Do what the end of the allocation asks for; whether that was something."""
+        s = self.job.settings
+        if due is Due.ASK:
+            self.core.emit(AskTimeLeft())
+        elif due is Due.WARN:
+            left = f"less than {s.warn_before_end_s:g} s of the allocation are left"
+            self.warn(Warn(s.warning_signum or SIGUSR1, left))
+        elif due is Due.STOP:
+            left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
+            self.finish(Finish(signal_exit_code(_SIGTERM), left), now)
+        return due is not Due.NOTHING
+
+
+def lost(node: Node, why: str) -> RankFault:
+    """A node that is gone, as a fault."""
+    return RankFault(FaultKind.NODE_LOST, node.host, node.infra_rank, message=why)
