@@ -26,6 +26,7 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import (
     assign,
     with_defaults,
 )
+from nvrx_slurm.inprocess.plugins.rank_base import leadership_of
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.testing.memory_store import MemoryStore
 
@@ -104,7 +105,8 @@ def _filtered() -> float:
     contexts = [RankAssignmentCtx(State(rank, _WORLD, iteration=1), view, died) for rank in range(_WORLD)]
     for ctx in contexts[1:]:
         if ctx.state.rank not in died:
-            rank_filter.leadership(ctx).give(lambda ctx=ctx: f"node-{ctx.state.rank // 8:05}")
+            one = leadership_of(ctx, "FilterCountGroupedByKey 0", 0, rank_filter.timeout)
+            one.give(lambda ctx=ctx: f"node-{ctx.state.rank // 8:05}")
     seconds, _ = _timed(lambda: assign(whole, contexts[0]))
     return 1e3 * seconds
 

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from nvrx_slurm.agent.job import Job, Meeting
-from nvrx_slurm.agent.preflight import PreflightSpec, preflight_spec
+from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
@@ -209,6 +209,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         settings=config.ft.rank_settings(),
         prefixes=_numa(config, node.nproc, env),
         warning_signal=config.ft.warning_signal or 0,
+        in_step=slurm is not None,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
     preflight = preflight_spec(config)
@@ -219,7 +220,6 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
-        has_preflight=True,
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or _may_host(config, slurm, meeting)
@@ -249,7 +249,7 @@ def _coordinator(
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
         tracks_progress=config.ft.is_progress_tracking_enabled,
-        has_preflight=agent.has_preflight,
+        has_preflight=True,
         join_timeout_s=conf.join_timeout,
         last_call_s=conf.last_call_timeout,
         stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + preflight.longest_s,

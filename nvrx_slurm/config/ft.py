@@ -235,7 +235,7 @@ class FaultToleranceConfig(Section):
         True,
         HEALTH,
         help="Check this node before every cycle; one that fails is left out of the job. false: no checks"
-        " (GPU memory is waited for, and suspicions are left, all the same).",
+        " (the wait for GPU memory does not depend on it).",
     )
     node_health_check_interval: float = setting(
         v.POSITIVE_SECONDS,

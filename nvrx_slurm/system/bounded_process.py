@@ -141,9 +141,10 @@ class BoundedProcess:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the process group. `go_on` reaps the child, or gives it up within REAP_S."""
+        """SIGKILL to the child, its descendants and its group. `go_on` reaps it, or gives it up within REAP_S."""
         if self.gone or self.killed:
             return
+        kill_tree(self.pid, os.getpid())
         self._kill_group()
         self.killed = True
         self._look_s = time.monotonic() + _LOOK_S
@@ -365,6 +366,50 @@ async def wait_async(fds: Iterable[int], until_s: float) -> set[int]:
         for fd in watched:
             loop.remove_reader(fd)
     return ready
+
+
+def children(pid: int) -> list[int]:
+    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        return found  # children of a parent that just ended have another parent now
+    return found
+
+
+def kill_tree(root: int, parent: int) -> None:
+    """SIGKILL to `root`, a child of `parent`, and to all processes below it, in whatever session. Does not wait.
+
+    All are found before one is killed: the children of a killed process get another parent. A process that is forked
+    in between is missed; `processes.Orphans` looks again.
+    """
+    todo, found = [(root, parent)], list[int]()
+    while todo:
+        pid, parent = todo.pop()
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            continue  # gone
+        found.append(fd)
+        try:
+            if _parent(pid) == parent:  # read with the pidfd open: no recycled pid is hit
+                todo += [(child, pid) for child in children(pid)]
+            else:
+                os.close(found.pop())
+        except OSError:
+            os.close(found.pop())  # gone
+    for fd in found:
+        with contextlib.suppress(OSError):  # gone, or another user's (setuid)
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
 
 
 def _blocked_threads(pid: int) -> set[tuple[str, ...]]:

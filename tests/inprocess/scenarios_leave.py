@@ -13,7 +13,7 @@ from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.meeting.barriers import Round
+from nvrx_slurm.inprocess.meeting.barriers import Iteration
 
 
 class Injection:
@@ -133,15 +133,15 @@ def goes_on(rank: Rank) -> None:
 @scenario
 def no_start(rank: Rank) -> None:
     """What rank 0 says about where to meet in iteration 1 is lost."""
-    publish = Round.publish_start
+    publish = Iteration.publish_start
 
-    def lose(this: Round, address: str, port: int) -> None:
+    def lose(this: Iteration, address: str, port: int) -> None:
         if this.number == 1:
             rank.say("fault")
         else:
             publish(this, address, port)
 
-    Round.publish_start = lose  # type: ignore[method-assign]
+    Iteration.publish_start = lose  # type: ignore[method-assign]
 
     def fn(call: CallWrapper) -> str:
         rank.entered(call)

@@ -15,14 +15,14 @@ import torch.distributed as dist
 from scenarios import Rank, block, pause, scenario
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.core.inprocess.rollcall import Stand, Word
+from nvrx_slurm.core.inprocess.rollcall import Arrival, Status
 from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.meeting.barriers import Round, coordinate
+from nvrx_slurm.inprocess.meeting.barriers import Iteration, serve_barrier
 from nvrx_slurm.inprocess.meeting.store import StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.runner import _Assigning
-from nvrx_slurm.inprocess.watch.progress import Page
+from nvrx_slurm.inprocess.assigning import _AssigningView
+from nvrx_slurm.inprocess.watch.page import Page
 
 
 def await_file(rank: Rank, name: str) -> None:
@@ -194,7 +194,7 @@ def waits(rank: Rank) -> None:
     """Not a rank: waits in one of the ways that ranks wait for each other, for 2 s, until some time after "go"."""
     port = int(os.environ["MASTER_PORT"])
     here, there = (StoreView(dist.TCPStore("127.0.0.1", port, wait_for_workers=False)) for _ in range(2))
-    this, bound_s = Round(here, 0), 2.0
+    this, bound_s = Iteration(here, 0), 2.0
     this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))
 
     def tell() -> str:
@@ -203,7 +203,7 @@ def waits(rank: Rank) -> None:
         await_file(rank, "go")
         pause(0.3)
         there.set("1/assign/key" if rank.arguments["what"] == "assignment" else "key", "1")
-        Round(there, 0).arrive(0, Word(Stand.READY, 0, 1))
+        Iteration(there, 0).arrive(0, Arrival(Status.READY, 0, 1))
         return "in time"
 
     def answer() -> str:
@@ -212,11 +212,11 @@ def waits(rank: Rank) -> None:
         return thread.call(tell, bound_s)
 
     def came() -> str:
-        view = _Assigning(Round(here, 1), here) if rank.arguments["what"] == "assignment" else here
+        view = _AssigningView(Iteration(here, 1)) if rank.arguments["what"] == "assignment" else here
         return "in time" if view.came(["key"], bound_s) else "too late"
 
     def verdict() -> str:
-        return "too late" if coordinate(this, 1, (), bound_s, lambda: None).gone else "in time"
+        return "too late" if serve_barrier(this, 1, (), bound_s, lambda: None).gone else "in time"
 
     if rank.arguments["what"] != "answer":
         threading.Thread(target=tell, daemon=True).start()

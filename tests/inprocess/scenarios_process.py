@@ -17,7 +17,7 @@ from scenarios_lost import await_file, where
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.watch.progress import MANUAL, SUSPENDED
+from nvrx_slurm.inprocess.watch.page import MANUAL, UNPROTECTED
 
 
 def _raise() -> str:
@@ -54,7 +54,7 @@ def forks(rank: Rank) -> None:
                 pid, value = fork_at("function")
                 if pid == 0:
                     return value
-                reap(pid, suspended=call._words[SUSPENDED])
+                reap(pid, suspended=call._words[UNPROTECTED])
             rank.together("waited")
             rank.say("waited")
             if rank.initial == 1:
@@ -103,9 +103,9 @@ def child_asks(rank: Rank) -> None:
                 block.close()
                 with call.atomic(), call.disable_hang_protection():
                     call.ping()
-                    os.kill(os.getpid(), signal.SIGKILL) if call._words[SUSPENDED] else os._exit(0)
+                    os.kill(os.getpid(), signal.SIGKILL) if call._words[UNPROTECTED] else os._exit(0)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        rank.say("child", code=code, pinged=bool(call._words[MANUAL]), suspended=call._words[SUSPENDED])
+        rank.say("child", code=code, pinged=bool(call._words[MANUAL]), suspended=call._words[UNPROTECTED])
         return "done"
 
     rank.call(fn)

@@ -73,7 +73,7 @@ def _handler(rank: Rank, call: CallWrapper) -> None:
     def leave(*_: Any) -> None:
         _met(rank)
         stopper = call._stopper
-        while not (stopper and stopper._put_off):
+        while not (stopper and stopper._deferred):
             pass
         sys.exit(5)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from scenarios import Assignment, Rank, block, pause, scenario
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess import CallWrapper, helpers
+from nvrx_slurm.inprocess import CallWrapper, iteration_end
 
 
 def collective(rank: Rank, call: CallWrapper) -> float:
@@ -460,7 +460,7 @@ def cleans_up(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
     import torch.distributed as dist
 
-    helpers._UNWIND_S = 20.0  # what it needs is no matter of how loaded this machine is
+    iteration_end._UNWIND_S = 20.0  # what it needs is no matter of how loaded this machine is
 
     def fn(call: CallWrapper) -> str:
         rank.entered(call)

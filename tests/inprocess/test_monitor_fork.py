@@ -15,8 +15,9 @@ from nvrx_slurm.inprocess import Wrapper
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.watch import detach
-from nvrx_slurm.inprocess.watch.monitor_process import Identity, MonitorProcess
-from nvrx_slurm.inprocess.watch.progress import Page
+from nvrx_slurm.inprocess.watch.identity import Identity
+from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
+from nvrx_slurm.inprocess.watch.page import Page
 
 
 def test_warning_filters_that_change_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.watch.progress import Page
+from nvrx_slurm.inprocess.watch.page import Page
 
 WAIT_S = 30.0
 

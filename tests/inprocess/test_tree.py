@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.inprocess.tree import (
     DEAD,
-    SET_ASIDE,
+    FILTERED,
     SPARE,
     Level,
     Places,
@@ -287,7 +287,7 @@ def test_inactive_deaths_shrink_nothing() -> None:
 def test_who_was_set_aside_comes_back() -> None:
     fast = Fast([Level()], [("root",)] * 8, lambda size: size - size % 4)
     fast.lose({7})
-    assert (fast.active, fast.places.count(SET_ASIDE)) == ([0, 1, 2, 3], 3)
+    assert (fast.active, fast.places.count(FILTERED)) == ([0, 1, 2, 3], 3)
     fast.lose({1})
     assert fast.active == [0, 2, 3, 4]
 

@@ -17,7 +17,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import takers, with_wrapper
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
-from nvrx_slurm.inprocess.watch.progress import Page
+from nvrx_slurm.inprocess.watch.page import Page
 
 
 def s(seconds: float) -> timedelta:

@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from nvrx_slurm.inprocess.meeting.store import StoreView
-from nvrx_slurm.inprocess.watch import monitor_link, progress
+from nvrx_slurm.inprocess.watch import heartbeats, progress
 from nvrx_slurm.inprocess.watch.board import Board
-from nvrx_slurm.inprocess.watch.monitor_link import Heartbeats, Times
-from nvrx_slurm.inprocess.watch.progress import AUTO, MANUAL, WAITING, WATCHED, Page
+from nvrx_slurm.inprocess.watch.heartbeats import Heartbeats
+from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
 
 
 class World:
@@ -21,9 +21,9 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(monitor_link.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(heartbeats.time, "monotonic", lambda: self.now_s)
         view = StoreView(dist.HashStore(), "p/")
-        self.ranks = [Heartbeats(view, rank, 8, Times(1.0, 30.0)) for rank in range(8)]
+        self.ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in range(8)]
 
     def pass_s(self, seconds: int, dead: set[int]) -> dict[int, float]:
         """Everybody alive beats once a second; what rank 0 finds in the end."""
@@ -88,7 +88,7 @@ def test_the_dead_are_passed_over(world: World) -> None:
 def test_who_did_not_look_takes_nothing_for_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    still = progress.StandsStill(1.0)
+    still = progress.Stall(1.0)
     assert [still.seconds(7) for now[0] in (1000.0, 1001.0, 1003.5)] == [0.0, 1.0, 3.5]
     assert [still.seconds(8) for now[0] in (1004.0, 1005.0)] == [0.0, 1.0]
     assert [still.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was stopped"

@@ -15,13 +15,13 @@ import pytest
 import torch.distributed as dist
 from ranks_harness import free_port
 
-from nvrx_slurm.core.inprocess.rollcall import Outcome, Stand, Word
+from nvrx_slurm.core.inprocess.rollcall import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout
 from nvrx_slurm.inprocess.meeting import store
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Round, coordinate, latest
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest, serve_barrier
 from nvrx_slurm.inprocess.meeting.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
@@ -178,11 +178,11 @@ def test_a_factory_that_makes_no_store(what: Any) -> None:
 
 def test_a_verdict_that_was_not_announced_is_announced_by_the_next_coordinator(view: StoreView) -> None:
     """Monitor processes follow `latest`: without it they would speak for the dead in a round that is over."""
-    this = Round(view, 3)
-    this.arrive(0, Word(Stand.READY, 0, 1))
-    given = coordinate(this, 1, (), 1.0, lambda: None)
+    this = Iteration(view, 3)
+    this.arrive(0, Arrival(Status.READY, 0, 1))
+    given = serve_barrier(this, 1, (), 1.0, lambda: None)
     view.delete_key("latest")  # as if it had died just before
-    assert coordinate(this, 1, (), 1.0, lambda: None) == given
+    assert serve_barrier(this, 1, (), 1.0, lambda: None) == given
     assert latest(view) == (3, given)
 
 
@@ -216,7 +216,7 @@ def test_no_rank_is_told_to_meet_at_somebody_elses_loopback(monkeypatch: pytest.
 
 
 def test_the_first_end_counts(view: StoreView) -> None:
-    done, broken = Round(view, 0), Round(view, 1)
+    done, broken = Iteration(view, 0), Iteration(view, 1)
     done.returned(2)
     done.returned(2)
     done.interrupt(InterruptionRecord(1, Interruption.TERMINATED, "too late"))
@@ -229,33 +229,33 @@ def test_the_first_end_counts(view: StoreView) -> None:
 
 
 def test_one_verdict_whoever_gives_it(view: StoreView) -> None:
-    this = Round(view, 0)
+    this = Iteration(view, 0)
     for rank in (0, 2):
-        assert this.arrive(rank, Word(Stand.READY, rank, 3))
-    this.bury(1)
-    assert not this.arrive(1, Word(Stand.READY, 1, 3)), "it was declared gone"
-    one, two = (coordinate(this, 3, (), 1.0, lambda: None) for _ in range(2))
+        assert this.arrive(rank, Arrival(Status.READY, rank, 3))
+    this.write_tombstone(1)
+    assert not this.arrive(1, Arrival(Status.READY, 1, 3)), "it was declared gone"
+    one, two = (serve_barrier(this, 3, (), 1.0, lambda: None) for _ in range(2))
     assert one == two and (one.terminated, one.gone) == ({1}, {1})
     assert latest(view) == (0, one)
-    this.forget([0, 1, 2])
-    assert not this.has_verdict()
+    this.delete_keys([0, 1, 2])
+    assert not this.has_result()
 
 
 def test_who_says_nothing_is_declared_gone(view: StoreView) -> None:
-    this = Round(view, 0)
-    this.arrive(0, Word(Stand.READY, 0, 2))
+    this = Iteration(view, 0)
+    this.arrive(0, Arrival(Status.READY, 0, 2))
     this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))
     began_s = time.monotonic()
-    verdict = coordinate(this, 2, (), 0.1, lambda: None)
+    verdict = serve_barrier(this, 2, (), 0.1, lambda: None)
     assert (verdict.outcome, verdict.gone) == (Outcome.NEXT, {1})
     assert time.monotonic() < began_s + 5.0, "it is not waited for longer than for the iteration's end"
 
 
 def test_the_initial_barrier_names_who_is_missing(view: StoreView) -> None:
     closed = []
-    this = Round(view, ENTRY)
-    this.arrive(0, Word(Stand.READY, 0, 3))
-    verdict = coordinate(this, 3, (), 0.1, lambda: closed.append(1))
+    this = Iteration(view, ENTRY)
+    this.arrive(0, Arrival(Status.READY, 0, 3))
+    verdict = serve_barrier(this, 3, (), 0.1, lambda: closed.append(1))
     assert verdict.outcome is Outcome.REFUSED and "ranks 1-2 did not call" in verdict.why
     assert closed == [1]
 

@@ -205,7 +205,7 @@ def host_vanishes(world: World) -> str | None:
 def node_sick(world: World) -> str | None:
     """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
     agent = _some_agent(world)
-    if agent is None or not agent.core.settings.has_preflight:
+    if agent is None:
         return None
     agent.host.sick = "GPU 3 is lost"
     at_once = world.rng.random() < 0.5

@@ -235,7 +235,9 @@ def _startable(limits: Limits, view: View) -> list[float]:
     return [limit_s for limit_s in startable if limit_s is not None]
 
 
-def stop_ladder(signum: int, prints_stacks: bool) -> tuple[tuple[str, float], ...]:
+def stop_ladder(
+    signum: int, prints_stacks: bool, signal_grace_s: float = SIGNAL_GRACE_S
+) -> tuple[tuple[str, float], ...]:
     """How to end a hung rank: (step, seconds to wait for its death) in order, the last one being KILL.
 
     `signum` is the configured `rank_termination_signal`; `prints_stacks` tells that the rank answers SIGABRT with its
@@ -243,7 +245,7 @@ def stop_ladder(signum: int, prints_stacks: bool) -> tuple[tuple[str, float], ..
     to end (or to dump) the rank, and a SIGABRT before it would take that away.
     """
     if signum != _SIGKILL:
-        return ((SIGNAL, SIGNAL_GRACE_S), (KILL, 0.0))
+        return ((SIGNAL, signal_grace_s), (KILL, 0.0))
     if prints_stacks:
         return ((STACKS, STACKS_GRACE_S), (KILL, 0.0))
     return ((KILL, 0.0),)

@@ -7,7 +7,6 @@ the next look begins. The file is `cache`'s: of this user and of this boot.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +14,13 @@ from typing import Any, NamedTuple
 
 from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NodeView, listed
+from nvrx_slurm.system import files
 from nvrx_slurm.system.hardware import Absent
 
 _WIDTHS = (16, 32, 64)  # bits
 _ALL_ONES = (2**32 - 1, 2**64 - 1)
 _NEAR = 8  # the part of a width (1/8) that is near to its end or its beginning
+_WAIT_S = 3600.0  # for the lock; the deadline of the check ends the wait before
 MAX_RISES = 150  # kept; of each counter the latest are put together beyond that
 
 
@@ -133,13 +134,9 @@ def plain(kept: Kept) -> dict[str, list[int]]:
 @contextmanager
 def alone(node: NodeView, name: str) -> Iterator[None]:
     """Around `recall` and `remember`, since many may look at once (the caller's own time bounds the wait)."""
-    lock = os.open(f"{_path(node, name)}.lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        node.doing("waiting for another look to end")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    node.doing("waiting for another look to end")
+    with files.file_lock(f"{_path(node, name)}.lock", _WAIT_S):
         yield
-    finally:
-        os.close(lock)
 
 
 def recall(node: NodeView, name: str) -> dict[str, Any]:

@@ -1,4 +1,11 @@
-"""Where the main thread is not stopped at once, since what it is in the middle of would stay half done for good."""
+"""Code in which the main thread is not stopped at once, since a half-done step would remain so for good.
+
+- An exception between the acquisition of a lock and the `try` behind it leaves the lock held.
+- An exception between `waitpid` and the line that stores its result loses the exit code of the child.
+- An exception in a destructor is dropped; in `__enter__` or `__exit__` it leaves a lock held, or torch's autocast on.
+- An exception between a fork and the line that stores its result leaves a child that no object refers to.
+- A signal handler of the user must not be cut off.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +26,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 _LONGEST_S = 1.0
-# An exception between taking a lock and the `try` behind it leaves the lock taken, for good; one between `waitpid` and
-# the line that keeps its result loses the child's exit code, so that it is waited for for ever.
 _MODULES = (
     threading,
     logging,
@@ -28,58 +33,55 @@ _MODULES = (
     sys.modules["_weakrefset"],
     subprocess,
     multiprocessing.popen_fork,
-    multiprocessing.util,  # its Finalize is a destructor, too
+    multiprocessing.util,  # for its Finalize, which is a destructor, too
 )
 _LIBRARY = frozenset(module.__file__ for module in _MODULES)
-# Where these are blocked, whatever ends that does no harm.
+# Functions of the library that block; an exception while they block does no harm.
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "poll", "_try_wait", "communicate", "_communicate"})
-# A destructor drops what is raised in it; half of an `__enter__` or `__exit__` leaves a lock, or torch's autocast, on.
 _NAMES = ("__del__", "__enter__", "__exit__")
-_STARTS = frozenset(  # between the fork and the line that keeps its result there is a child that nobody knows
-    start.__code__ for start in (multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__)
-)
-_OURS = ("stopping.py", "sparing.py")
+_STARTS = frozenset(start.__code__ for start in (multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__))
+_OURS = ("stopping.py", "deferral.py")
 
 
-class PutOff(enum.Enum):
-    """For how long."""
+class Defer(enum.Enum):
+    """For how long a stop is deferred."""
 
     NOT = enum.auto()
-    A_STEP = enum.auto()  # of the interpreter; who locks much may be at the same place whenever asked from outside
+    A_STEP = enum.auto()  # of the interpreter: lock-heavy code may be at the same line on every look
     A_WHILE = enum.auto()
 
 
-class Sparing:
-    """In one stop: puts it off for `_LONGEST_S` at most.
+class Deferral:
+    """Defers one stop, for `_LONGEST_S` at most.
 
-    The main thread is asked at one of its steps, or by a signal; this may also come where it is blocked, and then comes
-    to the same step again. So it is known to wait, in the library, where it may be stopped, and has to be.
+    The main thread looks at one of its steps, or when a signal arrives. A signal may also arrive where it is blocked,
+    and then finds it at the same step again. That is how a blocked call of the library is recognised; it is stopped.
     """
 
     def __init__(self) -> None:
-        self._since_s: float | None = None  # when it was put off first
-        self._place: tuple[FrameType, int] | None = None  # of the last signal
+        self._since_s: float | None = None  # the first deferral
+        self._place: tuple[FrameType, int] | None = None  # at the last signal
         self._step: tuple[FrameType, int] | None = None
 
-    def look(self, frame: FrameType | None, by_signal: bool) -> PutOff:
-        """Whether to put it off in the middle of `frame`, which may be ours."""
+    def look(self, frame: FrameType | None, by_signal: bool) -> Defer:
+        """Whether to defer the stop in the middle of `frame`, which may be ours."""
         now_s = time.monotonic()
         if self._since_s is None:
             self._since_s = now_s
         if now_s - self._since_s > _LONGEST_S:
-            return PutOff.NOT
+            return Defer.NOT
         if self._step is not None and not by_signal and self._step == (frame, frame and frame.f_lasti):
-            return PutOff.A_STEP  # asked again before the step was made
+            return Defer.A_STEP  # asked again before the step was made
         users = list(_users(frame))
         if not users:
-            return PutOff.NOT
+            return Defer.NOT
         blocked = by_signal and self._is_blocked(users[0])
         codes = [one.f_code for one in users]
         changes = any(code.co_name in _NAMES or code in _STARTS or code in self._handlers for code in codes)
         if codes[0].co_filename in _LIBRARY and (changes or not blocked or codes[0].co_name not in _WAITS):
             self._step = frame and (frame, frame.f_lasti)
-            return PutOff.A_STEP
-        return PutOff.A_WHILE if changes else PutOff.NOT
+            return Defer.A_STEP
+        return Defer.A_WHILE if changes else Defer.NOT
 
     def _is_blocked(self, frame: FrameType) -> bool:
         here, before = (frame, frame.f_lasti), self._place
@@ -88,7 +90,7 @@ class Sparing:
 
     @functools.cached_property
     def _handlers(self) -> set[CodeType]:
-        """What the user's signal handlers are made of."""
+        """Code of the user's signal handlers."""
         codes = set()
         for signum in signal.valid_signals():
             handler: Any = signal.getsignal(signum)
@@ -101,7 +103,7 @@ class Sparing:
 
 
 def _users(frame: FrameType | None) -> Iterator[FrameType]:
-    """What the function has called, innermost first."""
+    """The frames of the function's calls, innermost first."""
     while frame is not None:
         if frame.f_globals.get("__package__") != __package__ or not frame.f_code.co_filename.endswith(_OURS):
             yield frame

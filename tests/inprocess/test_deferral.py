@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.watch.sparing import PutOff, Sparing
+from nvrx_slurm.inprocess.watch.deferral import Defer, Deferral
 
 
 class Lock:
@@ -38,18 +38,18 @@ class Lock:
         return self
 
 
-def looks(sparing: Sparing, frame: FrameType) -> list[PutOff]:
+def looks(deferral: Deferral, frame: FrameType) -> list[Defer]:
     """By the bell, and by two signals."""
-    return [sparing.look(frame, by_signal) for by_signal in (False, True, True)]
+    return [deferral.look(frame, by_signal) for by_signal in (False, True, True)]
 
 
-STEPS = [PutOff.A_STEP] * 3
+STEPS = [Defer.A_STEP] * 3
 
 
 def test_a_handler_takes_its_lock() -> None:
-    said: list[list[PutOff]] = []
+    said: list[list[Defer]] = []
     handler = logging.NullHandler()
-    handler.lock = Lock(lambda frame: said.append(looks(Sparing(), frame)))  # type: ignore[assignment]
+    handler.lock = Lock(lambda frame: said.append(looks(Deferral(), frame)))  # type: ignore[assignment]
     handler.acquire()
     assert said == [STEPS]
 
@@ -58,8 +58,8 @@ def test_who_makes_no_step_is_stopped_all_the_same() -> None:
     """Or asks of one and the same step would go on for ever."""
 
     def ask(frame: FrameType) -> None:
-        sparing = Sparing()
-        while sparing.look(frame, by_signal=False) is not PutOff.NOT:
+        deferral = Deferral()
+        while deferral.look(frame, by_signal=False) is not Defer.NOT:
             asks.append(time.monotonic())
 
     asks: list[float] = []
@@ -84,7 +84,7 @@ def test_who_waits_is_stopped_by_the_second_signal() -> None:
     assert entered.wait(20)
     try:
         seen = _until_blocked(thread)
-        assert looks(Sparing(), seen) == [PutOff.A_STEP, PutOff.A_STEP, PutOff.NOT]
+        assert looks(Deferral(), seen) == [Defer.A_STEP, Defer.A_STEP, Defer.NOT]
     finally:
         done.set()
         thread.join()
@@ -164,31 +164,31 @@ def on_usr2() -> Iterator[list[Callable[[FrameType], None]]]:
 
 @pytest.mark.parametrize("place", [in_a_with_block, in_popen, in_a_fork])
 def test_what_would_stay_half_done_is_put_off(place: Callable[[Callable[[FrameType], None]], int]) -> None:
-    said: list[list[PutOff]] = []
-    times = place(lambda frame: said.append(looks(Sparing(), frame)))
-    assert said == [[PutOff.A_WHILE] * 3] * times
+    said: list[list[Defer]] = []
+    times = place(lambda frame: said.append(looks(Deferral(), frame)))
+    assert said == [[Defer.A_WHILE] * 3] * times
 
 
 def test_handlers_of_signals_are_put_off(on_usr2: list[Callable[[FrameType], None]]) -> None:
-    said: list[list[PutOff]] = []
-    on_usr2.append(lambda frame: said.append(looks(Sparing(), frame)))
+    said: list[list[Defer]] = []
+    on_usr2.append(lambda frame: said.append(looks(Deferral(), frame)))
     signal.raise_signal(signal.SIGUSR2)
-    assert said == [[PutOff.A_WHILE] * 3]
+    assert said == [[Defer.A_WHILE] * 3]
 
 
 def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a second after the first time."""
-    said: list[PutOff] = []
-    sparing, times = Sparing(), iter([100.0, 101.0, 101.1])
-    monkeypatch.setattr("nvrx_slurm.inprocess.watch.sparing.time.monotonic", lambda: next(times))
+    said: list[Defer] = []
+    deferral, times = Deferral(), iter([100.0, 101.0, 101.1])
+    monkeypatch.setattr("nvrx_slurm.inprocess.watch.deferral.time.monotonic", lambda: next(times))
 
     def look(frame: FrameType) -> None:
-        said.append(sparing.look(frame, False))
+        said.append(deferral.look(frame, False))
 
     with Manager(look):
         pass
-    assert said == [PutOff.A_WHILE, PutOff.A_WHILE, PutOff.NOT]
+    assert said == [Defer.A_WHILE, Defer.A_WHILE, Defer.NOT]
 
 
 def test_the_function_s_own_steps_are_not_put_off() -> None:
-    assert looks(Sparing(), sys._getframe()) == [PutOff.NOT] * 3
+    assert looks(Deferral(), sys._getframe()) == [Defer.NOT] * 3

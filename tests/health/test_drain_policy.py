@@ -81,32 +81,46 @@ def test_what_slurm_says_of_a_node(line: str, note: Note) -> None:
 
 @pytest.mark.parametrize("name", ["", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"])
 def test_only_one_node_is_ever_named(name: str) -> None:
-    with pytest.raises(SlurmError, match="is no name of a node"):
+    with pytest.raises(SlurmError, match="is not the name of a node"):
         Scontrol("/bin/echo", name, 0.0)
 
 
-def test_scontrol_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SlurmError, match="set SCONTROL"):
-        find(str(tmp_path / "scontrol"))
+def scontrol(path: Path, body: str, within_s: float = 60.0) -> Scontrol:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return Scontrol(str(path), "n1", time.monotonic() + within_s)
+
+
+@pytest.mark.parametrize(
+    ("body", "within_s", "said"),
+    [
+        ("echo NodeName=n1 State=IDLE; exec sleep 600", 0.5, "did not end"),
+        ("exec cat /dev/zero", 0.5, "did not end"),
+        ("head -c 2000000 /dev/zero", 60.0, "1048576 bytes"),
+        ("echo no access >&2; exit 1", 60.0, "no access"),
+        ("head -c 2000000 /dev/zero >&2 && exit 0; echo; exit 3", 60.0, "failed"),
+    ],
+)
+def test_scontrol_that_does_not_work(tmp_path: Path, body: str, within_s: float, said: str) -> None:
+    with pytest.raises(SlurmError, match=said):
+        scontrol(tmp_path / "scontrol", body, within_s).note()
+
+
+def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SlurmError, match="cannot be run"):
-        Scontrol(str(tmp_path), "n1", 1e9).note()
+        Scontrol(str(tmp_path / "none"), "n1", time.monotonic() + 60).note()
+    with pytest.raises(SlurmError, match="cannot be run"):
+        Scontrol(str(tmp_path), "n1", time.monotonic() + 60).note()
+    monkeypatch.setattr("nvrx_slurm.slurm.drain.SCONTROL", (str(tmp_path / "none"),))
+    with pytest.raises(SlurmError, match="set SCONTROL"):
+        find()
 
 
-@pytest.mark.parametrize("where", ["", " >&2"])
-def test_of_what_scontrol_says_only_so_much_is_read(tmp_path: Path, where: str) -> None:
-    endless = tmp_path / "scontrol"
-    endless.write_text(f"#!/bin/sh\nexec cat /dev/zero{where}\n")
-    endless.chmod(0o755)
-    with pytest.raises(SlurmError, match="scontrol show says more than 1048576 bytes"):
-        Scontrol(str(endless), "n1", time.monotonic() + 60).note()
-
-
-def test_scontrol_that_does_not_end(tmp_path: Path) -> None:
-    endless = tmp_path / "scontrol"
-    endless.write_text("#!/bin/sh\necho NodeName=n1 State=IDLE\nexec sleep 600\n")
-    endless.chmod(0o755)
-    with pytest.raises(SlurmError, match="scontrol show did not end within"):
-        Scontrol(str(endless), "n1", time.monotonic() + 0.5).note()
+def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path: Path) -> None:
+    """And without SLURM_TIME_FORMAT, in the language of machines."""
+    line = "NodeName=n1 State=IDLE Reason=$LC_ALL-$SLURM_TIME_FORMAT"
+    found = scontrol(tmp_path / "scontrol", f'echo a warning >&2; echo "{line}"').note()
+    assert found == Note(frozenset({"IDLE"}), "C-", "")
 
 
 def test_a_hook_loads_nothing_heavy() -> None:
