@@ -46,7 +46,7 @@ class Program:
         """`resident`: the process of the health checks, if it was started early, in `private_dir`."""
         self._job = job
         self._notes = notes
-        hold_s = 0.0 if job.meeting is None else TRACEBACK_HOLD_S
+        hold_s = 0.0 if job.meeting is None or job.coordinator is None else TRACEBACK_HOLD_S
         self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s)
         # Before threads and child processes exist:
         self._signals = Signals(job.node.node_id, job.agent.in_step, job.agent.warning_signum)

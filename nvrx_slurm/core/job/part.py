@@ -8,7 +8,7 @@ from typing import cast
 from nvrx_slurm.core.job.coordinator_events import AskTimeLeft, Drop, GotFailed, SendTo
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
-from nvrx_slurm.core.job.restarts import evidence, headline
+from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
 from nvrx_slurm.core.machine import Composed, Part, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import CoordinatorMessage, FaultKind, Finish, Node, RankFault, Refused, Register, Stop, Warn
@@ -126,9 +126,12 @@ class JobPart(Part):
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
-                if self.job.end is None and len(self.job.faults) < _FAULTS_SAID:
-                    self.say(f"also failed: {headline(fault)}{evidence(fault)}")
                 self.job.add_fault(fault, now)
+                first = first_cause(self.job.faults) == fault
+                if self.job.end is None and (first or len(self.job.faults) <= _FAULTS_SAID):
+                    self.say(
+                        f"{'more likely the cause' if first else 'also failed'}: {headline(fault)}{evidence(fault)}"
+                    )
 
     # --- the end --------------------------------------------------------------------------------------------
 
