@@ -111,6 +111,9 @@ class Console:
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the last look at the files
+            if finishing:  # what was held goes before the last sentences
+                for one in [one for one in self._followed if one.pending and one.held_until_s]:
+                    self._copy(one, flush=True)
             self._speak()
             self._follow_new()
             self._mark(ready, everything=finishing)

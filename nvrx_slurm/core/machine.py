@@ -47,6 +47,7 @@ class Machine:
     """
 
     table: ClassVar[Table]
+    commands: ClassVar[tuple[type, ...]] = ()  # each of them needs a receiver before the first step
 
     def __init__(self, state: Enum, now: float) -> None:
         self.state: Enum = state

@@ -36,11 +36,9 @@ class Plan(NamedTuple):
 
 
 class HookSettings(NamedTuple):
-    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job's comment may skip, or "all".
-    `suspicions`: the directory in which jobs may tell what they suspect."""
+    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job may skip, or "all"."""
 
     allow_skip: tuple[str, ...] = ()
-    suspicions: str = "/var/spool/nvrx"
     kill_gpu_processes: bool = True
     undrain: bool = True
 
@@ -117,14 +115,6 @@ def read_rules(
     return rules
 
 
-def hook_settings(sysroot: str = "/") -> HookSettings:
-    """What the site says of its hooks; no check is loaded. Raises UsageError."""
-    from nvrx_slurm.config import site as site_file
-
-    path = _default_config(sysroot)
-    return HookSettings(**site_file.load(path, CONTEXTS, ACTIONS).hooks) if path else HookSettings()
-
-
 def node_name() -> str:
     """Slurm's name of this node where it tells (prologs, tasks), else the short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
@@ -158,17 +148,17 @@ def _is_hidden(path: str) -> bool:
 def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
     """What only looks whether each of the site's own checks can be run, here and by us. Raises UsageError."""
     from nvrx_slurm.config import site as site_file
-    from nvrx_slurm.health.checks import site_checks as own
+    from nvrx_slurm.health.checks import site_checks
 
     path = config or _default_config(sysroot)
-    return [own.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
+    return [site_checks.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     # Only here, since reading YAML and its values costs more than all checks of a healthy node.
     from nvrx_slurm.config import site as site_file
     from nvrx_slurm.config.site import Group
-    from nvrx_slurm.health.checks import site_checks as own
+    from nvrx_slurm.health.checks import site_checks
 
     site = site_file.load(trust.require(path, UsageError), CONTEXTS, ACTIONS)
     everything = {**checks}
@@ -177,9 +167,7 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
             raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
         if one.name in _NOT_FOR_CHECKS or one.name.startswith("drained-"):
             raise UsageError(f"{path}: own: {one.name} means something else to the hooks; choose another name")
-        if taken := registry.settings(checks.values()).keys() & set(one.settings):
-            raise UsageError(f"{path}: own: {one.name}: {taken.pop()} is a setting already; take it out of settings")
-        everything[one.name] = _ruled(own.check(one, path), one.rule)
+        everything[one.name] = _ruled(site_checks.check(one, path), one.rule)
     ours = _groups_of(site, node)
     everyone = Group("", "", site.expect, site.checks)
     expected = registry.defaults(everything.values())

@@ -183,6 +183,7 @@ def test_a_traceback_waits_for_the_sentence_about_another_node(screen: Screen, t
     us.follow(new(tmp_path / "rank_0.err", TRACEBACK), "[rank 0] ", 2)
     screen.until("loss 3.2")
     us.say("rank 3 failed")
+    screen.until("us: rank 3 failed")
     us.finish(WAIT_S)
     trace = [
         "[rank 0] Traceback (most recent call last):",

@@ -74,9 +74,23 @@ class AgentBench(Bench):
 
     core: Agent
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, has_preflight: bool = False, connected: bool = True, **settings: Any) -> None:
+        """`connected`: it has a coordinator. Without `has_preflight` each preflight passes at once."""
         super().__init__()
         self.core = Agent(a_node(1), replace(AgentSettings(), **settings), 0.0)
+        self._passes = not has_preflight
+        if connected:
+            self.tell(ag.Connected())
+        if self._passes:
+            self.tell(ag.Prepared())
+
+    def tell(self, event: Any) -> None:
+        """Hand an event to the core."""
+        super().tell(event)
+        if self._passes and self.did(ag.Prepare):
+            before = self.commands
+            super().tell(ag.Prepared())
+            self.commands = [c for c in before if not isinstance(c, ag.Prepare)] + self.commands
 
     @classmethod
     def running(cls, **settings: Any) -> AgentBench:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.types import Asked, Doing, Refused, Register, Stop, Stopped, WorkloadAction
+from nvrx_slurm.core.job.agent import Agent, State
+from nvrx_slurm.types import (
+    Asked,
+    Doing,
+    FaultKind,
+    Finish,
+    RanksGone,
+    Refused,
+    Register,
+    Stop,
+    Stopped,
+    Warn,
+    WorkloadAction,
+)
 
-from .benches import AgentBench, a_node, a_plan
+from .benches import AgentBench, a_fault, a_node, a_plan
 
 EXCLUDE = WorkloadAction.ExcludeThisNode
 SICK = "gpu-recovery: GPU 3 needs GPU_RESET"
@@ -15,7 +28,7 @@ UNFIT = Asked(0, 0, EXCLUDE, -1, SICK)
 
 
 def has_preflight(*, connected: bool = True) -> AgentBench:
-    agent = AgentBench(has_preflight=True)
+    agent = AgentBench(has_preflight=True, connected=False)
     if connected:
         agent.tell(ag.Connected())
     return agent
@@ -66,7 +79,7 @@ def test_an_unfit_node_says_so_instead_and_on_every_stream() -> None:
     agent.tell(ag.Connected())
     assert agent.sent() == [Register(a_node(1), 0, None, Doing.PREPARING), UNFIT]
     agent.tell(a_plan())
-    assert (agent.started(), agent.state) == ([], "IDLE")
+    assert (agent.started(), agent.state) == ([], "PREPARING")
     agent.tell(Refused(95, "not healthy"))
     assert agent.state == "GONE"
 
@@ -75,7 +88,7 @@ def test_after_a_cycle_it_is_prepared_before_it_is_offered() -> None:
     agent = running()
     agent.exits(0, code=1)
     agent.exits(1, code=1)
-    assert (agent.did(ag.Prepare), agent.sent(), agent.state) == ([ag.Prepare(True)], [], "IDLE")
+    assert (agent.did(ag.Prepare), agent.sent(), agent.state) == ([ag.Prepare(True, 1)], [], "PREPARING")
     agent.tell(Stop(1, 0, "rank 0 failed"))
     assert (agent.did(ag.Prepare), agent.sent()) == ([], [])
     agent.tell(ag.Connected())
@@ -108,7 +121,7 @@ def test_an_unfit_node_does_not_take_it() -> None:
 def test_a_spare_is_looked_at_before_it_may_be_promoted() -> None:
     agent = spare()
     agent.tell(Stop(1, 0, "it may be needed"))
-    assert (agent.did(ag.Prepare), agent.sent()) == ([ag.Prepare(False)], [])
+    assert (agent.did(ag.Prepare), agent.sent()) == ([ag.Prepare(False, 1)], [])
     agent.tell(ag.Prepared())
     assert agent.sent() == [Stopped(1, 0, 0)]
     agent.tell(a_plan(cycle=1))
@@ -147,3 +160,57 @@ def test_who_leaves_does_not_care() -> None:
     agent.tell(ag.Signalled(15))
     agent.tell(ag.Sick(SICK))
     assert (agent.state, agent.sent()) == ("LEAVING", [])
+
+
+def test_no_row_starts_workers_before_the_preflight_has_passed() -> None:
+    """RUNNING is entered from IDLE by a plan, and from PREPARING only by the end of the preflight."""
+    entries = {key for key, row in Agent.table.items() if State.RUNNING in row.to and key[0] is not State.RUNNING}
+    assert entries == {(State.IDLE, type(a_plan())), (State.PREPARING, ag.Prepared)}
+
+
+def test_without_a_coordinator_nothing_is_sent() -> None:
+    """No message may be sent before its receiver exists; the next Register tells the same."""
+    for event in (ag.Prepared(), ag.Prepared(SICK), ag.Sick(SICK), ag.Warned(10), ag.Signalled(15)):
+        agent = has_preflight(connected=False)
+        agent.tell(event)
+        assert agent.sent() == []
+    agent = running()
+    agent.tell(ag.Disconnected("reset"))
+    agent.exits(0, code=1)
+    assert agent.sent() == []
+
+
+def test_what_can_happen_while_the_preflight_runs() -> None:
+    """The state and the commands for each event that neither starts nor ends anything."""
+    hang = ag.HangSeen(a_fault(1, FaultKind.HANG, -9))
+    for event in (hang, RanksGone(0, (3,), "gone"), ag.RankAsked(0, WorkloadAction.Continue, "x")):
+        agent = has_preflight()
+        agent.tell(event)
+        assert (agent.state, agent.commands) == ("PREPARING", [])
+    for event in (ag.Warned(10), Warn(10, "why"), ag.Disconnected("reset")):
+        agent = has_preflight()
+        agent.tell(event)
+        assert (agent.state, agent.did(ag.PassOn), len(agent.said)) == ("PREPARING", [], 1)
+    agent.wait()
+    assert agent.exit() == ag.Exit(96, "no coordinator could be reached within 30 s")
+
+
+def test_what_ends_a_node_while_the_preflight_runs() -> None:
+    for event, code in ((Finish(1, "x"), 1), (Refused(95, "x"), 95), (ag.Signalled(15), 143)):
+        agent = has_preflight()
+        agent.tell(event)
+        assert (agent.state, agent.exit().code) == ("GONE", code)
+    agent = has_preflight()
+    agent.tell(ag.Warned(10))
+    agent.now += 10.0
+    agent.tell(ag.Warned(10))
+    assert (agent.state, agent.exit().code) == ("GONE", 143)
+
+
+def test_processes_started_ahead_end_where_no_worker_will_run() -> None:
+    agent = spare()
+    assert agent.did(ag.EndHeld) == [ag.EndHeld()]
+    agent = has_preflight()
+    agent.tell(ag.Prepared(SICK))
+    assert agent.did(ag.EndHeld) == [ag.EndHeld()]
+    assert running().did(ag.EndHeld) == []

@@ -175,10 +175,8 @@ def host_vanishes(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def node_sick(world: World, agent: SimAgent) -> str | None:
+def node_sick(world: World, agent: SimAgent) -> str:
     """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
-    if not agent.core.settings.has_preflight:
-        return None
     agent.host.sick = "GPU 3 is lost"
     at_once = world.rng.random() < 0.5
     if at_once:

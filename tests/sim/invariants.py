@@ -286,7 +286,7 @@ class Invariants:
             elif isinstance(command, ag.StartWorkers):
                 self.check(not agent.told_sick, f"{node_id} starts workers, though it is sick")
                 self.check(not agent.unprepared, f"{node_id} starts workers before it is prepared")
-                agent.unprepared = agent.core.settings.has_preflight
+                agent.unprepared = True
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")

@@ -205,12 +205,11 @@ class SimAgent(Process):
         self.stubborn = False
         self.stream: Connection | None = None
         self.exit: ag.Exit | None = None
-        self.unprepared = settings.has_preflight  # nobody has looked at the node since it ran workers
+        self.unprepared = True  # nobody has looked at the node since it ran workers
         self.told_sick = False
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc)
         super().__init__(world, Agent(node, settings, world.clock.now))
-        if settings.has_preflight:
-            self._prepare()
+        self._prepare()
         self._connect(_FIRST_RETRY_S)
 
     @property
@@ -265,7 +264,7 @@ class SimAgent(Process):
             self.exit = command
             self._end("its agent left", in_flight=True)
         else:
-            assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks)), command
+            assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks, ag.EndHeld)), command
 
     def _prepare(self) -> None:
         """Checks take their time; what they find is how the host is then."""

@@ -66,7 +66,7 @@ def random_settings(seed: int, nodes: int) -> WorldSettings:
         seed=seed,
         nproc=rng.choice((1, 2)),
         faults=rng.randint(0, 8),
-        agent=AgentSettings(in_step=rng.random() < 0.5, policy=rng.choice(POLICIES), has_preflight=rng.random() < 0.6),
+        agent=AgentSettings(in_step=rng.random() < 0.5, policy=rng.choice(POLICIES)),
         limits=RestartLimits(
             by_kind=(KindCount(FaultKind.EXIT, 1),) if rng.random() < 0.3 else (),
             max_no_progress_cycles=rng.choice((0, 0, 1, 2)),
@@ -163,7 +163,7 @@ class World:
             s.max_restarts,
             s.agent.policy,
             s.limits,
-            has_preflight=s.agent.has_preflight,
+            has_preflight=True,
             tracks_progress=s.limits.max_no_progress_cycles > 0,
             time_limited=s.time_limit_s > 0.0,
             warn_before_end_s=10.0,

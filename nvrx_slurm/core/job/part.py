@@ -11,12 +11,12 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
-from nvrx_slurm.core.job.restarts import evidence, headline
+from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
 from nvrx_slurm.core.machine import Part, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _SIGTERM = 15
-_FAULTS_SAID = 4  # per cycle; result.json has all
+_FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 
 
 @dataclass(eq=False)
@@ -130,9 +130,16 @@ class JobPart(Part):
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
-                if self.job.end is None and len(self.job.faults) < _FAULTS_SAID:
-                    self.say(f"also failed: {headline(fault)}{evidence(fault)}")
                 self.job.add_fault(fault, now)
+                self._say_if_new(fault)
+
+    def _say_if_new(self, fault: t.RankFault) -> None:
+        """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
+        known = len(self.job.faults)
+        first = known <= _FAULTS_COMPARED and first_cause(self.job.faults) == fault
+        if self.job.end is None and (first or known <= _FAULTS_SAID):
+            what = "more likely the cause" if first else "also failed"
+            self.say(f"{what}: {headline(fault)}{evidence(fault)}")
 
     # --- the end --------------------------------------------------------------------------------------------
 
