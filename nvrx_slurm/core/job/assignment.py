@@ -1,4 +1,4 @@
-"""The assignment of one cycle: the group rank and ranks of each node, and which are done or broken. O(1) per message."""
+"""The assignment of one cycle: group rank and ranks of each node, and which are done or broken. O(1) per message."""
 
 from __future__ import annotations
 
