@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from nvrx_slurm.system.bounded_process import children, kill_tree
 from nvrx_slurm.system.files import write_all
+from nvrx_slurm.system.process_tree import children, kill_tree
 
 _TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
