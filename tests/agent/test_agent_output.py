@@ -256,11 +256,11 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(
     ("module", "target", "nnodes", "told"),
     [
-        ("core.job.coordinator", "Coordinator.on_failed", 2, True),
-        ("core.job.coordinator", "Coordinator.on_joined", 1, False),
+        ("core.job.running", "Running.on_failed", 2, True),
+        ("core.job.membership", "Membership.on_joined", 1, False),
         ("agent.workers", "Workers._exited", 2, True),
         ("agent.workers", "Workers.start", 2, False),
-        ("agent.program", "AgentShell.do", 1, False),
+        ("agent.link", "Link.handle", 1, False),
     ],
 )
 def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, target: str, nnodes: int, told: bool) -> None:

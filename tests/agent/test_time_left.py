@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.agent import time_left
 from nvrx_slurm.agent.time_left import TimeLeft
 
 
@@ -21,6 +22,11 @@ def fake_squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Non
 
 def count(folder: Path) -> int:
     return len((folder / "asked").read_text().splitlines()) if (folder / "asked").exists() else 0
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_left, "_RETRY_S", 0.0)
 
 
 def answers(job_id: int | None, times: int, timeout_s: float = 10.0) -> list[float | None]:
