@@ -53,7 +53,7 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start nobody needs to know; later it must overrule the limit that there was."""
+    """At the start there is nothing to tell; later it must replace the limit that there was."""
     fake_squeue(tmp_path, monkeypatch, "echo UNLIMITED")
     first, second = answers(7, 2)
     assert first is None
