@@ -84,8 +84,8 @@ def test_a_hung_rank_is_found_by_its_monitor_and_says_where_it_hung(jobs: Jobs) 
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
     assert places(job, 1) == ON_N1_N2
-    who = f"rank 1 (local rank 1, pid {beating[1].pid}) on node 0 (n1) hung: no heartbeat for "
-    assert who in job.said()
+    hung = f"rank 1 (local rank 1, pid {beating[1].pid}) on node 0 (n1) hung: no heartbeat for "
+    assert hung in job.said()
     stacks = (job.run_dir / "cycle_0/node_0_n1/rank_1.err").read_text()
     assert "most recent call first" in stacks and "worker.py" in stacks, stacks
 
