@@ -17,7 +17,8 @@ import pytest
 
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.checks.node_service import Reply, judge
+from nvrx_slurm.health.checks.node_service import Reply
+from nvrx_slurm.health.checks.node_service import node_service as check
 from nvrx_slurm.health.report import from_json
 
 BOUND_S = 60.0
@@ -123,7 +124,7 @@ def test_what_the_service_answers(place: Path, serve: Serve, behaviour: str, ver
 )
 def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
     for success in (True, False):
-        found, text = judge(Reply(success, output, ""), {})
+        found, text = check.judge(Reply(success, output, ""), {})
         assert found is (verdict if success else Verdict.FAIL)
         assert 0 < len(text) < 1000, "the runner shortens it, but it should not have to do so by much"
 
