@@ -20,7 +20,7 @@ from test_tidy import our_files
 
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
 from nvrx_slurm.config import SETTINGS, Setting, resolve
-from nvrx_slurm.config.layers import NOT_BUILT
+from nvrx_slurm.config.layers import UNSUPPORTED
 from nvrx_slurm.errors import EXIT_CODE_MEANING, ExitCode, UsageError
 
 REPO = Path(__file__).resolve().parents[1]
@@ -239,7 +239,7 @@ def assert_refused(item: Setting, name: str) -> None:
     """Any value but the default ends with the sentence of the status table."""
     sample = next(text for text in SAMPLES if parsable(item, text) != item.default)
     flags, environ = ({}, {name: sample}) if name in item.env else ({item.key: sample}, {})
-    with pytest.raises(UsageError, match=f"^{name if environ else item.flags[0]} {NOT_BUILT}"):
+    with pytest.raises(UsageError, match=f"^{name if environ else item.flags[0]} {UNSUPPORTED}"):
         resolve(flags, environ)
 
 
@@ -303,7 +303,7 @@ def test_rdzv_conf_keys() -> None:
         for key in keys:
             text = f"{key}=" + ("true" if key in ("is_host", "use_libuv") else "7")
             if status == "refused":
-                with pytest.raises(UsageError, match=f"{key} {NOT_BUILT}"):
+                with pytest.raises(UsageError, match=f"{key} {UNSUPPORTED}"):
                     resolve({"rdzv_conf": text}, {})
                 continue
             notes = resolve({"rdzv_conf": text.replace("true", "false")}, {}).notes

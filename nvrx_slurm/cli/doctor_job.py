@@ -28,11 +28,12 @@ def _slurm(site: Site) -> Iterator[Line]:
 
 
 def _tools(site: Site) -> Iterator[Line]:
+    from nvrx_slurm.slurm import conf
     from nvrx_slurm.slurm.munge import Munge
 
     needed = "install munge; `srun nvrx-run` without a batch script needs it"
     try:
-        munge = Munge.find(os.environ.get("NVRX_MUNGE_SOCKET"))
+        munge = Munge.find(conf.munge_socket(os.environ))
         if munge is not None:
             munge.open(munge.seal(b"doctor"))
         yield judged("munge", "munged answers", (munge is None, WARN, "no libmunge", needed))

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from nvrx_slurm.config.ft import FaultToleranceConfig
     from nvrx_slurm.config.launch import LaunchConfig
     from nvrx_slurm.config.layers import SETTINGS, Config, Resolved, resolve
+    from nvrx_slurm.config.rendezvous import RendezvousConfig
     from nvrx_slurm.config.settings import Origin, Setting
-    from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Std, Streams
+    from nvrx_slurm.config.values import NodeRange, Std, Streams
 
 __all__ = [
     "SETTINGS",
@@ -29,7 +30,7 @@ __all__ = [
     "Streams",
     "resolve",
 ]
-_MODULES = ("layers", "ft", "launch", "settings", "values")
+_MODULES = ("layers", "ft", "launch", "settings", "rendezvous", "values")
 
 
 def __getattr__(name: str) -> Any:

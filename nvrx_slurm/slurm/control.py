@@ -77,7 +77,7 @@ def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str,
     wanted = list(names)
     if not wanted:
         return {}
-    answer = _ask(["scontrol", "show", "node", nodelist.compress(wanted), "-o"], timeout_s)
+    answer = _ask(["scontrol", "show", "node", ",".join(wanted), "-o"], timeout_s)
     return None if answer is None else {n: s for n, s in parse_node_states(answer).items() if n in set(wanted)}
 
 

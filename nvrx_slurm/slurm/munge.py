@@ -36,6 +36,15 @@ class Munge:
                 continue
         return None
 
+    @classmethod
+    def answers(cls, socket_path: str | None = None) -> bool:
+        """Whether there is a libmunge whose munged makes a credential now."""
+        munge = cls.find(socket_path)
+        try:
+            return munge is not None and bool(munge.seal(b""))
+        except AuthError:
+            return False
+
     def seal(self, payload: bytes) -> str:
         """A credential around `payload`. Raises AuthError when munged does not answer."""
         context = self._context()

@@ -40,7 +40,7 @@ def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
     return tuple(prefix(local_rank, gpus_per_numa, strict) for local_rank in range(nproc))
 
 
-class Place(NamedTuple):
+class Binding(NamedTuple):
     """Where one worker goes. `prefix`: what to put before its command, () if not bound; `text`: why, for people."""
 
     prefix: tuple[str, ...]
@@ -63,8 +63,8 @@ class Ours(NamedTuple):
 
 def by_gpu(
     nproc: int, env: Mapping[str, str], strict: bool, sys_root: Path = Path("/sys"), ours: Ours | None = None
-) -> tuple[Place, ...]:
-    """One place per local rank: the NUMA node of the GPU that CUDA gives that number, of its CPUs those that are ours.
+) -> tuple[Binding, ...]:
+    """One binding per local rank: to the NUMA node of the GPU that CUDA gives that number, on the CPUs that are ours.
 
     Never raises for hardware: a worker is not bound where its GPU or NUMA node is not known (the kernel says -1), or
     none of the node's CPUs is ours. `strict` as for `prefix`, where memory of that node is ours.
@@ -73,31 +73,31 @@ def by_gpu(
     try:
         addresses = list(gpus.pci_addresses(env).values())
     except (Absent, HardwareError) as why:
-        return (Place((), f"not bound: {why}"),) * nproc
+        return (Binding((), f"not bound: {why}"),) * nproc
     return tuple(
         _at(addresses[local_rank], strict, sys_root, ours)
         if local_rank < len(addresses)
-        else Place((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
+        else Binding((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
         for local_rank in range(nproc)
     )
 
 
-def _at(address: str, strict: bool, sys_root: Path, ours: Ours) -> Place:
+def _at(address: str, strict: bool, sys_root: Path, ours: Ours) -> Binding:
     gpu = f"GPU {address}"
     node = pci.numa_node(sys_root, address)
     if node is None:
-        return Place((), f"not bound: the NUMA node of {gpu} is not known")
+        return Binding((), f"not bound: the NUMA node of {gpu} is not known")
     cpus = _numbers(sys_root / f"devices/system/node/node{node}/cpulist")
     if not cpus:
-        return Place((), f"not bound: the CPUs of NUMA node {node} ({gpu}) are not known")
+        return Binding((), f"not bound: the CPUs of NUMA node {node} ({gpu}) are not known")
     if not cpus & ours.cpus:
-        return Place((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is ours")
+        return Binding((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is ours")
     whole = cpus <= ours.cpus
     where = f"--cpunodebind={node}" if whole else f"--physcpubind={_list(cpus & ours.cpus)}"
     local = not strict or (ours.nodes is not None and node not in ours.nodes)
     memory = "--localalloc" if local else f"--membind={node}"
     part = "all" if whole else f"{len(cpus & ours.cpus)} of {len(cpus)}"
-    return Place(("numactl", where, memory), f"NUMA node {node} of {gpu}, {part} of its CPUs")
+    return Binding(("numactl", where, memory), f"NUMA node {node} of {gpu}, {part} of its CPUs")
 
 
 def _list(numbers: Iterable[int]) -> str:
