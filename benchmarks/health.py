@@ -67,7 +67,7 @@ class Node:
         self._install(nvml.env)
 
     def _install(self, env: dict[str, str]) -> None:
-        """hook.sh clears the environment: the Python that it starts is a script that sets NVML's stand-in and finds its own library."""
+        """PYTHON is a script that sets NVML's stand-in, because hook.sh clears the environment."""
         shutil.copytree(REPO / "prolog", self.root / "hooks")
         words = " ".join(f"{name}='{value}'" for name, value in env.items())
         python = self.root / "python"
