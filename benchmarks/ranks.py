@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_assignment import (
     ActivateAllRanks,
@@ -28,7 +29,6 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import (
 )
 from nvrx_slurm.inprocess.plugins.rank_base import leadership_of
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.testing.memory_store import MemoryStore
 
 _WORLD, _COUNTED_WORLD, _DEATHS = 65_536, 16_384, 1_024
 _ASKED = 200  # ranks whose own share is measured

@@ -59,16 +59,17 @@ untrusted() { # PATH...: prints why the first bad one is refused
     done
 }
 
-# Python loads its standard library before it runs a line of ours. Without PYTHONHOME it would take the first one that it
-# finds: in `home` of pyvenv.cfg, above its own file, or where it was compiled for. So PYTHONHOME names the one checked.
+# Python loads its standard library before it runs a line of ours: from above `home` of pyvenv.cfg, from above its own
+# file, or from where it was compiled for. PYTHONHOME names the one that is checked.
 find_library() { # sets prefix, the folder above the one with the standard library; "" if there is none
     home=$(/usr/bin/readlink -f -- "$PYTHON") home=${home%/*}
-    for cfg in "${PYTHON%/*}/pyvenv.cfg" "${PYTHON%/*/*}/pyvenv.cfg"; do
-        [ -r "$cfg" ] || continue
+    cfg=${PYTHON%/*/*}/pyvenv.cfg
+    if [ ! -r "$cfg" ]; then cfg=${PYTHON%/*}/pyvenv.cfg; fi
+    if [ -r "$cfg" ]; then
         while IFS='= 	' read -r name value || [ -n "$name" ]; do
-            if [ "$name" = home ]; then home=${value%[[:cntrl:]]}; fi
+            case $name in [Hh][Oo][Mm][Ee]) home=${value%[[:cntrl:]]} && break ;; esac
         done <"$cfg"
-    done
+    fi
     prefix=$home
     while [ -n "$prefix" ]; do
         prefix=${prefix%/*}
@@ -79,7 +80,7 @@ find_library() { # sets prefix, the folder above the one with the standard libra
 }
 
 unfit() { # prints why Python may not be started: all that it loads before trust.py must be root's alone
-    set -- "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON" "$PACKAGE/nvrx_slurm/system/trust.py"
+    set -- "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON" "$home" "$PACKAGE/nvrx_slurm/system/trust.py"
     for path in "$prefix"/lib*/python3*/encodings/__init__.py "$prefix"/lib*/python3*/lib-dynload "$prefix"/lib*/python3*.zip \
         "$prefix"/lib*/libpython3*; do
         if [ -e "$path" ]; then set -- "$@" "$path"; fi
@@ -159,7 +160,7 @@ esac
     fi
     find_library
     case $(/usr/bin/id -u),$prefix in
-    *,) why="there is no standard library (lib/python3*/os.py) in a folder above $home" ;;
+    *,) why="there is no standard library (lib/python3*/os.py) above PYTHON=$PYTHON" ;;
     *[1-9]*,*) why='' ;; # not root: it runs what is its own
     *) why=$(unfit) ;;
     esac

@@ -1,4 +1,4 @@
-"""Starts a hook: `python -s -S start.py prolog|epilog|periodic|version`, for hook.sh, as root, with an empty environment.
+"""Starts a hook: `python -s -S start.py prolog|epilog|periodic|version`, for hook.sh, as root.
 
 hook.sh has checked this Python, its standard library and the package's trust.py. From here on trust.py checks each
 module before it is imported. Without site (-S) no .pth file is executed.

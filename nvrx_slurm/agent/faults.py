@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ _TAIL_BYTES = 16_000
 _ERROR_FILE_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
+# A dump of faulthandler without a fatal error: blocks of a header and indented lines.
+_DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
 _MODULES = "\nExtension modules: "  # faulthandler's last line
 _CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
@@ -83,4 +86,7 @@ def tail(path: Path) -> str:
 def _traceback_in(text: str) -> str:
     """`text` from its last traceback or dump of faulthandler on; "" if there is none."""
     starts = [text.rfind(mark) for mark in (_TRACEBACK, _FATAL)]
+    dumps = [found.start() for found in _DUMP.finditer(text)]
+    if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:
+        starts.append(dumps[-1])
     return text[max(starts) :] if max(starts) >= 0 else ""

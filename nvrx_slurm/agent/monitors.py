@@ -419,3 +419,6 @@ class RankMonitor:
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self._local_rank, t.WorkloadAction[str(message["action"])], description)
+        elif message["type"] == "unmonitored" and not life.broken:
+            life.broken = True
+            self._say_unmonitored(ValueError(str(message["sentence"])))

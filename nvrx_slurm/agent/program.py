@@ -7,7 +7,6 @@ This file says which roles there are, and in which order they start and end. Wha
 from __future__ import annotations
 
 import asyncio
-import os
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import TRACEBACK_HOLD_S, Console
 from nvrx_slurm.agent.coordinator import CoordinatorRole
+from nvrx_slurm.agent.early import Early
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.link import Link, remote_transport
 from nvrx_slurm.agent.preflight import Preflight
-from nvrx_slurm.agent.resident import Spawned
 from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.signals import Signals
@@ -28,7 +27,7 @@ from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.errors import ExitCode, NvrxError
-from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
+from nvrx_slurm.system.files import HEALTH_NAME
 
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
@@ -36,22 +35,14 @@ _LAST_LINES_S = 2.0  # for queued console lines at the end
 class Program:
     """All roles of one node put together, run, and ended again."""
 
-    def __init__(
-        self,
-        job: Job,
-        notes: Sequence[str] = (),
-        private_dir: PrivateDir | None = None,
-        resident: Spawned | None = None,
-    ) -> None:
-        """`resident`: the process of the health checks, if it was started early, in `private_dir`."""
+    def __init__(self, job: Job, early: Early, notes: Sequence[str] = ()) -> None:
         self._job = job
         self._notes = notes
         hold_s = 0.0 if job.meeting is None else TRACEBACK_HOLD_S
         self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s)
         # Before threads and child processes exist:
         self._signals = Signals(job.node.node_id, job.agent.in_step, job.agent.warning_signum)
-        self._private_dir = private_dir
-        self._resident = resident
+        self._early = early
         self._roles: list[Role] = []
         self._coordinator: CoordinatorRole | None = None
         self._shell: Shell
@@ -88,15 +79,13 @@ class Program:
         the coordinator is here.
         """
         job, say = self._job, self._console.say
-        self._private_dir = private_dir = self._private_dir or PrivateDir()
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         self._signals.agent = shell
-        state_dir = private_dir.path / HEALTH_NAME
-        preflight = Preflight(
-            job.preflight, job.node.infra_rank, state_dir, say, shell.post, shell.finish_with, self._resident
-        )
-        await self.add(preflight, Workers(job.node, job.spec, job.run_dir, self._console, shell.post, private_dir.path))
+        path, resident = self._early.private_dir.path, self._early.resident
+        rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
+        preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, resident)
+        await self.add(preflight, Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path))
         await self.add(self._signals)
         if job.coordinator is None or not await self._try_to_coordinate(job.coordinator):
             assert job.meeting is not None
@@ -123,8 +112,6 @@ class Program:
             await self._coordinator.close(last)
         for role in reversed(self._roles):
             await role.close()
-        if self._private_dir is not None:
-            self._private_dir.remove()
 
     # --- roles ------------------------------------------------------------------------------------------------
 
@@ -173,21 +160,7 @@ class Program:
             self._console.say(f"asyncio: {context.get('message')}")
 
 
-def run(
-    job: Job,
-    notes: Sequence[str] = (),
-    private_dir: PrivateDir | None = None,
-    resident: Spawned | None = None,
-) -> int:
+def run(job: Job, early: Early, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
-    _hold_standard_descriptors()
     job.run_dir.create()
-    return asyncio.run(Program(job, notes, private_dir, resident).run())
-
-
-def _hold_standard_descriptors() -> None:
-    """Where 0, 1 or 2 came closed, keep them taken: else a log of ours gets that number and the console's lines."""
-    fd = os.open(os.devnull, os.O_RDWR)
-    while fd <= 2:
-        fd = os.dup(fd)
-    os.close(fd)
+    return asyncio.run(Program(job, early, notes).run())

@@ -50,7 +50,9 @@ class ProgressFile:
         except _Unusable as error:
             if error.kind not in self._said:
                 self._said.add(error.kind)
-                self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {error}")
+                self._say(
+                    f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {error}"
+                )
         done(iteration)
 
     async def _iteration(self) -> int:

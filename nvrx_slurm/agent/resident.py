@@ -10,17 +10,16 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nvrx_slurm.agent.early import Spawned, spawn
 from nvrx_slurm.agent.preflight_settings import CLOSE_TIMEOUT_S, PreflightSpec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.system import processes
 
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
 _MAX_RESPAWN_S = 300.0
@@ -36,31 +35,6 @@ class Answer(NamedTuple):
 
     report: report.Report
     used_mb: Mapping[str, float] | None
-
-
-class Spawned(NamedTuple):
-    """The process and our ends of its pipes."""
-
-    child: processes.Child
-    stdin: int
-    stdout: int
-    stderr: int
-
-
-def spawn(spec: PreflightSpec, state_dir: Path) -> Spawned:
-    """Start the process; needs no event loop, so that it can be done early. Raises OSError."""
-    command = [sys.executable, *spec.program, *spec.arguments, f"--state-dir={state_dir}"]
-    with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
-        pipes = []
-        for ours_first in (False, True, True):
-            ends = os.pipe()
-            ours, theirs = ends if ours_first else ends[::-1]
-            on_error.callback(os.close, ours)
-            pipes.append((ours, always.enter_context(open(theirs, "rb" if not ours_first else "wb"))))
-        (stdin, their_in), (stdout, their_out), (stderr, their_err) = pipes
-        child = processes.start(command, os.environ, their_out, their_err, stdin=their_in)
-        on_error.pop_all()
-    return Spawned(child, stdin, stdout, stderr)
 
 
 class Resident:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import click
 
-from nvrx_slurm.cli.doctor_site import FAIL, OK, WARN, Line, Site, find_site
+from nvrx_slurm.cli.doctor_site import FAIL, Line, Site, find_site
 from nvrx_slurm.errors import ExitCode
 
 JOB, HOOKS = "job", "hooks"  # the two parts
 _TITLES = {
     JOB: "Can a job run on this node?",
-    HOOKS: "Optional, for administrators: Slurm hooks that drain broken nodes",
+    HOOKS: "Optional: hooks with which Slurm drains broken nodes",
 }
 
 
@@ -68,6 +68,3 @@ def examine(hooks: str = "", scontrol: str = "") -> list[Part]:
 
 def _lines(looks: tuple[Callable[[Site], Iterator[Line]], ...], site: Site) -> list[Line]:
     return [line for look in looks for line in look(site)]
-
-
-__all__ = ["FAIL", "OK", "WARN", "Line", "doctor", "examine"]

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from nvrx_slurm.cli.doctor_site import FAIL, OK, WARN, Line, Site
+from nvrx_slurm.cli.doctor_site import FAIL, OK, WARN, Line, Site, judged
 from nvrx_slurm.errors import NvrxError
 
 STOP_TIMEOUT_S = 15.0  # default of --workers-stop-timeout
@@ -19,36 +19,29 @@ def _slurm(site: Site) -> Iterator[Line]:
     yield Line("slurm", OK, f"Slurm {site.slurm.get('SLURM_VERSION', 'of unknown version')}")
     kill_wait_s = site.seconds("KillWait", 30)
     text = f"{kill_wait_s:g} s from SIGTERM to SIGKILL at scancel and the time limit"
-    if kill_wait_s < STOP_TIMEOUT_S:
-        advice = f"slurm.conf: KillWait=30; until then --workers-stop-timeout below {kill_wait_s:g}"
-        yield Line("kill-wait", WARN, text, advice)
-    else:
-        yield Line("kill-wait", OK, text)
-    if site.slurm.get("KillOnBadExit") == "1":
-        text = "KillOnBadExit=1: a step ends with its first task that fails"
-        advice = "nvrx-run in a batch script overrides it; with srun: srun --no-kill --kill-on-bad-exit=0 nvrx-run"
-        yield Line("kill-on-bad-exit", WARN, text, advice)
-    else:
-        text = "a step outlives a task that fails; with sbatch --no-kill and srun --no-kill also a node"
-        yield Line("kill-on-bad-exit", OK, text)
+    advice = f"slurm.conf: KillWait=30; until then --workers-stop-timeout below {kill_wait_s:g}"
+    yield judged("kill-wait", text, (kill_wait_s < STOP_TIMEOUT_S, WARN, text, advice))
+    text = "KillOnBadExit=1: a step ends with its first task that fails"
+    advice = "nvrx-run in a batch script overrides it; with srun: srun --no-kill --kill-on-bad-exit=0 nvrx-run"
+    good = "a step outlives a task that fails; with sbatch --no-kill and srun --no-kill also a node"
+    yield judged("kill-on-bad-exit", good, (site.slurm.get("KillOnBadExit") == "1", WARN, text, advice))
 
 
 def _tools(site: Site) -> Iterator[Line]:
     from nvrx_slurm.slurm import conf
     from nvrx_slurm.slurm.munge import Munge
 
+    needed = "install munge; `srun nvrx-run` without a batch script needs it"
     try:
         munge = Munge.find(conf.munge_socket(os.environ))
-        if munge is None:
-            yield Line("munge", WARN, "no libmunge", "install munge; `srun nvrx-run` without a batch script needs it")
-        else:
+        if munge is not None:
             munge.open(munge.seal(b"doctor"))
-            yield Line("munge", OK, "munged answers")
+        yield judged("munge", "munged answers", (munge is None, WARN, "no libmunge", needed))
     except NvrxError as error:
         yield Line("munge", FAIL, str(error), "start munged")
-    numactl = shutil.which("numactl")
-    missing = Line("numactl", WARN, "not found", "install numactl; binding workers to NUMA nodes needs it")
-    yield Line("numactl", OK, numactl) if numactl else missing
+    numactl = shutil.which("numactl") or ""
+    needed = "install numactl; binding workers to NUMA nodes needs it"
+    yield judged("numactl", numactl, (not numactl, WARN, "not found", needed))
 
 
 LOOKS = (_slurm, _tools)

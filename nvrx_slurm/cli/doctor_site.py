@@ -30,6 +30,12 @@ class Line(NamedTuple):
     advice: str = ""
 
 
+def judged(name: str, good: str, *problems: tuple[bool, str, str, str]) -> Line:
+    """The line for the first problem (whether it is there, status, text, advice) that is there; else OK with `good`."""
+    found = next((problem[1:] for problem in problems if problem[0]), (OK, good, ""))
+    return Line(name, *found)
+
+
 class Site(NamedTuple):
     """`slurm`: `scontrol show config`, {} if it does not answer, for the reason `problem`; `directory`: the folder of
     our hooks, "" if they are not installed; `conf`: settings of hooks.conf, and "?NAME" for unknown ones."""

@@ -39,11 +39,14 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(resolved, here, script, args, sys.argv[1:])
-    from nvrx_slurm.agent.program import run
-    from nvrx_slurm.cli.job import make_job, notes
+    from nvrx_slurm.agent import early
 
-    job = make_job(config, here, os.environ, script, args)
-    return run(job, notes(resolved, job, os.environ))
+    with early.started(config) as ahead:  # before the other imports, which take as long as its start
+        from nvrx_slurm.agent.program import run
+        from nvrx_slurm.cli.job import make_job, notes
+
+        job = make_job(config, here, os.environ, script, args)
+        return run(job, ahead, notes(resolved, job, os.environ))
 
 
 main = nvrx_run_options(nvrx_run)

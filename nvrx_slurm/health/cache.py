@@ -1,4 +1,4 @@
-"""Results kept on the node, and the lock by which processes that come together do the work once.
+"""Results of heavy checks, kept on the node, with a lock by which processes that come together do the work once.
 
 The directory is in memory (/run) and its owner's alone; whatever others could have written is not believed, and said.
 Ages are by CLOCK_BOOTTIME within one boot (proc(5), random/boot_id), so setting the clock makes no result fresh.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 from nvrx_slurm.system import files
 
-MAX_FILE_BYTES = 65536
+MAX_FILE_BYTES = 1 << 20
 _NOT_OURS = 0o022  # writable by group or others
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOREVER_S = 86400.0  # the deadline of the check ends the wait before
@@ -27,87 +27,64 @@ class Unusable(Exception):
     """A file or directory that cannot be used; its text says why."""
 
 
-class Shared(NamedTuple):
-    """A result (JSON values), seconds since the work on it began, and sentences worth saying once."""
+class Kept(NamedTuple):
+    """A result; `began_s` (`now_s`): when the work on it began; `notes`: sentences worth saying once."""
 
-    result: Any
-    age_s: float
+    verdict: Verdict
+    text: str
+    began_s: float
     notes: list[str]
 
 
-def shared(
-    node: NodeView, name: str, asked: object, wait_s: float, run: Callable[[], Any], fresh: Callable[[Any, float], bool]
-) -> Shared:
-    """What `run` returns, or the kept result of another process of this user that was `asked` the same.
+def through(check: Check, node: NodeView, expected: Expected, run: Callable[[], tuple[Verdict, str]]) -> Kept:
+    """The result of `run`, or the result of another process of this user, at most `check.reuse_s` seconds old.
 
-    `fresh(result, began_s)` says whether a result will do whose work began at `began_s` (`now_s`). A lock lets one
-    process at a time look and run. Without a usable directory each process runs. Raises TimeoutError if others hold
-    the lock for `wait_s` seconds.
+    A lock lets one process at a time look and run; the deadline of the check ends the wait for it. An unknown is used
+    again only by processes that waited for it. Without a usable directory each process runs.
     """
+    came_s = now_s()
+    if check.reuse_s <= 0:
+        return Kept(*run(), came_s, [])
     notes: list[str] = []
+    node.doing("waiting for another run of it to end")
     with contextlib.ExitStack() as stack:
         try:
             directory = private_directory(node)
-            stack.enter_context(files.file_lock(f"{directory}/{name}.lock", wait_s))
-        except TimeoutError:
-            raise
+            stack.enter_context(files.file_lock(f"{directory}/{check.name}.lock", _FOREVER_S))
         except (Unusable, OSError) as error:
-            return Shared(run(), 0.0, [f"results are not kept on this node: {error}"])
-        path, question = f"{directory}/{name}.json", {"boot": boot_id(node), "asked": json.dumps(asked, default=str)}
+            return Kept(*run(), came_s, [f"results are not kept on this node: {error}"])
+        path = f"{directory}/{check.name}.json"
+        asked = [check.reads, {setting.name: expected.get(setting.name) for setting in check.settings}]
+        question = {"boot": boot_id(node), "asked": json.dumps(asked)}  # a changed site file asks another one
         try:
-            if kept := _kept(path, question, fresh):
+            kept = _kept(path, question)
+            oldest_s = min(came_s, now_s() - check.reuse_s)
+            if kept and kept.began_s >= (came_s if kept.verdict is Verdict.UNKNOWN else oldest_s):
                 return kept
         except Unusable as error:
             notes.append(str(error))
+        node.doing("")
         began_s = now_s()
-        result = run()
+        verdict, text = run()
         try:
-            write_private(path, {**question, "began_s": began_s, "result": result})
+            write_private(path, {**question, "began_s": began_s, "verdict": verdict, "text": text})
         except OSError as error:
-            notes.append(f"the result of {name} cannot be kept: {error.strerror}")
-        return Shared(result, 0.0, notes)
+            notes.append(f"the result of {check.name} cannot be kept: {error.strerror}")
+        return Kept(verdict, text, began_s, notes)
 
 
-def _kept(path: str, question: dict[str, str], fresh: Callable[[Any, float], bool]) -> Shared | None:
-    """The kept answer to this question if it will do. Raises Unusable if it cannot be believed."""
+def _kept(path: str, question: dict[str, str]) -> Kept | None:
+    """The kept answer to this question. Raises Unusable if it cannot be believed."""
     kept = read_private(path)
     try:
         if kept is None or {key: kept[key] for key in question} != question:
-            return None  # of another boot, or the site expects something else by now
-        began_s = float(kept["began_s"])
-        will_do = fresh(kept["result"], began_s)
+            return None
+        found = Kept(Verdict(kept["verdict"]), str(kept["text"]), float(kept["began_s"]), [])
     except (TypeError, KeyError, ValueError):
         raise Unusable(f"{path} is ignored: it is damaged") from None
-    age_s = now_s() - began_s
-    if not age_s >= 0:
+    if not found.began_s <= now_s():
         raise Unusable(f"{path} is ignored: it is from the future")
-    return Shared(kept["result"], round(age_s, 3), []) if will_do else None
-
-
-def through(
-    check: Check, node: NodeView, expected: Expected, run: Callable[[], tuple[Verdict, str]]
-) -> tuple[Verdict, str, float, list[str]]:
-    """(verdict, sentence, age in seconds, notes) of `run`, or of a result at most `check.reuse_s` seconds old.
-
-    An unknown is used again only by processes that waited for it.
-    """
-    if check.reuse_s <= 0:
-        return (*run(), 0.0, [])
-    came_s = now_s()
-
-    def fresh(result: Any, began_s: float) -> bool:
-        verdict, text = result
-        unknown = Verdict(verdict) is Verdict.UNKNOWN
-        return isinstance(text, str) and began_s >= (came_s if unknown else now_s() - check.reuse_s)
-
-    def work() -> tuple[Verdict, str]:
-        node.doing("")
-        return run()
-
-    asked = [check.reads, {setting.name: expected.get(setting.name) for setting in check.settings}]
-    node.doing("waiting for another run of it to end")
-    found = shared(node, check.name, asked, _FOREVER_S, work, fresh)
-    return Verdict(found.result[0]), found.result[1], found.age_s, found.notes
+    return found
 
 
 def now_s() -> float:

@@ -271,7 +271,10 @@ def _answer(
 
 
 def _found(check: Check, node: NodeView, expected: Expected) -> _Answer:
-    return (*cache.through(check, node, expected, lambda: examine(check, node, expected)), {})
+    began_s = cache.now_s()
+    found = cache.through(check, node, expected, lambda: examine(check, node, expected))
+    age_s = round(max(0.0, began_s - found.began_s), 3)  # 0 of a result that was begun while this process waited
+    return found.verdict, found.text, age_s, found.notes, {}
 
 
 def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from nvrx_slurm.system.process_tree import blocked_threads, kill_tree
+
 REAP_S = 1.0  # for a killed child to end on a loaded machine
 DEFAULT_LIMIT_BYTES = 65536
 _LOOK_S = 0.07  # between two looks at a killed child
@@ -196,10 +198,9 @@ class BoundedProcess:
 
     def release(self) -> None:
         """Close the descriptors of a child that was given up; init reaps it when this process ends."""
-        if not self.gone and self.pidfd >= 0:
+        if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
-        self._close_outputs()
 
     async def _until_done(self) -> None:
         while not self.done:
@@ -234,7 +235,7 @@ class BoundedProcess:
         now_s = time.monotonic()
         if self.given_up or now_s < self._look_s:
             return
-        blocked = _blocked_threads(self.pid)
+        blocked = blocked_threads(self.pid)
         self.blocked = bool(blocked & self._seen)
         self.given_up = self.blocked or now_s >= self._give_up_s
         self._seen, self._look_s = blocked, now_s + _LOOK_S
@@ -257,7 +258,7 @@ def execute(
     Raises OSError if no process can be started.
     """
     if dies_with_parent:
-        argv = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), "0", *argv]
+        argv = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), "0", "-1", *argv]
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         source = stdin if isinstance(stdin, int) else _file_of(stdin, theirs)
         ends = []
@@ -366,61 +367,3 @@ async def wait_async(fds: Iterable[int], until_s: float) -> set[int]:
         for fd in watched:
             loop.remove_reader(fd)
     return ready
-
-
-def children(pid: int) -> list[int]:
-    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except OSError:
-        return found  # children of a parent that just ended have another parent now
-    return found
-
-
-def kill_tree(root: int, parent: int) -> None:
-    """SIGKILL to `root`, a child of `parent`, and to all processes below it, in whatever session. Does not wait.
-
-    All are found before one is killed: the children of a killed process get another parent. A process that is forked
-    in between is missed; `processes.Orphans` looks again.
-    """
-    todo, found = [(root, parent)], list[int]()
-    while todo:
-        pid, parent = todo.pop()
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:
-            continue  # gone
-        found.append(fd)
-        try:
-            if _parent(pid) == parent:  # read with the pidfd open: no recycled pid is hit
-                todo += [(child, pid) for child in children(pid)]
-            else:
-                os.close(found.pop())
-        except OSError:
-            os.close(found.pop())  # gone
-    for fd in found:
-        with contextlib.suppress(OSError):  # gone, or another user's (setuid)
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])
-
-
-def _blocked_threads(pid: int) -> set[tuple[str, ...]]:
-    """Threads in state D with their counts of context switches; none where /proc does not tell."""
-    found = set[tuple[str, ...]]()
-    try:
-        for tid in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
-            if any(line.startswith("State:\tD") for line in lines):
-                found.add((tid, *(line for line in lines if "ctxt_switches" in line)))
-    except OSError:  # it has just ended
-        return set()
-    return found

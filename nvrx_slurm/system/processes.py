@@ -3,6 +3,7 @@ subreaper for their orphans."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -10,12 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from nvrx_slurm.system.bounded_process import children, kill_tree
 from nvrx_slurm.system.files import write_all
+from nvrx_slurm.system.process_tree import children, kill_tree
 
 _TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -75,9 +76,8 @@ class Held:
     def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
         """Execute the command with this environment and these streams. Raises OSError if the process is gone."""
         text = "\0".join(f"{name}={value}" for name, value in env.items())
-        with self._control, _anonymous_file(os.fsencode(text)) as file:
-            fds = [file.fileno(), stdout.fileno(), stderr.fileno()]
-            socket.send_fds(self._control, [b"x"], fds, socket.MSG_NOSIGNAL)
+        with self._control, _anonymous_file(os.fsencode(text)) as fd:
+            socket.send_fds(self._control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
         return self.child
 
     def kill(self) -> None:
@@ -86,16 +86,16 @@ class Held:
         self.child.signal_group(signal.SIGKILL)
 
 
-def _anonymous_file(content: bytes) -> IO[bytes]:
+@contextlib.contextmanager
+def _anonymous_file(content: bytes) -> Iterator[int]:
     """A file in memory that holds `content` and is at its beginning. Raises OSError (no memory, no descriptors)."""
-    file = open(os.memfd_create("nvrx-env", os.MFD_CLOEXEC), "w+b", buffering=0)
+    fd = os.memfd_create("nvrx-env", os.MFD_CLOEXEC)
     try:
-        write_all(file.fileno(), content)
-        file.seek(0)
-    except BaseException:
-        file.close()
-        raise
-    return file
+        write_all(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:

@@ -181,7 +181,7 @@ client.shutdown_workload_monitoring()
     assert one.wait() == 0
     assert "rank 1 " in one.expect(r"hung: no heartbeat for .*")[0] or "rank 1 (local rank 1" in one.text
     stacks = rig.log(0, 1, "err")
-    assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks
+    assert "most recent call first" in stacks and "Fatal Python error" not in stacks
     if kind == "busy":
         assert "in spin_for_ever" in stacks
     assert rig.log(1, 1, "out") == "up 1\n"

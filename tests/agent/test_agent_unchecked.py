@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 from agent_harness import Launcher, Rig, until
 from standin import StandIn
-from test_agent_nodes import UP, up
+from test_agent_nodes import up
 from test_agent_preflight import WAITS_ONCE, WELL
 from test_agent_requests import cycles
-from test_agent_warning import in_step
-
-from nvrx_slurm.health.hooks import suspicion
 
 OFF = "--ft-node-health-checks=false"
 
@@ -60,20 +57,6 @@ def test_without_checks_and_without_a_wait_there_is_no_process_at_all(rig: Rig, 
     one.line("restart 1 of 1")
     assert one.wait() == 0 and cycles(one) == [0, 1]
     assert "GPU memory" not in one.text and gpus.met() == []
-
-
-def test_without_checks_an_uncorrectable_error_is_suspected_all_the_same(rig: Rig) -> None:
-    site = rig.dir / "root/etc/nvrx/health.yaml"
-    site.parent.mkdir(parents=True)
-    site.write_text(f"hooks: {{suspicions: {rig.dir}/spool}}\n")
-    suspicion.allow(f"{rig.dir}/spool", "n1", "7", os.geteuid())
-    flags = (OFF, f"--sysroot={rig.dir}/root", "--max-restarts=0", "--nnodes=1")
-    one = rig.run(rig.script(UP + "forever()"), *flags, **in_step(rig, "echo 59:00"))
-    _, pid = up(one, 0)
-    os.kill(pid, signal.SIGBUS)
-    assert one.wait() != 0
-    found = suspicion.parsed(suspicion.take(f"{rig.dir}/spool", "n1", "7", os.geteuid()))
-    assert [(each.kind, each.check) for each in found] == [("uncorrectable-error", "memory-errors")], one.text
 
 
 def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, gpus: StandIn) -> None:

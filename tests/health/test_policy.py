@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,23 +102,13 @@ def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
         ("deadlines: {prolog: 0}", "deadlines.prolog must be a number of seconds > 0"),
         ("hooks: {allow_skip: [all, lustr]}", "hooks.allow_skip: there is no check 'lustr'; did you mean lustre?"),
         ("own: {name: x}", "own must be a list"),
-        ("own: [{name: x}]", "own[0] must have a name and one of run"),
+        ("own: [{name: x}]", "own[0] must have a name"),
         ("own: [{run: /bin/true}]", "own[0] must have a name"),
-        ("own: [{name: x, run: /bin/true, python: a:b}]", "own[0] must have a name and one of run"),
         ("own: [{name: My Check, run: /bin/true}]", "own[0].name must be lower-case words"),
-        ("own: [{name: raid-²³, run: /bin/true}]", "own[0].name must be lower-case words"),
         ("own: [{name: raid-, run: /bin/true}]", "own[0].name must be lower-case words"),
         ("own: [{name: lustre, run: /bin/true}]", "there is a check called lustre already"),
         ("own: [{name: x, run: /bin/true, shell: yes}]", "'shell' is not a key"),
         ("own: [{name: x, run: bin/true}]", "own check x: run must begin with an absolute path"),
-        ("own: [{name: x, python: json}]", "own check x: python must be package.module:NAME, not 'json'"),
-        ("own: [{name: x, python: 'a-b:C'}]", "own check x: python must be package.module:NAME"),
-        ("own: [{name: x, run: /bin/true, settings: [a]}]", "own[0].settings: a command has none"),
-        ("own: [{name: x, python: 'a:B', settings: [cpus]}]", "own: x: cpus is a setting already"),
-        (
-            "{own: [{name: x, python: 'a:B', settings: [y]}], expect: {y: 2026-01-01}}",
-            "expect.y must be text, a number",
-        ),
         ("own: [{name: prolog, run: /bin/true}]", "own: prolog means something else to the hooks; choose another name"),
         ("own: [{name: drained-n1, run: /bin/true}]", "own: drained-n1 means something else"),
         ("own: [{name: acknowledged-events, run: /bin/true}]", "own: acknowledged-events means something else"),
@@ -156,11 +145,8 @@ def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(dgx: Node)
 
 
 def test_nothing_of_an_own_check_is_looked_at_before_it_runs(dgx: Node) -> None:
-    own = [{"name": "mine", "run": "/nowhere/check"}, {"name": "theirs", "python": "no.such:CHECK", "settings": ["x"]}]
-    rules = policy.read_rules(dgx.site(own=own, expect={"x": 4}), str(dgx.root), "n1")
-    assert rules.checks["mine"].reads == "/nowhere/check" and rules.checks["theirs"].reads == "no.such:CHECK"
-    assert rules.expected["x"] == 4
-    assert "no" not in sys.modules
+    rules = policy.read_rules(dgx.site(own=[{"name": "mine", "run": "/nowhere/check"}]), str(dgx.root), "n1")
+    assert rules.checks["mine"].reads == "/nowhere/check"
 
 
 def test_an_empty_file_changes_nothing(dgx: Node) -> None:
@@ -234,9 +220,9 @@ def test_the_site_file_of_the_docs_is_one(tmp_path: Path) -> None:
     for expect in (found.expect, found.groups[0].expect):
         assert site.expected(expect, kinds, "docs")
     registry.require_known([*found.checks, *found.groups[0].checks], registry.built_in(), "docs")
-    assert [own.name for own in found.own] == ["nvme-raid", "licences"]
+    assert [own.name for own in found.own] == ["nvme-raid"]
 
 
-@pytest.mark.parametrize("name", registry.built_in())
-def test_every_check_is_in_the_docs(name: str) -> None:
-    assert f"| `{name}` |" in DOCS.read_text()
+def test_every_check_is_in_the_docs() -> None:
+    text = DOCS.read_text()
+    assert [name for name in registry.built_in() if f"| `{name}` |" not in text] == []

@@ -7,32 +7,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
-from hooks_harness import BOUND_S, REPO, Hooks, as_root
-from recorded import Node
+from hooks_harness import BOUND_S, NOBODY, REPO, Hooks, as_root, made, script
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.checks import site_checks as own
+from nvrx_slurm.health.checks import site_checks
 from nvrx_slurm.system import trust
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
 
-NOBODY, OTHER = 65534, 65533
+OTHER = 65533
 
 
 @pytest.fixture
-def hooks(dgx: Node, tmp_path: Path) -> Hooks:
-    return Hooks(tmp_path, dgx)
-
-
-def script(place: Path, body: str) -> Path:
-    place.write_text(f"#!/bin/sh\n{body}\n")
-    place.chmod(0o755)
-    return place
+def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    return made(tmp_path, monkeypatch)
 
 
 def refused(path: Path) -> str:
@@ -85,19 +78,37 @@ def test_links_without_end_and_into_proc_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "nothing")
 
 
-def test_no_module_is_found_where_a_user_may_put_its_compiled_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between our look and its import."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "nvrx_any_module.py").touch()
-    assert own._TrustedFinder.find_spec("nvrx_any_module") is not None
-    compiled = tmp_path / "__pycache__"
-    compiled.mkdir()
-    assert own._TrustedFinder.find_spec("nvrx_any_module") is not None
-    give(compiled)
-    with pytest.raises(ImportError, match=f"{compiled} can be changed by others than root"):
-        own._TrustedFinder.find_spec("nvrx_any_module")
+# What is spoilt of a package `any_package` with a module in it: (how, whether the package itself is found).
+SPOILT: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "nothing": (lambda package: None, True),
+    "a module that all can write to": (lambda package: (package / "module.py").chmod(0o666), True),
+    "a module of a user": (lambda package: give(package / "module.py"), True),
+    "a compiled module of a user": (lambda package: give(_compiled(package, "module.cpython-311.pyc")), True),
+    "a folder for compiled modules of a user": (lambda package: give(_compiled(package, "").parent), False),
+    "a package of a user": (lambda package: give(package), False),
+    "a folder that the group can write to": (lambda package: package.parent.chmod(0o775), False),
+}
+
+
+def _compiled(package: Path, name: str) -> Path:
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / (name or "x")).touch()
+    return package / "__pycache__" / (name or "x")
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_no_module_is_imported_that_others_can_change(tmp_path: Path, what: str) -> None:
+    spoil, found = SPOILT[what]
+    package = tmp_path / "any_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "module.py").touch()
+    spoil(package)
+    finder = trust.Finder(set())
+    assert finder.find_spec("none", [str(tmp_path)]) is None
+    for name, folder, good in (("any_package", tmp_path, found), ("any_package.module", package, what == "nothing")):
+        with nullcontext() if good else pytest.raises(ImportError, match="can be changed by others than root"):
+            assert finder.find_spec(name, [str(folder)]) is not None
 
 
 # --- where we are not root --------------------------------------------------------------------------------------------
@@ -161,7 +172,7 @@ def test_a_users_check_may_be_given_other_users_files(shared: Path) -> None:
     data = script(shared / "data", "")
     os.chown(data, OTHER, -1)
     with pytest.raises(UsageError, match="can be changed by others than root"):
-        own._require_usable(["/bin/cat", str(data)])
+        site_checks._require_usable(["/bin/cat", str(data)])
     done = subprocess.run(
         [sys.executable, "-c", USABLE, str(data)], stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True,
         cwd=REPO,
@@ -172,11 +183,11 @@ def test_a_users_check_may_be_given_other_users_files(shared: Path) -> None:
 
 USABLE = """
 import os, sys
-from nvrx_slurm.health.checks import site_checks as own
+from nvrx_slurm.health.checks import site_checks
 os.setresuid(65534, 65534, 65534)
 for argv in (["/bin/cat", sys.argv[1]], [sys.argv[1]]):
     try:
-        print(own._require_usable(argv))
+        print(site_checks._require_usable(argv))
     except Exception as error:
         print(error)
 """
@@ -344,49 +355,9 @@ def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Pat
 
 
 @pytest.mark.parametrize("setting", ["CONFIG", "SCONTROL", "PYTHON", "PACKAGE"])
-def test_nor_by_way_of_its_settings(hooks: Hooks, trapped: tuple[Path, Path], setting: str) -> None:
+def test_no_setting_leads_there(hooks: Hooks, trapped: tuple[Path, Path], setting: str) -> None:
     check, mark = trapped
     hooks.break_lustre()
-    hooks.add(**{setting: check})
-    hooks.run("prolog")
+    hooks.install(**{setting: check})
+    hooks.sh("prolog")
     assert not mark.exists()
-
-
-# --- hooks.conf -------------------------------------------------------------------------------------------------------
-
-WRONG = ["abc", "6 # seconds", "", "-5", "0", "0.00", "inf", "1e9", "99999", "99999.5", "6s", "1.2.3", "."]
-
-
-@pytest.mark.parametrize("budget", WRONG)
-def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks, budget: str) -> None:
-    hooks.break_lustre()
-    hooks.add(PROLOG_BUDGET=budget)
-    ran = hooks.run("prolog")
-    assert (ran.code, ran.log, hooks.asked()) == (0, "", [])
-    hooks.add(ON_ERROR="fail")
-    assert hooks.run("prolog").code == 1
-
-
-@pytest.mark.parametrize("budget", ["60", "59.5", "60."])
-def test_other_budgets_are_used(hooks: Hooks, budget: str) -> None:
-    hooks.break_lustre()
-    hooks.add(PROLOG_BUDGET=budget)
-    assert hooks.run("prolog").code == 1 and hooks.asked()
-
-
-@pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
-def test_without_namei_nothing_is_trusted(hooks: Hooks, on_error: str, code: int) -> None:
-    """Closed, not open: a Python of a user would be run."""
-    python = script(hooks.root / "python", f': >{hooks.root}/ran\nexec {sys.executable} "$@"')
-    hooks.add(PYTHON=python, ON_ERROR=on_error)
-    assert hooks.run("prolog").code == 0 and (hooks.root / "ran").exists()
-    (hooks.root / "ran").unlink()
-    shell = hooks.directory / "hook.sh"
-    shell.write_text(shell.read_text().replace("/usr/bin/namei", "/no/such/namei"))
-    ran = hooks.run("prolog")
-    assert (ran.code, ran.log) == (code, "") and not (hooks.root / "ran").exists()
-
-
-def test_what_hook_sh_needs_beside_it_is_one_file_with_the_packages() -> None:
-    """So that the rule is one: start.py runs it before it may import the package."""
-    assert (REPO / "prolog" / "trust.py").resolve() == (REPO / "nvrx_slurm" / "system" / "trust.py").resolve()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.meeting.barriers import Iteration
@@ -17,7 +18,6 @@ from nvrx_slurm.inprocess.meeting.store import StoreView
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.testing.memory_store import MemoryStore
 
 dist = pytest.importorskip("torch.distributed")
 

@@ -236,7 +236,7 @@ def test_ladder():
 
 def test_it_imports_nothing():
     code = (
-        "import sys, nvrx_slurm.core; before = set(sys.modules); import nvrx_slurm.core.rank.watch;"
+        "import sys, nvrx_slurm.core.rank; before = set(sys.modules); import nvrx_slurm.core.rank.watch;"
         "print(sorted(set(sys.modules) - before - {'__future__'}))"
     )
     assert (

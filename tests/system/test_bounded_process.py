@@ -15,6 +15,7 @@ import pytest
 
 from nvrx_slurm.system import bounded_process
 from nvrx_slurm.system.bounded_process import Ended
+from nvrx_slurm.system.process_tree import blocked_threads
 
 BOUND_S = 60.0
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -149,7 +150,7 @@ def test_several_are_polled_together() -> None:
 def test_a_child_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch, blocked: bool) -> None:
     """At once if the kernel says that a thread of it stays blocked, else after REAP_S."""
     monkeypatch.setattr(bounded_process, "REAP_S", BOUND_S if blocked else 0.3)
-    monkeypatch.setattr(bounded_process, "_blocked_threads", lambda pid: {("1",)} if blocked else set())
+    monkeypatch.setattr(bounded_process, "blocked_threads", lambda pid: {("1",)} if blocked else set())
     monkeypatch.setattr(bounded_process, "kill_tree", lambda root, parent: None)
     monkeypatch.setattr(os, "killpg", lambda pid, signum: None)
     monkeypatch.setattr(os, "kill", lambda pid, signum: None)
@@ -164,5 +165,5 @@ def test_a_child_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_thread_that_runs_between_two_looks_is_not_blocked() -> None:
-    assert bounded_process._blocked_threads(os.getpid()) == set()
-    assert bounded_process._blocked_threads(1 << 22) == set()
+    assert blocked_threads(os.getpid()) == set()
+    assert blocked_threads(1 << 22) == set()

@@ -40,7 +40,6 @@ def check(own: SiteCheck, where: str) -> Check:
         judge=judge,
         contexts=OUTSIDE_PREFLIGHT,
         budget_s=BUDGET_S,
-        per_job="" if own.rule.reuse_s else "SLURM_JOB_ID",
     )
 
 

@@ -78,10 +78,11 @@ async def _serve(settings: config.Settings, what: Script | OwnChecks) -> None:
         log.info("listening on %s; runs %s", settings.socket_path, settings.healthcheck_path or "our own checks")
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     await runs.stop(working)
-    # The bound is for a peer that does not read its answer.
-    await asyncio.wait({asyncio.ensure_future(server.stop(_GRACE_S))}, timeout=2 * _GRACE_S)
     if not stopped.is_set():
         working.result()  # raises the defect that ended it
+    ending = asyncio.ensure_future(server.stop(_GRACE_S))
+    if not (await asyncio.wait({ending}, timeout=2 * _GRACE_S))[0]:
+        os._exit(ExitCode.OK)  # gRPC waits for a peer that does not read, and cannot be interrupted
 
 
 def _server(runs: Runs) -> Any:

@@ -1,6 +1,6 @@
-"""A store within one process, with the part of torch.distributed's API that rank assignment needs, that counts bytes.
+"""A store in memory with the methods that rank assignments use; it counts bytes.
 
-For tests and benchmarks of rank assignments, a user's own included, with threads as ranks or one rank after the other.
+Ranks are threads, or calls in turn.
 """
 
 from __future__ import annotations
