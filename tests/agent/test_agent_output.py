@@ -1,4 +1,4 @@
-"""What workers print and how it is shown; consoles and disks that misbehave; what is started and in which environment."""
+"""What workers print and how it is shown; consoles and disks that misbehave; what is started, in which environment."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def resident(one: Launcher) -> int:
 
 
 def said_of(one: Launcher, node: int, sentence: str) -> bool:
-    return re.search(rf"^nvrx-run\[\S+\]: node {node} \(\S+\) {re.escape(sentence)}", one.text, re.M) is not None
+    return re.search(rf" nvrx-run\[\S+\]: node {node} \(\S+\) {re.escape(sentence)}", one.text, re.M) is not None
 
 
 # --- a node that is not fit -----------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_the_code_of_no_restart_can_be_chosen_and_a_rank_may_fail_right_after(ri
 
 
 def result_host(one: Launcher) -> str:
-    return one.line(r"^nvrx-run\[(.+?)\]")[1]
+    return one.line(r" nvrx-run\[(.+?)\]")[1]
 
 
 def test_continue_changes_nothing(rig: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSucceeded, ReadProgress
 from nvrx_slurm.core.job.inherited import is_busy
@@ -153,11 +154,12 @@ class Gathering(JobPart):
         before = set(job.assignment.places.values())
         active = [job.members[node_id] for node_id in placement.active]
         job.assignment = Assignment.plan(active, s.term, job.cycle, job.budget.history, s.max_restarts)
-        self.say(f"cycle {job.cycle}: {placement.why}")
+        promoted = [member.node.host for member in active if before and member.node.node_id not in before]
+        down_s = job.report.cycle_began(promoted, now)
+        took = "" if down_s is None else f"; {in_words(down_s)} after the fault"
+        self.say(f"cycle {job.cycle}: {placement.why}{took}")
         for node_id in (*placement.active, *placement.spares):
             self.send_plan(node_id)
         for node_id in placement.active:
             job.members.set_busy(node_id, job.cycle)
-        promoted = [member.node.host for member in active if before and member.node.node_id not in before]
-        job.report.cycle_began(promoted, now)
         self.core.go(Phase.RUNNING, now)

@@ -8,11 +8,13 @@ from typing import cast
 from nvrx_slurm.core.job.coordinator_events import AskTimeLeft, Drop, GotFailed, SendTo
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
+from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
 from nvrx_slurm.core.machine import Composed, Part, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import CoordinatorMessage, FaultKind, Finish, Node, RankFault, Refused, Register, Stop, Warn
 
 _SIGTERM = 15
+_FAULTS_SAID = 4  # per cycle; result.json has all
 
 
 class JobPart(Part):
@@ -123,7 +125,13 @@ class JobPart(Part):
         """Faults of the last cycle that arrive after it was given up."""
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
-            self.add_faults(event.message.faults, now)
+            for fault in event.message.faults:
+                self.job.add_fault(fault, now)
+                first = first_cause(self.job.faults) == fault
+                if self.job.end is None and (first or len(self.job.faults) <= _FAULTS_SAID):
+                    self.say(
+                        f"{'more likely the cause' if first else 'also failed'}: {headline(fault)}{evidence(fault)}"
+                    )
 
     # --- the end --------------------------------------------------------------------------------------------
 

@@ -54,20 +54,24 @@ class ReportBuilder:
         """A restart begins."""
         self._open = RestartRecord(cycle, now - self._started_at, 0.0, headline(cause)[:_MESSAGE_CHARS])
 
-    def cycle_began(self, promoted: list[str], now: float) -> None:
-        """A plan was sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank."""
+    def cycle_began(self, promoted: list[str], now: float) -> float | None:
+        """A plan is sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank.
+
+        Returns how long the restart took (seconds).
+        """
         self._cycles += 1
         self._promoted.update(dict.fromkeys(promoted))
-        self._close(now)
+        return self._close(now)
 
-    def _close(self, now: float) -> None:
+    def _close(self, now: float) -> float | None:
         done, self._open = self._open, None
         if done is None:
-            return
+            return None
         down_s = now - self._started_at - done.at_s
         self._down_s += down_s
         if len(self._restarts) < LISTED:
             self._restarts.append(replace(done, down_s=down_s))
+        return down_s
 
     def build(self, history: History, now: float) -> JobReport:
         """The report, at the end of the job."""

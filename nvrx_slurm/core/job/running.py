@@ -9,7 +9,7 @@ from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSuc
 from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import NEXT, OVER, STOPPING, JobData, Phase
 from nvrx_slurm.core.job.part import JobPart, lost
-from nvrx_slurm.core.job.restarts import first_cause, headline
+from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
 from nvrx_slurm.core.machine import Composed, Row, Table, Tick, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import Doing, Finish, Node, RankFault, RanksGone, Register
@@ -142,7 +142,7 @@ class Running(JobPart):
             self.fail_cycle(faults[0], now)
         elif not self._finish_if_done(now):
             some = f"{assignment.good} of {assignment.planned} nodes are good, {job.settings.min_nodes} are needed"
-            self.say(f"{what}; going on: {some}")
+            self.say(f"{what}; going on: {some}{evidence(faults[0])}")
 
     def _tell_wrappers(self, group_rank: int, ranks: tuple[int, ...], why: str) -> None:
         """The in-process wrappers of the other nodes need not wait for a heartbeat to be late."""

@@ -8,6 +8,7 @@ from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSuc
 from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import NEXT, OVER, STOPPING, JobData, Phase
 from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Composed, Row, Table, Tick, rows
 from nvrx_slurm.types import Finish, Node, RankFault, Register, Stop
 
@@ -38,7 +39,12 @@ class Stopping(JobPart):
         job, s = self.job, self.job.settings
         assert job.cause is not None
         decision = job.budget.after(job.cause, now - job.cycle_started_at)
-        self.say(decision.why)
+        failed = f"{f'rank {job.cause.rank}' if job.cause.rank >= 0 else 'node'} ({job.cause.host}) failed"
+        if decision.restart:
+            self.say(decision.why + evidence(job.cause))
+        else:  # the last lines of the job tell its cause in full
+            left = decision.why.removeprefix(headline(job.cause)).removeprefix("; ")
+            self.say(f"{failed} and ends the job: {left}")
         end = None if decision.restart else Finish(decision.code, decision.why)
         if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
             self.core.emit(ReadProgress(job.cycle))
@@ -54,7 +60,7 @@ class Stopping(JobPart):
         self.pending = {node_id for node_id in nodes if job.members.may_run(node_id)}
         for node_id in nodes:
             if node_id in self.pending:
-                self.send(node_id, Stop(s.term, job.cycle, decision.why))
+                self.send(node_id, Stop(s.term, job.cycle, failed))
         if s.has_preflight:
             self._check_spares()
         self._go_on_if_stopped(now)
