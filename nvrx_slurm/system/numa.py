@@ -64,7 +64,7 @@ class Allowed(NamedTuple):
 def by_gpu(
     nproc: int, env: Mapping[str, str], strict: bool, sys_root: Path = Path("/sys"), allowed: Allowed | None = None
 ) -> tuple[Binding, ...]:
-    """One binding per local rank: the NUMA node of the GPU with that CUDA number, on the CPUs that this process may use.
+    """One binding per local rank: the NUMA node of the GPU with that CUDA number, on CPUs that this process may use.
 
     Never raises for hardware: a worker is not bound where its GPU or NUMA node is not known (the kernel says -1), or
     none of the node's CPUs may be used. `strict` as for `prefix`, where memory of that node may be used.
