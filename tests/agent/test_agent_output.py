@@ -81,7 +81,7 @@ def test_a_console_without_a_reader_stops_nothing(rig: Rig) -> None:
 
 
 def test_a_console_whose_reader_has_gone_stops_nothing(rig: Rig) -> None:
-    one = rig.run(rig.script("say('a'); preflight(); say('b')"))
+    one = rig.run(rig.script("say('a'); gate(); say('b')"))
     one.expect("a$")
     read_end = os.open(os.devnull, os.O_RDONLY)
     os.dup2(read_end, one.process.stdout.fileno())
