@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.health.check import Finding, Verdict
@@ -20,6 +20,7 @@ REPO = Path(__file__).resolve().parents[2]
 NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(NAMES, st.text(max_size=400)), min_size=1, max_size=40))
 def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
     """What scontrol shows of it, with the user behind it, is read as what was meant."""

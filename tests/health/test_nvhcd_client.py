@@ -20,8 +20,7 @@ from nvhcd_harness import BOUND_S
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks.node_service import Reply
-from nvrx_slurm.health.checks.node_service import node_service as check
+from nvrx_slurm.health.checks.node_service import CHECKS, Reply
 from nvrx_slurm.health.report import from_json
 
 pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
@@ -151,7 +150,7 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
 )
 def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
     for success in (True, False):
-        found, text = check.judge(Reply(success, output, ""), {})
+        found, text = CHECKS[0].judge(Reply(success, output, ""), {})
         assert found is (verdict if success else Verdict.FAIL)
         assert 0 < len(text) < 1000, "the runner shortens it, but it should not have to do so by much"
 
