@@ -1,4 +1,4 @@
-"""Whom root trusts: users who make links, mount namespaces of their own, and budgets that are none."""
+"""The rule of trust.py: files, links, user namespaces, and links into mount namespaces of users."""
 
 from __future__ import annotations
 
@@ -113,27 +113,25 @@ def test_no_module_is_imported_that_others_can_change(tmp_path: Path, what: str)
 
 # --- where we are not root --------------------------------------------------------------------------------------------
 
-# As UID: what is said of each path, "" if it is trusted.
-JUDGE = """
-import os, sys
-from nvrx_slurm.system import trust
-uid = int(sys.argv[1])
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-for path in sys.argv[2:]:
-    try:
-        assert trust.require(path, ValueError) == os.path.realpath(path)
-        print()
-    except ValueError as error:
-        print(error)
-"""
 
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What the rule says of each path to the user NOBODY, "" if it is trusted."""
 
-def judged(*paths: Path, prefix: tuple[str, ...] = (), uid: int = NOBODY) -> list[str]:
-    argv = [*prefix, sys.executable, "-c", JUDGE, str(uid), *map(str, paths)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True, cwd=REPO)
-    return done.stdout.splitlines()
+    def judge(*paths: Path) -> list[str]:
+        said = []
+        with monkeypatch.context() as patch:
+            patch.setattr(trust, "as_root", lambda: False)
+            patch.setattr(os, "geteuid", lambda: NOBODY)
+            for path in paths:
+                try:
+                    assert trust.require(str(path), ValueError) == os.path.realpath(path)
+                    said.append("")
+                except ValueError as error:
+                    said.append(str(error))
+        return said
+
+    return judge
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def shared() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_a_user_trusts_what_is_his_or_roots(shared: Path) -> None:
+def test_a_user_trusts_files_of_the_user_and_of_root(shared: Path, judged: Callable[..., list[str]]) -> None:
     roots, mine, other, open_ = (script(shared / name, "") for name in ("roots", "own", "other", "open"))
     give(mine, open_)
     os.chown(other, OTHER, -1)
@@ -167,33 +165,21 @@ def test_a_user_trusts_what_is_his_or_roots(shared: Path) -> None:
     assert trust.require(str(roots), UsageError) == str(roots)
 
 
-def test_a_users_check_may_be_given_other_users_files(shared: Path) -> None:
+def test_a_users_check_may_be_given_other_users_files(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data that a check looks at is no program; root cannot tell, and refuses."""
     data = script(shared / "data", "")
     os.chown(data, OTHER, -1)
     with pytest.raises(UsageError, match="can be changed by others than root"):
         site_checks._require_usable(["/bin/cat", str(data)])
-    done = subprocess.run(
-        [sys.executable, "-c", USABLE, str(data)], stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True,
-        cwd=REPO,
-    )  # fmt: skip
-    first, second = done.stdout.splitlines()
-    assert first == "None" and second.endswith("neither ours nor root's; use a copy")
+    monkeypatch.setattr(trust, "as_root", lambda: False)
+    site_checks._require_usable(["/bin/cat", str(data)])
+    with pytest.raises(UsageError, match="neither ours nor root's"):
+        site_checks._require_usable([str(data)])
 
 
-USABLE = """
-import os, sys
-from nvrx_slurm.health.checks import site_checks
-os.setresuid(65534, 65534, 65534)
-for argv in (["/bin/cat", sys.argv[1]], [sys.argv[1]]):
-    try:
-        print(site_checks._require_usable(argv))
-    except Exception as error:
-        print(error)
-"""
-
-
-def test_a_directory_of_everybody_is_nobodys_but_a_sticky_one(shared: Path) -> None:
+def test_a_user_trusts_no_directory_of_everybody_but_a_sticky_one(
+    shared: Path, judged: Callable[..., list[str]]
+) -> None:
     own = script(shared / "own", "")
     give(own)
     shared.chmod(0o777)
