@@ -128,7 +128,7 @@ def test_a_hook_loads_nothing_heavy() -> None:
     """They run before each job: no torch, no gRPC, and what only a drain needs not before it."""
     probe = (
         "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; "
-        "policy.plan('prolog'); print(*sys.modules)"
+        "policy.select('prolog'); print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", probe], env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
