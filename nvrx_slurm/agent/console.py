@@ -46,7 +46,8 @@ class Console:
 
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
     `refresh_s`: also look at the files this often, because inotify does not report writes of other hosts.
-    `hold_s`: a file's first traceback waits this long, so that a fault elsewhere, its likely cause, is told before it.
+    `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
+    told before it.
     """
 
     def __init__(self, name: str, refresh_s: float | None = None, hold_s: float = 0.0) -> None:
@@ -110,6 +111,9 @@ class Console:
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the last look at the files
+            if finishing:  # what was held goes before the last sentences
+                for one in [one for one in self._followed if one.pending and one.held_until_s]:
+                    self._copy(one, flush=True)
             self._speak()
             self._follow_new()
             self._mark(ready, everything=finishing)
@@ -143,6 +147,9 @@ class Console:
         return ready
 
     def _speak(self) -> None:
+        if self._said:
+            for one in self._followed:  # whatever is told now, what was held for it may follow
+                one.held_until_s = min(one.held_until_s, time.monotonic())
         while self._said:
             _write(2, self._said.popleft())
 
@@ -234,7 +241,11 @@ class Console:
             lines.append(followed.partial)
             followed.partial = b""
         if followed.out == 2:
-            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines if not line.startswith(_DUMP_MODULES)]
+            twice = followed.prefix.replace(b" ", b"", 1).replace(
+                b"] ", b"]: "
+            )  # torch's "[rank0]: " is our "[rank 0] "
+            lines = [line.removeprefix(twice) for line in lines if not line.startswith(_DUMP_MODULES)]
+            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines]
         if lines:
             _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
 

@@ -17,6 +17,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
 # A dump of faulthandler without a fatal error: blocks of a header and indented lines.
 _DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
+_OF_TORCH = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # its hook for uncaught exceptions puts it before each line
 _MODULES = "\nExtension modules: "  # faulthandler's last line
 _CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
@@ -51,7 +52,7 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankF
     if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
         return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
     if not traceback:
-        traceback = _traceback_in(end)
+        traceback = _OF_TORCH.sub("", _traceback_in(end))
     if not message and traceback and fault.kind is FaultKind.EXIT:
         message = traceback.rstrip().splitlines()[-1]
     if fault.kind is FaultKind.HANG:  # the monitor made the rank print its stacks: only these are of interest

@@ -38,7 +38,7 @@ class Program:
     def __init__(self, job: Job, early: Early, notes: Sequence[str] = ()) -> None:
         self._job = job
         self._notes = notes
-        hold_s = 0.0 if job.meeting is None else TRACEBACK_HOLD_S
+        hold_s = 0.0 if job.meeting is None or job.coordinator is None else TRACEBACK_HOLD_S
         self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s)
         # Before threads and child processes exist:
         self._signals = Signals(job.node.node_id, job.agent.in_step, job.agent.warning_signum)

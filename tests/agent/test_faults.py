@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,33 +47,39 @@ def error_file(message: object) -> str:
     return json.dumps({"message": message})
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "stderr", "kind", "message", "traceback"),
-    [
-        (1, "", f"noise\n{RAISED}", FaultKind.EXIT, "ValueError: bad", RAISED),
-        (1, "", f"{RAISED}\nDuring handling:\n{RAISED.replace('bad', 'worse')}", FaultKind.EXIT, "ValueError: worse",
-         RAISED.replace("bad", "worse")),
-        (1, error_file({"message": "E: told", "extraInfo": {"py_callstack": "stack"}}), RAISED, FaultKind.EXIT, "E: told",
-         "stack"),
-        (1, error_file("plain"), "", FaultKind.EXIT, "plain", ""),
-        *((1, torn, RAISED, FaultKind.EXIT, "ValueError: bad", RAISED) for torn in ("{", "[]", "[" * 5000, '{"message": 1}')),
-        (1, "", "x" * 50_000, FaultKind.EXIT, "", ""),
-        (-11, "", RAISED, FaultKind.SIGNAL, "SIGSEGV", RAISED),
-        (126, "", "nvrx-run: cannot start ./p: Permission denied\n", FaultKind.SPAWN, "./p: Permission denied", ""),
-        (127, "", "nvrx-run: cannot start ./p: No such file\n", FaultKind.SPAWN, "./p: No such file", ""),
-        (2, "", "nvrx-run: cannot start ./p: No such file\n", FaultKind.EXIT, "", ""),
-    ],
-    ids=range(13),
-)  # fmt: skip
-def test_details(
-    tmp_path: Path, code: int, error: str, stderr: str, kind: FaultKind, message: str, traceback: str
-) -> None:
+TORN = ("{", "[]", "[" * 5000, '{"message": 1}')
+DETAILS = [
+    ("", f"noise\n{RAISED}", "ValueError: bad", RAISED),
+    ("", f"{RAISED}\nDuring:\n{RAISED.replace('bad', 'worse')}", "ValueError: worse", RAISED.replace("bad", "worse")),
+    ("", "[rank1]: " + RAISED.replace("\n", "\n[rank1]: "), "ValueError: bad", RAISED),  # as torch prints it
+    (error_file({"message": "E: told", "extraInfo": {"py_callstack": "stack"}}), RAISED, "E: told", "stack"),
+    (error_file("plain"), "", "plain", ""),
+    *((torn, RAISED, "ValueError: bad", RAISED) for torn in TORN),
+    ("", "x" * 50_000, "", ""),
+]
+
+
+@pytest.mark.parametrize(("error", "stderr", "message", "traceback"), DETAILS, ids=range(len(DETAILS)))
+def test_details(tmp_path: Path, error: str, stderr: str, message: str, traceback: str) -> None:
     (tmp_path / "error.json").write_text(error)
     (tmp_path / "err").write_text(stderr)
+    found = faults.with_details(replace(WHERE, kind=FaultKind.EXIT), tmp_path / "error.json", tmp_path / "err")
+    assert (found.kind, found.message, found.traceback) == (FaultKind.EXIT, message, traceback)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [(126, FaultKind.SPAWN, "./p: Permission denied"), (127, FaultKind.SPAWN, "./p: Permission denied"),
+     (2, FaultKind.EXIT, ""), (-11, FaultKind.SIGNAL, "SIGSEGV")],
+)  # fmt: skip
+def test_a_worker_that_cannot_be_started_is_another_fault(
+    tmp_path: Path, code: int, kind: FaultKind, message: str
+) -> None:
+    (tmp_path / "err").write_text("nvrx-run: cannot start ./p: Permission denied\n")
     fault = faults.from_exit_code(code, WHERE)
     assert fault is not None
-    found = faults.with_details(fault, tmp_path / "error.json", tmp_path / "err")
-    assert (found.kind, found.message, found.traceback) == (kind, message, traceback)
+    found = faults.with_details(fault, tmp_path / "none", tmp_path / "err")
+    assert (found.kind, found.message) == (kind, message)
 
 
 def test_details_are_bounded_and_need_no_files(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
-from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.core.machine import Row, Say, Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
@@ -272,7 +271,7 @@ class Agent(AgentState):
         """The monitor kills the rank; if that does not work within the kill timeout, go on without waiting."""
         if event.fault.local_rank not in self._alive:
             return  # late word: it has ended
-        self.emit(Say(headline(event.fault)))
+        self.emit(Say(f"local rank {event.fault.local_rank} hangs: its monitor ends it"))
         self._hung[event.fault.local_rank] = now + self.settings.kill_timeout_s, event.fault
 
     def on_asked(self, event: ev.RankAsked, now: float) -> None:
@@ -358,7 +357,7 @@ class Agent(AgentState):
         if self.settings.policy is RestartPolicy.ANY_FAILED:
             self._stop(f"local rank {fault.local_rank} failed", now)
         else:
-            self.emit(Say(headline(fault)))  # whether the others go on is for the coordinator to say
+            self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
@@ -392,7 +391,8 @@ class Agent(AgentState):
             self._stopped(now)
             return
         self.state = State.STOPPING
-        self.emit(Say(f"cycle {self.plan.cycle}: stopping {len(self._alive)} workers: {why}"))
+        some = f"{len(self._alive)} worker{'s' if len(self._alive) > 1 else ''}"
+        self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
         self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now)
 
     def _stopped(self, now: float) -> None:

@@ -23,11 +23,16 @@ class ReportBuilder:
         self._restarts: list[RestartRecord] = []
         self._open: RestartRecord | None = None  # the restart that is under way
         self._down_s = 0.0
+        self._seen: set[RankFault] = set()  # of that cycle: a fault that is told again is listed once
         self._lost: dict[str, None] = {}
         self._promoted: dict[str, None] = {}
 
     def add_fault(self, fault: RankFault, cycle: int, now: float) -> None:
         """A fault has become known."""
+        if self._last_faults and self._last_faults[0].cycle != cycle:
+            self._last_faults, self._seen = [], set()
+        if fault in self._seen:
+            return
         record = FaultRecord(
             at_s=now - self._started_at,
             cycle=cycle,
@@ -43,10 +48,9 @@ class ReportBuilder:
             self._faults.append(record)
         else:
             self._not_listed += 1
-        if self._last_faults and self._last_faults[0].cycle != cycle:
-            self._last_faults = []
         if len(self._last_faults) < LISTED:
             self._last_faults.append(record)
+            self._seen.add(fault)
         if fault.kind is FaultKind.NODE_LOST and fault.host and len(self._lost) < LISTED:
             self._lost[fault.host] = None
 
@@ -54,20 +58,24 @@ class ReportBuilder:
         """A restart begins."""
         self._open = RestartRecord(cycle, now - self._started_at, 0.0, headline(cause)[:_MESSAGE_CHARS])
 
-    def cycle_began(self, promoted: list[str], now: float) -> None:
-        """A plan was sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank."""
+    def cycle_began(self, promoted: list[str], now: float) -> float | None:
+        """A plan is sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank.
+
+        Returns how long the restart took (seconds).
+        """
         self._cycles += 1
         self._promoted.update(dict.fromkeys(promoted))
-        self._close(now)
+        return self._close(now)
 
-    def _close(self, now: float) -> None:
+    def _close(self, now: float) -> float | None:
         done, self._open = self._open, None
         if done is None:
-            return
+            return None
         down_s = now - self._started_at - done.at_s
         self._down_s += down_s
         if len(self._restarts) < LISTED:
             self._restarts.append(replace(done, down_s=down_s))
+        return down_s
 
     def build(self, history: History, now: float) -> JobReport:
         """The report, at the end of the job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,9 @@ from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE
+)
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
@@ -132,10 +136,12 @@ def first_cause(faults: Collection[RankFault]) -> RankFault | None:
     """The fault that most likely caused the others, from faults in order of arrival at the coordinator.
 
     That is the first to arrive; but a lost node, a hang or a rank killed from outside makes its peers fail with
-    connection errors that can be reported sooner, so those win over ranks that exited, or aborted, by themselves.
+    connection errors that can be reported sooner, so those win over ranks that exited, or aborted, by themselves. A
+    rank that exited for another reason wins over one that lost its connection to a peer.
     """
     outright = [f for f in faults if not _by_itself(f)]
-    return next(iter(outright or faults), None)
+    others = [f for f in faults if not _PEER_GONE.search(f.message)]
+    return next(iter(outright or others or faults), None)
 
 
 def _by_itself(fault: RankFault) -> bool:
