@@ -34,7 +34,7 @@ _ALARM_S = 2  # a child ends itself that long after its budget, should this proc
 
 
 class Result:
-    """What a run found. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
+    """Findings of a run. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -95,7 +95,7 @@ def run(
 
     `learning`: nothing is judged; what the checks learn from their facts is in `Result.learned`.
     """
-    gc.freeze()  # the children shall not copy our pages by collecting garbage
+    gc.freeze()  # garbage collection in the children would copy the pages of this process
     under_way = Run(checks, node, expected, deadline_s, learning)
     try:
         under_way.begin()
@@ -289,14 +289,14 @@ def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:
-    """Why a check does not apply, if that can be told without looking."""
+    """Reason why a check does not apply, if it is known without a look."""
     if check.needs_root and node.live and os.geteuid() != 0:
         return "only root can read this"
     return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
 
 
 def examine(check: Check, node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """Gather and judge, here and now: the verdict and its sentence, whatever the check raises."""
+    """Gather and judge in this process: the verdict and its sentence, whatever the check raises."""
     try:
         if why := _absent(check, node, expected):
             raise Absent(why)
@@ -319,12 +319,12 @@ def _with_action(finding: Finding, check: Check) -> Finding:
 
 
 def stop_on_sigterm() -> None:
-    """Make SIGTERM end this process by way of `finally`, so that no child is left."""
+    """Make SIGTERM raise SystemExit, so that `finally` ends the children."""
     end: Callable[[int, object], NoReturn] = lambda signum, frame: sys.exit(128 + signum)  # noqa: E731
     signal.signal(signal.SIGTERM, end)
 
 
 def ignore_job_signals() -> None:
-    """Slurm sends what ends or warns a job to every process of its step: go on. Checks, in children, may die of it."""
+    """Ignore the signals that Slurm sends to every process of a job's step. Checks, in children, may die of them."""
     for signum in bounded_process.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

@@ -81,7 +81,7 @@ def test_a_console_without_a_reader_stops_nothing(rig: Rig) -> None:
 
 
 def test_a_console_whose_reader_has_gone_stops_nothing(rig: Rig) -> None:
-    one = rig.run(rig.script("say('a'); preflight(); say('b')"))
+    one = rig.run(rig.script("say('a'); gate(); say('b')"))
     one.expect("a$")
     read_end = os.open(os.devnull, os.O_RDONLY)
     os.dup2(read_end, one.process.stdout.fileno())
@@ -256,11 +256,11 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(
     ("module", "target", "nnodes", "told"),
     [
-        ("core.job.coordinator", "Coordinator.on_failed", 2, True),
-        ("core.job.coordinator", "Coordinator.on_joined", 1, False),
+        ("core.job.running", "Running.on_failed", 2, True),
+        ("core.job.membership", "Membership.on_joined", 1, False),
         ("agent.workers", "Workers._exited", 2, True),
         ("agent.workers", "Workers.start", 2, False),
-        ("agent.program", "AgentShell.do", 1, False),
+        ("agent.link", "Link.handle", 1, False),
     ],
 )
 def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, target: str, nnodes: int, told: bool) -> None:

@@ -16,10 +16,10 @@ if CYCLE == 0 and RANK == 0:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
+        say("listening")
         peer, _ = server.accept()
-        say("met")
         peer.recv(1)
-        print("Traceback (most recent call last):\n  Connection closed by peer", file=sys.stderr, flush=True)
+        print("Traceback (most recent call last):\\n  Connection closed by peer", file=sys.stderr, flush=True)
         forever()
 elif CYCLE == 0:
     preflight()
@@ -36,7 +36,7 @@ def result(rig: Rig) -> dict[str, Any]:
 def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(rig: Rig) -> None:
     script = rig.script(PEERS)
     nodes = rig.nodes(2, "2", script, "--max-restarts=1")
-    nodes[1].line("group rank 1")
+    nodes[0].line("listening")
     rig.open()
     assert [one.wait() for one in nodes] == [0, 0]
     said = nodes[0].text

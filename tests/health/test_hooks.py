@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,12 @@ def test_the_prolog_asks_no_other_program(hooks: Hooks, monkeypatch: pytest.Monk
     for name in ("squeue", "sinfo", "sacct"):
         script(hooks.root / name, f"echo {name} >>{hooks.root}/asked")
     assert hooks.run("prolog").code == 0 and hooks.asked() == []
+
+
+def test_a_module_that_is_not_trusted_changes_no_verdict(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain needs more modules than the checks: without them the exit code makes Slurm drain."""
+    monkeypatch.setitem(sys.modules, "nvrx_slurm.slurm.drain", None)  # import raises ImportError
+    hooks.break_lustre()
+    for hook in ("prolog", "epilog"):
+        ran = hooks.run(hook, **FAILED)
+        assert ran.code == 1 and "cannot be drained" in ran.log

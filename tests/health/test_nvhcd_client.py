@@ -20,7 +20,7 @@ from nvhcd_harness import BOUND_S
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks.node_service import Reply, judge
+from nvrx_slurm.health.checks.node_service import CHECKS, Reply
 from nvrx_slurm.health.report import from_json
 
 pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
@@ -83,7 +83,7 @@ def serve() -> Iterator[Serve]:
 
 def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
     """The finding, in this process."""
-    plan = policy.plan("preflight", only=["node-service"], expect={"node_service": str(path)})
+    plan = policy.select("preflight", only=["node-service"], expect={"node_service": str(path)})
     (check,) = plan.checks
     node = NodeView("/")
     node.deadline_s = time.monotonic() + within_s
@@ -150,7 +150,7 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
 )
 def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
     for success in (True, False):
-        found, text = judge(Reply(success, output, ""), {})
+        found, text = CHECKS[0].judge(Reply(success, output, ""), {})
         assert found is (verdict if success else Verdict.FAIL)
         assert 0 < len(text) < 1000, "the runner shortens it, but it should not have to do so by much"
 
@@ -256,7 +256,7 @@ path, preload = sys.argv[1:]
 if preload == "yes":
     node_service.preload()
 assert ("grpc" in sys.modules) == (preload == "yes")
-plan = policy.plan("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
+plan = policy.select("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
 for line in sys.stdin:
     (finding,) = runner.run(plan.checks, NodeView("/"), plan.expected, plan.deadline_s).findings
     print(finding.verdict.value, flush=True)
@@ -301,9 +301,9 @@ def test_the_program_reports_a_sick_service(services: Path) -> None:
 def test_without_an_endpoint_the_check_does_not_apply() -> None:
     (finding,) = from_json(program().stdout).findings
     assert finding.verdict is Verdict.NOT_APPLICABLE and "node_service" in finding.text
-    assert "node-service" in [check.name for check in policy.plan("preflight").checks]
+    assert "node-service" in [check.name for check in policy.select("preflight").checks]
     for when in ("prolog", "epilog", "periodic"):
-        assert "node-service" not in [check.name for check in policy.plan(when).checks]
+        assert "node-service" not in [check.name for check in policy.select(when).checks]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_without_an_endpoint_the_check_does_not_apply() -> None:
 )  # fmt: skip
 def test_an_endpoint_that_is_none_is_told(endpoint: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"node_service.*{said}"):
-        policy.plan("preflight", expect={"node_service": endpoint})
+        policy.select("preflight", expect={"node_service": endpoint})
 
 
 def test_a_forked_check_imports_nothing_but_what_grpc_keeps_for_its_first_channel(place: Path) -> None:

@@ -27,7 +27,7 @@ def run(dgx: Node, own: dict[str, object]) -> tuple[Verdict, str]:
 
 def of_site(dgx: Node, site: str) -> tuple[Verdict, str]:
     """The finding of `mine`, whose child is forked from this process."""
-    plan = policy.plan("manual", only=["mine"], config=site, sysroot=str(dgx.root))
+    plan = policy.select("manual", only=["mine"], config=site, sysroot=str(dgx.root))
     (finding,) = runner.run(plan.checks, NodeView(str(dgx.root)), plan.expected, BOUND_S).findings
     return finding.verdict, finding.text
 

@@ -14,8 +14,8 @@ from nvrx_slurm.health import policy, registry
 from nvrx_slurm.health.check import CONTEXTS, Check
 
 
-def plan(dgx: Node, when: str = "prolog", **more: Any) -> policy.Plan:
-    return policy.plan(when, sysroot=str(dgx.root), node=more.pop("node", "dgx07"), **more)
+def plan(dgx: Node, when: str = "prolog", **more: Any) -> policy.Selection:
+    return policy.select(when, sysroot=str(dgx.root), node=more.pop("node", "dgx07"), **more)
 
 
 def named(checks: list[Check], name: str) -> Check:

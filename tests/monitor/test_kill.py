@@ -95,9 +95,8 @@ async def test_the_users_own_termination_signal_comes_alone():
 @pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (stacks.SIGNAL, signal.SIGKILL)])
 @story
 async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(monkeypatch, handled, signum):
-    program = monitors._PROGRAM.replace(
-        "from nvrx", "import nvrx_slurm.core.rank.watch as w; w.SIGNAL_GRACE_S = w.STACKS_GRACE_S = 0.2; from nvrx"
-    )
+    shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"
+    program = monitors._PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
     monkeypatch.setattr(monitors, "_PROGRAM", program)
     async with Rig() as rig:
         worker = rig.worker(

@@ -208,7 +208,7 @@ def _path() -> str:
 
 
 def kill(pid: int, signum: signal.Signals) -> None:
-    """Send a signal to a living process; a fault that hits nobody fails the test."""
+    """Send a signal to a living process; a fault that hits no process fails the test."""
     target = init.process(pid)
     assert target is not None and init.signal_process(target, signum), f"pid {pid} did not live to get {signum.name}"
 
