@@ -51,9 +51,7 @@ class Runs:
         env = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
         command = [str(EXAMPLES / script), *TRAINING, *options]
         started = [
-            Script(
-                self._zygote, command, place | more | {"RANK": rank, "LOCAL_RANK": rank}, self.directory / f"{rank}.err"
-            )
+            Script(self._zygote, command, env | {"RANK": rank, "LOCAL_RANK": rank}, self.directory / f"{rank}.err")
             for rank in map(str, range(world_size))
         ]
         try:
