@@ -1,4 +1,4 @@
-"""Ports for MASTER_PORT that stay ours until the worker takes them."""
+"""Ports for MASTER_PORT, reserved until the worker takes them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import socket
 class PortReservation:
     """A TCP port bound, but not listened on, by this process.
 
-    While it is held the kernel gives the port to nobody who asks for any port. torch's TCPStore, which like this
-    socket sets SO_REUSEADDR, can bind and listen on it all the same (socket(7): only a *listening* socket excludes
-    others), so there is no moment in which somebody else could take it.
+    The kernel gives the port to no process that asks for any free port. A process that asks for this very port and sets
+    SO_REUSEADDR can bind and listen on it, see socket(7): torch's TCPStore does so, and other programs could. Then the
+    worker fails with EADDRINUSE, and the next cycle has another port.
     """
 
     def __init__(self) -> None:
