@@ -22,6 +22,7 @@ from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.types import Node, Plan, Register
