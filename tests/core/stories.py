@@ -141,7 +141,7 @@ class Story:
             "unfit": lambda: Asked(0, 0, WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
         }
         message = messages[word]()
-        return ev.FROM_AGENT[type(message)](node_id, message)
+        return ev.FromAgent(node_id, message)
 
 
 def _faults(rank: int, rest: list[str]) -> tuple[RankFault, ...]:

@@ -14,7 +14,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop
+from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop, Stopped
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -65,8 +65,12 @@ class _Reign:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
-        elif isinstance(event, ev.GotStopped) and event.message.cycle >= self.busy.get(event.node_id, READY):
-            self.busy.pop(event.node_id, None)
+        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Stopped):
+            self._hear_stopped(event.node_id, message)
+
+    def _hear_stopped(self, node_id: str, message: Stopped) -> None:
+        if message.cycle >= self.busy.get(node_id, READY):
+            self.busy.pop(node_id, None)
 
     def _hear_active(self, message: Register, plan: Plan) -> None:
         node_id = message.node.node_id

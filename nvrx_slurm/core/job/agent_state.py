@@ -1,4 +1,4 @@
-"""What an agent knows, how it stops workers for good or for a while, and how it ends. The table is in `core.job.agent`."""
+"""What an agent knows, how it stops workers, and how it ends. The table is in `core.job.agent`."""
 
 from __future__ import annotations
 

@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
+from nvrx_slurm.core.job.job_data import ANY, LIVE, JobData, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.placement import Placement, place
-from nvrx_slurm.core.machine import Row, Table, Tick, earliest
+from nvrx_slurm.core.machine import Tick, earliest
 from nvrx_slurm.errors import ExitCode
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.job.coordinator import Coordinator
 
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
 
 
-@dataclass(eq=False)
 class Gathering(JobPart):
     """Owns the states from the first agent, or from the end of a failed cycle, to the next plan."""
 
     states = _MINE
-    table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, ev.GotSucceeded, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "one more is ready")),
-        (
-            _MINE,
-            Tick,
-            Row("on_tick", ANY, "join timeout, last call or pause is over"),
-        ),
+    table = rows(
+        (_MINE, t.Failed, "ignore", (), "of a cycle that is over"),
+        (_MINE, t.Succeeded, "ignore", (), "of a cycle that is over"),
+        (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "one more is ready"),
+        (_MINE, Tick, "on_tick", ANY, "join timeout, last call or pause is over"),
     )
 
-    join_by: float = 0.0
-    announce_at: float | None = None
+    join_by: float
+    announce_at: float | None
     last_call_until: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.join_by = self.core.started + self.job.settings.join_timeout_s
-        self.announce_at = self.core.started + self.job.settings.announce_s
+    def __init__(self, core: Coordinator, job: JobData) -> None:
+        super().__init__(core, job)
+        self.join_by = core.started + job.settings.join_timeout_s
+        self.announce_at = core.started + job.settings.announce_s
 
     def enter(self, now: float) -> None:
         """The workers of a failed cycle are gone, or a takeover has come to nothing."""
@@ -76,7 +74,7 @@ class Gathering(JobPart):
         """One fewer."""
         self._plan_if_possible(now)
 
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
         """A node has passed its preflight, or has stopped workers of an older cycle."""
         if self.job.members.note_stopped(event.node_id, event.message):
             self._plan_if_possible(now)

@@ -53,7 +53,7 @@ FOLLOWS: Follows = {
     Phase.RETURNING: (Phase.FINISHED, Phase.CLOSED),
 }
 ANY = tuple(Phase)
-rows = partial(machine.rows, FOLLOWS)
+rows = partial(machine.rows, follows=FOLLOWS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import busy_cycle
 from nvrx_slurm.core.job.job_data import ANY, LIVE, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.machine import Row, Table
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 
@@ -18,9 +15,9 @@ _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the n
 class Membership(JobPart):
     """Handles ev.Joined and ev.Lost in all states before the end."""
 
-    table: ClassVar[Table] = rows(
-        (LIVE, ev.Joined, Row("on_joined", ANY, "a new node, a returning one, or a takeover")),
-        (LIVE, ev.Lost, Row("on_lost", ANY, "a fault if it was active")),
+    table = rows(
+        (LIVE, ev.Joined, "on_joined", ANY, "a new node, a returning one, or a takeover"),
+        (LIVE, ev.Lost, "on_lost", ANY, "a fault if it was active"),
     )
 
     def on_joined(self, event: ev.Joined, now: float) -> None:
@@ -42,7 +39,7 @@ class Membership(JobPart):
             self.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
         if self.core.state in LIVE:  # otherwise it was told the end with all the others
             job.members.set_busy(node.node_id, busy_cycle(message))
-            self.owner.joined(message, now)
+            self.core.owner.joined(message, now)
 
     def _learn(self, message: t.Register, now: float) -> None:
         """Take over what the agent knows of earlier terms."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
@@ -12,25 +11,32 @@ from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
-from nvrx_slurm.core.machine import Part, Say, Tick, earliest
+from nvrx_slurm.core.machine import Say, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.job.coordinator import Coordinator
 
 _SIGTERM = 15
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 
 
-@dataclass(eq=False)
-class JobPart(Part):
+class JobPart:
     """A part of the coordinator. A part that owns states overrides `joined`, `left`, `timer_at` and `on_timer`."""
 
-    job: JobData
+    states: ClassVar[tuple[Phase, ...]] = ()  # that it owns: it is told when the machine enters the first of them
+    table: ClassVar[Table]  # rows that it handles, of its own states or of those of other parts
 
-    @property
-    def owner(self) -> JobPart:
-        """The part that owns the current state: it decides what a change of the members means."""
-        return cast(JobPart, self.core.owner)
+    def __init__(self, core: Coordinator, job: JobData) -> None:
+        self.core, self.job = core, job
+
+    def ignore(self, event: object, now: float) -> None:
+        """Handler of rows where nothing is to be done (the row says why)."""
 
     # --- what a part that owns states is told ---------------------------------------------------------------
+
+    def enter(self, now: float) -> None:
+        """The machine has come from a state of another part to one of this part's."""
 
     def joined(self, message: t.Register, now: float) -> None:
         """An agent has registered; it is a member already."""
@@ -113,7 +119,7 @@ class JobPart(Part):
             job.report.add_fault(fault, job.cycle, now)
         else:
             self.say(f"node {member.node.host} left: {fault.message}")
-        self.owner.left(member.node, fault, now)
+        self.core.owner.left(member.node, fault, now)
 
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Send an agent away; a member is removed."""
@@ -125,7 +131,7 @@ class JobPart(Part):
         self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))
         self.core.emit(ev.Drop(node_id))
 
-    def more_faults(self, event: ev.GotFailed, now: float) -> None:
+    def more_faults(self, event: ev.FromAgent[t.Failed], now: float) -> None:
         """Faults of the last cycle that arrive after it was given up."""
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:

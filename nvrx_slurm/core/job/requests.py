@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import headline
-from nvrx_slurm.core.machine import Row, Table
 from nvrx_slurm.errors import ExitCode
 
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
@@ -19,15 +16,15 @@ _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
 class Requests(JobPart):
     """Handles workload control requests, warnings, the end on request, and answers of the coordinator's program."""
 
-    table: ClassVar[Table] = rows(
-        (LIVE, ev.GotAsked, Row("on_asked", ANY, "exclude, shut down or go on")),
-        (LIVE, ev.GotWarnJob, Row("on_warn_job", (), "tell all agents")),
-        (LIVE, ev.GotEndJob, Row("on_end_job", OVER, "told to end")),
-        (LIVE, ev.TimeLeft, Row("on_time_left", OVER, "warn, stop or wait")),
-        (_UNSCORED, ev.ProgressRead, Row("on_progress", (), "where the job begins; a late answer")),
+    table = rows(
+        (LIVE, t.Asked, "on_asked", ANY, "exclude, shut down or go on"),
+        (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
+        (LIVE, t.EndJob, "on_end_job", OVER, "told to end"),
+        (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),
+        (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
-    def on_asked(self, event: ev.GotAsked, now: float) -> None:
+    def on_asked(self, event: ev.FromAgent[t.Asked], now: float) -> None:
         """A rank wants its node out, or the job to end."""
         member, asked = self.job.members.get(event.node_id), event.message
         if member is None:
@@ -73,11 +70,11 @@ class Requests(JobPart):
             self.say(f"the allocation ends in {in_words(event.left_s)}")
         self.mind_the_clock(clock.answer(event.left_s, now), now)
 
-    def on_warn_job(self, event: ev.GotWarnJob, now: float) -> None:
+    def on_warn_job(self, event: ev.FromAgent[t.WarnJob], now: float) -> None:
         """One agent was warned: all ranks should know."""
         self.warn(t.Warn(event.message.signum, event.message.reason))
 
-    def on_end_job(self, event: ev.GotEndJob, now: float) -> None:
+    def on_end_job(self, event: ev.FromAgent[t.EndJob], now: float) -> None:
         """Slurm or a person told an agent to end the job."""
         told = event.message
         self.finish(t.Finish(told.code, told.reason, told.signum), now)

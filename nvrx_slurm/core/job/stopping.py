@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import evidence, headline
-from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.core.machine import Tick
 
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 
 
-@dataclass(eq=False)
 class Stopping(JobPart):
     """Owns the states from the fault that stops a cycle until nothing of that cycle is left."""
 
     states = STOPPING
-    table: ClassVar[Table] = rows(
-        (STOPPING, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
-        (STOPPING, ev.GotSucceeded, Row("ignore", (), "too late: the cycle is being stopped")),
-        (STOPPING, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "the next cycle when all are")),
-        (STOPPING, ev.ProgressRead, Row("on_progress", ANY, "score this cycle")),
-        (STOPPING, Tick, Row("on_tick", ANY, "a node does not stop, or progress cannot be read")),
+    table = rows(
+        (STOPPING, t.Failed, "more_faults", (), "for the first cause and the failure table"),
+        (STOPPING, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
+        (STOPPING, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "the next cycle when all are"),
+        (STOPPING, ev.ProgressRead, "on_progress", ANY, "score this cycle"),
+        (STOPPING, Tick, "on_tick", ANY, "a node does not stop, or progress cannot be read"),
     )
 
-    pending: set[str] = field(default_factory=set)  # node_ids of agents that have yet to stop
+    pending: set[str] = set()  # node_ids of agents that have yet to stop
     stop_by: float = 0.0
     score_by: float = 0.0  # no plan before the cycle is scored, or this
     end_unless_scored: t.Finish | None = None  # what the budget says, if progress does not say more
@@ -90,7 +86,7 @@ class Stopping(JobPart):
 
     # --- what agents report ---------------------------------------------------------------------------------
 
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
         """One node fewer to wait for."""
         if self.job.members.note_stopped(event.node_id, event.message):
             self._stopped(event.node_id, now)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
@@ -12,21 +9,20 @@ from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.core.machine import Tick
 
 _MINE = (Phase.TAKEOVER,)
 
 
-@dataclass(eq=False)
 class Takeover(JobPart):
     """Owns the state in which agents with workers of an older term are here."""
 
     states = _MINE
-    table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("on_failed", (*LIVE, Phase.FINISHED), "of the cycle to carry on with?")),
-        (_MINE, ev.GotSucceeded, Row("on_succeeded", (), "the cycle to carry on with is done on one node")),
-        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "that node cannot carry on")),
-        (_MINE, Tick, Row("on_tick", (*LIVE, Phase.FINISHED), "carry on without the missing nodes, or give up")),
+    table = rows(
+        (_MINE, t.Failed, "on_failed", (*LIVE, Phase.FINISHED), "of the cycle to carry on with?"),
+        (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
+        (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "that node cannot carry on"),
+        (_MINE, Tick, "on_tick", (*LIVE, Phase.FINISHED), "carry on without the missing nodes, or give up"),
     )
 
     wait_until: float = 0.0
@@ -53,7 +49,7 @@ class Takeover(JobPart):
         """One fewer."""
         self._stopped(node.node_id, now)
 
-    def on_failed(self, event: ev.GotFailed, now: float) -> None:
+    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
         if self.job.inherited.running.group_rank(event.node_id) is None:
             return
@@ -63,11 +59,11 @@ class Takeover(JobPart):
         else:
             self._give_up(now)
 
-    def on_succeeded(self, event: ev.GotSucceeded, now: float) -> None:
+    def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:
         """One node is done with the cycle to carry on with."""
         self.job.inherited.finished(event.node_id, event.message.early)
 
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
         """A node is ready for another cycle."""
         if self.job.members.note_stopped(event.node_id, event.message):
             self._stopped(event.node_id, now)
