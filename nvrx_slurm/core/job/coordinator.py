@@ -4,8 +4,8 @@
 
 Each part handles some states or some events; its module tells that part of the story:
 `gathering` (wait for nodes, plan), `takeover` (carry on with a cycle of an older term), `running`, `stopping` (a cycle
-failed), `ending`; `membership` (agents come and go) and `requests` (of ranks, people and Slurm) work in all states
-before the end. The parts share `job_data.JobData`.
+failed), `ending`; `any_time` (agents that come and go, requests) works in all states before the end. The parts share
+`job_data.JobData`.
 
 Cycles only grow, also across terms, so a delayed or repeated message about an old cycle is recognised by its cycle.
 """
@@ -15,13 +15,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from nvrx_slurm.core.job.any_time import AnyTime
 from nvrx_slurm.core.job.coordinator_events import FromAgent
 from nvrx_slurm.core.job.ending import Ending
 from nvrx_slurm.core.job.gathering import Gathering
 from nvrx_slurm.core.job.job_data import CoordinatorSettings, JobData, Phase
-from nvrx_slurm.core.job.membership import Membership
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.job.requests import Requests
 from nvrx_slurm.core.job.running import Running
 from nvrx_slurm.core.job.stopping import Stopping
 from nvrx_slurm.core.job.takeover import Takeover
@@ -29,7 +28,7 @@ from nvrx_slurm.core.machine import Machine, plain
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
 
-_PARTS = (Gathering, Takeover, Running, Stopping, Ending, Membership, Requests)
+_PARTS = (Gathering, Takeover, Running, Stopping, Ending, AnyTime)
 
 
 class Coordinator(Machine):
@@ -45,6 +44,7 @@ class Coordinator(Machine):
         self.job = JobData.at_start(settings, now)
         self._parts: dict[type[JobPart], JobPart] = {part: part(self, self.job) for part in _PARTS}
         self._owner: dict[Enum, JobPart] = {owned: part for part in self._parts.values() for owned in part.states}
+        self.owner.enter(now)
 
     @property
     def owner(self) -> JobPart:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import ANY, LIVE, JobData, Phase, rows
+from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.placement import Placement, place
 from nvrx_slurm.core.machine import Tick, earliest
 from nvrx_slurm.errors import ExitCode
-
-if TYPE_CHECKING:
-    from nvrx_slurm.core.job.coordinator import Coordinator
 
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
 
@@ -32,24 +27,19 @@ class Gathering(JobPart):
         (_MINE, Tick, "on_tick", ANY, "join timeout, last call or pause is over"),
     )
 
-    join_by: float
-    announce_at: float | None
+    join_by: float = 0.0
+    announce_at: float | None = None
     last_call_until: float = 0.0
 
-    def __init__(self, core: Coordinator, job: JobData) -> None:
-        super().__init__(core, job)
-        self.join_by = core.started + job.settings.join_timeout_s
-        self.announce_at = core.started + job.settings.announce_s
-
     def enter(self, now: float) -> None:
-        """The workers of a failed cycle are gone, or a takeover has come to nothing."""
+        """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
         if now < self.job.pause_until:
             self.core.go(Phase.PAUSED, now)
         else:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        if not self.job.fresh:
+        if not self.job.fresh or not self.join_by:
             self.join_by = now + self.job.settings.join_timeout_s
         self.core.go(Phase.JOINING, now)
         self._plan_if_possible(now)
@@ -65,7 +55,7 @@ class Gathering(JobPart):
             self.core.go(Phase.TAKEOVER, now)
             return
         if mine and not is_busy(message):
-            self.add_faults(message.faults, now)
+            self.job.add_faults(message.faults, now)
         elif not mine:
             self.stop_old_workers(message)
         self._plan_if_possible(now)
@@ -104,10 +94,9 @@ class Gathering(JobPart):
     def _wait(self, now: float) -> None:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
         self.core.go(Phase.JOINING, now)
-        if len(self.job.members) < self.job.settings.min_nodes:
+        self.announce_at = now + self.job.settings.announce_s
+        if 0 < len(self.job.members) < self.job.settings.min_nodes:
             self._announce(now)
-        else:
-            self.announce_at = now + self.job.settings.announce_s
 
     def _announce(self, now: float) -> None:
         self.announce_at = None

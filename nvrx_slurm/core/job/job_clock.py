@@ -27,7 +27,6 @@ class JobClock:
         self._ask_at: float | None = now if limited else None
         self._answer_by: float | None = None
         self._act_at: float | None = None
-        self._last_time = False  # the question under way is the last one before acting
         self._warned = warn_before_s <= 0.0
 
     @property
@@ -45,7 +44,6 @@ class JobClock:
             return self.answer(None, now)
         if self._ask_at is not None and now >= self._ask_at:
             self._ask_at, self._answer_by = None, now + _ANSWER_S
-            self._last_time = self._is_near(now)
             return Due.ASK
         if self._act_at is not None and now >= self._act_at:
             self._act_at = None
@@ -62,16 +60,11 @@ class JobClock:
         due = self._due_at(self._end_at)
         if due is None or now >= due:
             return self._act(now)
-        if self._last_time and self._is_near(now):
+        if due - now <= 2 * _ANSWER_S:  # no time to ask once more
             self._act_at = due
         else:
-            self._ask_at = max(now, due - _ANSWER_S)
+            self._ask_at = due - _ANSWER_S
         return Due.NOTHING
-
-    def _is_near(self, now: float) -> bool:
-        """Whether there is no time to ask more than once."""
-        due = self._due_at(self._end_at) if self._end_at is not None else None
-        return due is not None and due - now <= 2 * _ANSWER_S
 
     def _due_at(self, end_at: float) -> float | None:
         """When to warn, or once that is done, to stop."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
@@ -98,11 +97,6 @@ class JobPart:
 
     # --- faults, and nodes that go --------------------------------------------------------------------------
 
-    def add_faults(self, faults: Iterable[t.RankFault], now: float) -> None:
-        """Note faults of the last cycle."""
-        for fault in faults:
-            self.job.add_fault(fault, now)
-
     def fail_cycle(self, cause: t.RankFault | None, now: float) -> None:
         """The cycle cannot go on: its workers are stopped."""
         assert cause is not None
@@ -136,7 +130,7 @@ class JobPart:
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
-                self.job.add_fault(fault, now)
+                self.job.add_faults((fault,), now)
                 self._say_if_new(fault)
 
     def _say_if_new(self, fault: t.RankFault) -> None:

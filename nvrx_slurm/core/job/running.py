@@ -115,7 +115,7 @@ class Running(JobPart):
     def _node_failed(self, group_rank: int, faults: Sequence[t.RankFault], now: float, gone: bool = False) -> None:
         """Something happened to an active node; `gone`: none of its workers is left."""
         job, assignment = self.job, self.job.assignment
-        self.add_faults(faults, now)
+        self.job.add_faults(faults, now)
         if not job.min_healthy:
             self.fail_cycle(first_cause(job.faults), now)
             return

@@ -81,7 +81,7 @@ class Stopping(JobPart):
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """It is not waited for."""
         if node.node_id in self.pending:
-            self.job.add_fault(fault, now)
+            self.job.add_faults((fault,), now)
             self._stopped(node.node_id, now)
 
     # --- what agents report ---------------------------------------------------------------------------------

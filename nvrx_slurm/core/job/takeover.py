@@ -40,7 +40,7 @@ class Takeover(JobPart):
         if mine and is_busy(message):
             self._carry_on_if_complete(now)
         elif mine:
-            self.add_faults(message.faults, now)
+            self.job.add_faults(message.faults, now)
         else:
             self.stop_old_workers(message)
         self._leave_if_nothing_runs(now)
@@ -53,7 +53,7 @@ class Takeover(JobPart):
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
         if self.job.inherited.running.group_rank(event.node_id) is None:
             return
-        self.add_faults(event.message.faults, now)
+        self.job.add_faults(event.message.faults, now)
         if self.job.min_healthy:
             self.job.inherited.failed(event.node_id)
         else:
@@ -110,7 +110,7 @@ class Takeover(JobPart):
         job.inherited.forget()
         if not job.faults:
             why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
-            job.add_fault(t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why), now)
+            job.add_faults((t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why),), now)
         self.fail_cycle(first_cause(job.faults), now)
 
     def _stopped(self, node_id: str, now: float) -> None:
