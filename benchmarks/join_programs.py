@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.program import CoordinatorShell
-from nvrx_slurm.agent.shell import EventLog
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.job import agent_events as ag

@@ -100,6 +100,48 @@ def place_of(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """One fault in the report of the job."""
+
+    at_s: float  # seconds since the coordinator started
+    cycle: int
+    kind: FaultKind
+    host: str  # "" where no single node failed
+    infra_rank: int
+    rank: int  # global rank; -1 = the whole node
+    local_rank: int
+    exit_code: int  # negative = ended by that signal
+    message: str  # one sentence about rank, node and fault, at most 400 characters
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRecord:
+    """One restart of the workers."""
+
+    cycle: int  # the cycle that failed
+    at_s: float  # when its first fault became known, in seconds since the coordinator started
+    down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
+    cause: str  # the sentence of its first cause
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What happened in the whole job, as far as this coordinator has seen it."""
+
+    duration_s: float = 0.0  # since the coordinator started
+    cycles: int = 0  # that were planned or carried on
+    restarts_used: int = 0  # over all terms; `restarts` holds those of this term
+    restarts: tuple[RestartRecord, ...] = ()  # oldest first, at most 1,000
+    faults: tuple[FaultRecord, ...] = ()  # in order of arrival, at most the first 1,000
+    faults_not_listed: int = 0  # faults beyond these
+    last_faults: tuple[FaultRecord, ...] = ()  # of the cycle in which the job ended, or which failed last; at most 1,000
+    lost_nodes: tuple[str, ...] = ()  # hosts of active nodes that were lost, in order of loss; each once
+    excluded_nodes: tuple[str, ...] = ()  # hosts that were excluded, by a request or an unfit check
+    spares_used: tuple[str, ...] = ()  # hosts that took a group rank over from another node, in order; each once
+    down_s: float = 0.0  # sum over all restarts of `RestartRecord.down_s`
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who does what in a cycle, from the point of view of one member.
 

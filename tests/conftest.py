@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import standin
-
-from nvrx_slurm.testing.minicluster import MiniCluster
+from minicluster import MiniCluster
 
 # torch asks the name server for the name of every address that it connects to; one that is silent for a moment would
 # cost 10 s each time (resolv.conf(5)).

@@ -36,7 +36,7 @@ LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
 LAYERS["inprocess"] = LAYERS["agent"]
-LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "testing"}
+LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}
 LAYERS["sbatch_templates"] = set()
 
 OWNERS: dict[str, tuple[str, ...]] = {

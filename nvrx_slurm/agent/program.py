@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.progress_file import ProgressFile
-from nvrx_slurm.agent.shell import EventLog, Shell
+from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.core.job import agent_events as ag

@@ -1,4 +1,4 @@
-"""For tests and trials: a rank monitor without a launcher here, a Slurm cluster on one machine in `minicluster`."""
+"""For tests and trials of training scripts: a rank monitor without a launcher, injected faults."""
 
 from nvrx_slurm.testing.standalone import standalone_monitor
 

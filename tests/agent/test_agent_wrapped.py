@@ -6,11 +6,10 @@ import os
 import shutil
 import signal
 
+import minicluster_init as init
 import pytest
 from agent_harness import Rig, ended
 from test_agent_nodes import QUICK
-
-from nvrx_slurm.testing import minicluster_init as init
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

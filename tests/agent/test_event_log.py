@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.agent import shell
-from nvrx_slurm.agent.shell import EventLog
+from nvrx_slurm.agent import event_log
+from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.machine import Tick
@@ -46,13 +46,13 @@ def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     started_s = time.monotonic()
     fill(log, core, 3)
     log.close()
-    assert time.monotonic() - started_s < shell.CLOSE_TIMEOUT_S + 1.0
+    assert time.monotonic() - started_s < event_log.CLOSE_TIMEOUT_S + 1.0
     assert len(said) == 1 and "ends here" in said[0] and "has not taken the last lines" in said[0]
     release(fifo)
 
 
 def test_a_full_queue_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "QUEUED_LINES", 10)
+    monkeypatch.setattr(event_log, "QUEUED_LINES", 10)
     said: list[str] = []
     fifo = tmp_path / "log"
     os.mkfifo(fifo)

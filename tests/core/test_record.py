@@ -52,6 +52,8 @@ def _values(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
         return st.floats(allow_nan=False, allow_infinity=False)
     if isinstance(hint, types.UnionType):
         return st.one_of([_values(option) for option in hint.__args__])
+    if typing.get_origin(hint) is tuple:
+        return st.lists(_values(typing.get_args(hint)[0]), max_size=3).map(tuple)
     if is_dataclass(hint):
         return st.builds(hint, **{f.name: _values(typing.get_type_hints(hint)[f.name]) for f in fields(hint)})
     return st.from_type(hint)

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from ranks_harness import Zygote
 from scripts_harness import Script
-
-from nvrx_slurm.testing.stage import await_end, running_with
+from stage import await_end, running_with
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("in-process examples")]  # one undisturbed run for all

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from minicluster import MiniCluster
 from nvrx_job import Jobs
-
-from nvrx_slurm.testing.minicluster import MiniCluster
 
 
 @pytest.fixture

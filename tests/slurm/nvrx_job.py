@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import minicluster_init as init
+from minicluster import JobEnd, MiniCluster
+from stage import await_end, running_with
+
 from nvrx_slurm.system.inotify import Inotify
-from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing.minicluster import JobEnd, MiniCluster
-from nvrx_slurm.testing.stage import await_end, running_with
 
 PATIENCE_S = 60.0
 

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+from minicluster import MiniCluster
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control, nodelist
-from nvrx_slurm.testing.minicluster import MiniCluster
 
 NODE_22_05 = (
     "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUTot=16 CPULoad=0.13 AvailableFeatures=(null) "

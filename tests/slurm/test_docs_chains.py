@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from nvrx_slurm.testing.minicluster import MiniCluster
+from minicluster import MiniCluster
 
 pytestmark = pytest.mark.slurm
 

@@ -9,17 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import minicluster_init as init
 import pytest
-
-from nvrx_slurm.errors import UsageError
-from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing.minicluster import MiniCluster
-from nvrx_slurm.testing.minicluster_conf import (
+from minicluster import MiniCluster
+from minicluster_conf import (
     Settings,
     check_root,
     free_ports,
     render_slurm_conf,
 )
+
+from nvrx_slurm.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[2]
 SAY_NODE = '#!/bin/sh\nsrun -l sh -c "echo \\$SLURMD_NODENAME"\n'
@@ -226,10 +226,12 @@ def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm
 @pytest.mark.slurm
 def test_a_killed_owner_takes_its_cluster_along(cluster_root: Path, needs_slurm: None) -> None:
     code = (
-        "import sys, os, signal; from pathlib import Path; from nvrx_slurm.testing.minicluster import MiniCluster\n"
+        "import sys, os, signal; from pathlib import Path; from minicluster import MiniCluster\n"
         "MiniCluster(Path(sys.argv[1]), nodes=1, die_with_owner=True).up(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", code, str(cluster_root)], cwd=REPO, timeout=60, check=False)
+    subprocess.run(
+        [sys.executable, "-c", code, str(cluster_root)], cwd=REPO / "scripts" / "lib", timeout=60, check=False
+    )
     attached = MiniCluster.attach(cluster_root)
     for one in attached.scan():
         try:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from nvrx_job import Jobs
-
-from nvrx_slurm.testing.stage import await_end, running_with
+from stage import await_end, running_with
 
 pytestmark = pytest.mark.slurm
 
@@ -77,7 +76,7 @@ def test_on_a_login_node_it_says_what_to_do(jobs: Jobs) -> None:
 @pytest.mark.timeout(300)  # about a minute on two idle cores
 @pytest.mark.skipif("NVRX_TEST_DEMO" not in os.environ, reason="scripts/demo checks itself; NVRX_TEST_DEMO=1 runs it")
 def test_the_demo_holds_all_its_checks(needs_slurm: None) -> None:
-    argv = [sys.executable, "-m", "nvrx_slurm.testing.demo"]
+    argv = [sys.executable, "scripts/lib/demo.py"]
     done = subprocess.run(argv, cwd=REPO, stdout=subprocess.PIPE, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("  ok  ") == 8 and "FAILED" not in done.stdout
@@ -85,7 +84,7 @@ def test_the_demo_holds_all_its_checks(needs_slurm: None) -> None:
 
 @pytest.mark.torch
 def test_an_interrupted_demo_cleans_up(needs_slurm: None) -> None:
-    argv = [sys.executable, "-m", "nvrx_slurm.testing.demo"]
+    argv = [sys.executable, "scripts/lib/demo.py"]
     with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
         assert demo.stdout is not None
         head = []

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
+import minicluster_init as init
 import pytest
 from nvrx_job import HOLD_ONCE, Job, Jobs, kill, parent
-
-from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing.stage import await_end
+from stage import await_end
 
 pytestmark = pytest.mark.slurm
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from minicluster import MiniCluster
 
 from nvrx_slurm.health.hooks import drain_policy as drain
 from nvrx_slurm.slurm.drain import Note, parse_note
 from nvrx_slurm.system.inotify import Inotify
-from nvrx_slurm.testing.minicluster import MiniCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 

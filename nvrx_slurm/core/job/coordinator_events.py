@@ -9,6 +9,7 @@ from nvrx_slurm.types import (
     CoordinatorMessage,
     EndJob,
     Failed,
+    JobReport,
     RankFault,
     Register,
     Stopped,
@@ -142,8 +143,9 @@ class ReadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The job is over and nobody is left: print the first cause, exit with `code`."""
+    """The job is over and no agent is left: print the first cause and exit with `code`."""
 
     code: int
     reason: str
     cause: RankFault | None
+    report: JobReport = JobReport()

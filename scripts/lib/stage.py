@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, final
 
-from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing.minicluster import MiniCluster, MiniClusterError
+import minicluster_init as init
+from minicluster import MiniCluster, MiniClusterError
 
 NODES, SPARES, RANKS_PER_NODE = 4, 2, 2
 WORLD_SIZE = (NODES - SPARES) * RANKS_PER_NODE

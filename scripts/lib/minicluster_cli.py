@@ -7,9 +7,10 @@ import shlex
 import sys
 from pathlib import Path
 
+from minicluster import MiniCluster
+from minicluster_init import Process
+
 from nvrx_slurm.errors import ExitCode, NvrxError
-from nvrx_slurm.testing.minicluster import MiniCluster
-from nvrx_slurm.testing.minicluster_init import Process
 
 
 def default_root() -> Path:

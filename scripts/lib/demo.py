@@ -19,12 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import minicluster_init as init
+import timeline
+from stage import WORLD_SIZE, Stage, await_end, make_stage, running_with
+from timeline import Injected
+
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.system.inotify import Inotify
-from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing import timeline
-from nvrx_slurm.testing.stage import WORLD_SIZE, Stage, await_end, make_stage, running_with
-from nvrx_slurm.testing.timeline import Injected
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 _STEPS, _CHECKPOINT_EVERY, _STEP_TIME_S = 160, 20, 0.04

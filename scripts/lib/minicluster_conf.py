@@ -84,7 +84,7 @@ def render_slurm_conf(root: Path, settings: Settings, ports: list[int], user: st
     names = ",".join(settings.node_names)
     node_ports = ",".join(str(p) for p in ports[1:])
     lines = [
-        "# Written by nvrx_slurm.testing.minicluster; a pretended cluster, all of it on this machine.",
+        "# Written by scripts/minicluster; a pretended cluster, all of it on this machine.",
         "ClusterName=mini",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={ports[0]}",

@@ -24,10 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
+import minicluster_conf as conf
+import minicluster_init as init
+from minicluster_init import Process
+
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.testing import minicluster_conf as conf
-from nvrx_slurm.testing import minicluster_init as init
-from nvrx_slurm.testing.minicluster_init import Process
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scontrol", "scancel")
 _PATH_EXTRA = "/usr/sbin:/sbin:/usr/bin:/bin"  # where the daemons are; not on every user's PATH

@@ -1,0 +1,165 @@
+"""The engine for bounded work in child processes, with commands and functions that misbehave in each way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.system import bounded_process
+from nvrx_slurm.system.bounded_process import Ended
+
+BOUND_S = 60.0
+ENV = {"PATH": "/usr/bin:/bin"}
+FOREVER = "while :; do sleep 60; done"
+
+
+def alive(pid: int) -> bool:
+    """Whether `pid` runs; zombies do not."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid: int) -> bool:
+    until_s = time.monotonic() + BOUND_S
+    while alive(pid) and time.monotonic() < until_s:
+        os.sched_yield()
+    return not alive(pid)
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Callable[..., Ended]:
+    """`bounded_process.run`, and its twin on an event loop."""
+    if request.param == "sync":
+        return bounded_process.run
+    return lambda *args, **options: asyncio.run(bounded_process.run_async(*args, **options))
+
+
+@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize(
+    ("script", "options", "expected"),
+    [
+        ("echo out; echo err >&2; exit 3", {}, Ended(3, b"out\n", b"err\n")),
+        ("kill -9 $$", {}, Ended(-9, b"", b"")),
+        ("cat", {"stdin": b"fed" * 50_000, "limit": 1 << 20}, Ended(0, b"fed" * 50_000, b"")),
+        ("printf 0123456789", {"limit": 4}, Ended(0, b"0123", b"", truncated=True)),
+        ("printf 0123456789", {"limit": 4, "last": True}, Ended(0, b"6789", b"", truncated=True)),
+        ("head -c 300000 /dev/zero; echo end", {"limit": 4, "last": True}, Ended(0, b"end\n", b"", truncated=True)),
+        ("sleep 60 & echo done", {}, Ended(0, b"done\n", b"")),
+    ],
+)
+def test_how_a_command_ends(
+    run: Callable[..., Ended], script: str, dies: bool, options: dict[str, Any], expected: Ended
+) -> None:
+    assert run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
+
+
+def test_a_command_is_killed_with_its_group_at_its_deadline(run: Callable[..., Ended]) -> None:
+    started_s = time.monotonic()
+    ended = run(["/bin/sh", "-c", f"trap '' TERM; sleep 60 & echo $!; {FOREVER}"], ENV, 0.5)
+    assert time.monotonic() - started_s < BOUND_S / 2
+    assert (ended.code, ended.blocked) == (None, False)
+    assert ends(int(ended.stdout))
+
+
+def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pid")
+
+    async def cancelled() -> int:
+        task = asyncio.create_task(
+            bounded_process.run_async(["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; {FOREVER}"], ENV, BOUND_S)
+        )
+        pid = int(await asyncio.to_thread((tmp_path / "pid").read_text))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return pid
+
+    assert not alive(asyncio.run(cancelled()))
+
+
+def test_a_command_that_cannot_be_executed() -> None:
+    assert bounded_process.run(["/no/such"], ENV, BOUND_S).code == 127
+    with pytest.raises(FileNotFoundError):
+        bounded_process.run(["/no/such"], ENV, BOUND_S, dies_with_parent=False)
+
+
+def test_no_descriptor_is_left(run: Callable[..., Ended]) -> None:
+    before = os.listdir("/proc/self/fd")
+    run(["/bin/echo"], ENV, BOUND_S, stdin=b"x")
+    run(["/bin/sleep", "60"], ENV, 0.1)
+    with pytest.raises(OSError):
+        run(["/no/such"], ENV, BOUND_S, dies_with_parent=False)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def forever(pipe: int) -> None:
+    os.write(pipe, b"begun")
+    threading.Event().wait()
+
+
+def test_a_forked_function_answers_through_its_pipe() -> None:
+    assert bounded_process.fork(lambda pipe: os.write(pipe, b"42"), BOUND_S).finish() == Ended(0, b"42", b"")
+    assert bounded_process.fork(lambda pipe: 1 // 0, BOUND_S).finish().code == 1
+    assert bounded_process.fork(lambda pipe: os._exit(7), BOUND_S).finish().code == 7
+    assert bounded_process.fork(forever, 0.3).finish() == Ended(None, b"begun", b"")
+
+
+def test_a_forked_function_may_be_ended_by_signals_that_its_parent_ignores() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        child = bounded_process.fork(forever, BOUND_S)
+        bounded_process.wait([child.stdout.fd], time.monotonic() + BOUND_S)  # its handlers are reset by then
+        child.signal_group(signal.SIGTERM)
+        assert child.finish().code == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_forked_function_ends_itself_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_process, "_ALARM_S", 0.1)
+    child = bounded_process.fork(forever, 0.1)
+    child.until_s = time.monotonic() + BOUND_S  # nobody kills it
+    assert child.finish().code == -signal.SIGALRM
+
+
+def test_several_are_polled_together() -> None:
+    slow, quick = bounded_process.fork(forever), bounded_process.fork(lambda pipe: os.write(pipe, b"1"))
+    while not quick.done:
+        ready = bounded_process.wait([*slow.fds(), *quick.fds()], min(slow.wake_s(), quick.wake_s()))
+        for child in (slow, quick):
+            child.go_on(ready)
+    assert quick.result() == Ended(0, b"1", b"") and not slow.done
+    slow.end()
+    assert slow.gone and not alive(slow.pid)
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_a_child_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch, blocked: bool) -> None:
+    """At once if the kernel says that a thread of it stays blocked, else after REAP_S."""
+    monkeypatch.setattr(bounded_process, "REAP_S", BOUND_S if blocked else 0.3)
+    monkeypatch.setattr(bounded_process, "_blocked_threads", lambda pid: {("1",)} if blocked else set())
+    monkeypatch.setattr(os, "killpg", lambda pid, signum: None)
+    monkeypatch.setattr(os, "kill", lambda pid, signum: None)
+    child = bounded_process.fork(forever, 0.1)
+    started_s = time.monotonic()
+    ended = child.finish()
+    assert ended.blocked and ended.code is None and child.blocked is blocked
+    assert time.monotonic() - started_s < BOUND_S / 2
+    monkeypatch.undo()
+    os.kill(child.pid, signal.SIGKILL)
+    assert os.waitpid(child.pid, 0)[1] == signal.SIGKILL
+
+
+def test_a_thread_that_runs_between_two_looks_is_not_blocked() -> None:
+    assert bounded_process._blocked_threads(os.getpid()) == set()
+    assert bounded_process._blocked_threads(1 << 22) == set()
