@@ -35,7 +35,7 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["health"]
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
-LAYERS["ptl_resiliency"] = {"fault_tolerance"}
+LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
 LAYERS["inprocess"] = LAYERS["agent"]
 LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}

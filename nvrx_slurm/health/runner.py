@@ -46,12 +46,14 @@ class Result:
 class _Child:
     """Checks under way in a forked process, the first of `checks` since `started_s`."""
 
-    def __init__(self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, end_s: float) -> None:
+    def __init__(
+        self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, started_s: float, end_s: float
+    ) -> None:
         self.checks = list(checks)
         self.process = process
         self.note = note
         self.end_s = end_s
-        self.started_s = time.monotonic()
+        self.started_s = started_s
 
     @property
     def until_s(self) -> float:
@@ -197,13 +199,13 @@ class Run:
             self._without(checks, f"no process could be started for it: {error.strerror}")
 
     def _forked(self, checks: Sequence[Check]) -> _Child:
-        note = mmap.mmap(-1, NOTE_BYTES)
+        note, started_s = mmap.mmap(-1, NOTE_BYTES), time.monotonic()
 
         def work(pipe: int) -> None:
             self._node.note = note
             _answer(self._work, checks, self._node, self._expected, pipe, self._end_s)
 
-        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, self._end_s)
+        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
 
     def _without(self, checks: Iterable[Check], text: str) -> None:
         for check in checks:

@@ -207,7 +207,7 @@ def test_a_held_process_that_is_not_needed_ends(tmp_path: Path) -> None:
 
 def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig: Rig) -> None:
     """Its held processes end and are reaped; the rig sees whether anything is left."""
-    script = rig.script("open('ran', 'a').write(os.environ['NVRX_INFRA_RANK'])\npreflight()")
+    script = rig.script("open('ran', 'a').write(os.environ['NVRX_INFRA_RANK'])\ngate()")
     nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")
     assert nodes[2].wait() == 95
     nodes[1].line("hot spare")

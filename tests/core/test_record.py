@@ -39,7 +39,7 @@ def agent_log() -> list[str]:
 
 
 @pytest.mark.parametrize("cls", list(record._TYPES.values()), ids=lambda cls: cls.__name__)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
     drawn = data.draw(_values(cls))

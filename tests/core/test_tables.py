@@ -26,7 +26,7 @@ from .walks import walk
 
 Key = tuple[Enum, type]
 Scenario = Callable[[], None]
-WALKS = 1500
+WALKS = 800
 RARE = {("LAST_RANKS", "SCORING"), ("LAST_RANKS", "JOINING"), ("LAST_RANKS", "PAUSED")}  # only after broken messages
 CLOSING = {"RETURNING", "CLOSED"}  # wherever the end may be decided, all nodes may have left
 
@@ -46,6 +46,7 @@ SUITES: dict[type[Machine], Iterable[Scenario]] = {
 }
 Visits = dict[Key, tuple[Scenario, set[Enum]]]
 MACHINES = pytest.mark.parametrize("machine", SUITES)
+pytestmark = pytest.mark.xdist_group("tables")  # the scenarios are run once
 
 
 @pytest.fixture(scope="module")

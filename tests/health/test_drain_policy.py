@@ -126,7 +126,10 @@ def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path: Path) -> None
 
 def test_a_hook_loads_nothing_heavy() -> None:
     """They run before each job: no torch, no gRPC, and what only a drain needs not before it."""
-    probe = "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; policy.select('prolog'); print(*sys.modules)"
+    probe = (
+        "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; "
+        "policy.select('prolog'); print(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", probe], env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
         timeout=60, check=True,

@@ -26,8 +26,8 @@ from nvrx_slurm.health.report import from_json
 pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
 
 SERVICE = Path(__file__).with_name("nvhcd_service.py")
-SHARED = ("well", "sick", "only success is false", "junk", "no fail_count", "empty", "echo", "raises", "another service",
-          "huge", "not UTF-8", "no message", "a b%20#c?d=\u00e9.sock")  # fmt: skip
+SHARED = ("well", "sick", "only success is false", "junk", "no fail_count", "empty", "echo", "raises",
+          "another service", "huge", "not UTF-8", "no message", "a b%20#c?d=\u00e9.sock")  # fmt: skip
 
 
 def folder() -> Path:
@@ -231,7 +231,7 @@ def test_root_believes_no_users_socket_and_a_user_does(place: Path, serve: Serve
     assert subprocess.check_output(argv, text=True, timeout=BOUND_S) == "False\n", "the user named it"
 
 
-# Everything is imported as root, who can read it.
+# Everything is imported as root, because the user may not be able to read it.
 ASK_AS_NOBODY = """
 import os, sys, time
 from nvrx_slurm.health.checks import node_service

@@ -51,7 +51,7 @@ def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
         assert client.should_stop() and client.should_stop_together()
         client.send_heartbeat()
         client.start_section("step")
-        assert monitor.wait_for_hang(WAIT_S).startswith("in section 'step' for 0.2")
+        assert monitor.wait_for_hang(WAIT_S).startswith("in section 'step' for ")
         assert len(monitor.hangs) == 1
         pid = monitor.pid
         client.shutdown_workload_monitoring()

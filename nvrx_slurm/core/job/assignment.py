@@ -1,4 +1,4 @@
-"""The places of one cycle: who has which group rank and ranks, who is done, who is broken. O(1) per message."""
+"""The assignment of one cycle: group rank and ranks of each node, and which are done or broken. O(1) per message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Assignment:
 
     @classmethod
     def of(cls, places: Mapping[int, str]) -> Assignment:
-        """Places without a plan: of a cycle that is over."""
+        """Group ranks without a plan: of a cycle that is over."""
         return cls(None, {g: Slot(node_id, 0, 0) for g, node_id in places.items()})
 
     @classmethod
@@ -77,7 +77,7 @@ class Assignment:
             self.broken.discard(group_rank)
 
     def group_rank(self, node_id: str) -> int | None:
-        """The place of a node, or None."""
+        """The group rank of a node, or None."""
         return self._group_rank.get(node_id)
 
     def __len__(self) -> int:

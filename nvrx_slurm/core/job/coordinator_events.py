@@ -18,7 +18,7 @@ from nvrx_slurm.types import (
     WarnJob,
 )
 
-# --- events: messages of agents with who sent them ---------------------------------------------------
+# --- events: messages of agents ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,14 @@ class Requests(JobPart):
         if member is None:
             return
         by = f"rank {asked.rank}" if asked.rank >= 0 else "a health check"
-        who = f"{by} on node {member.node.host}"
+        asker = f"{by} on node {member.node.host}"
         if asked.action is t.WorkloadAction.ShutdownWorkload:
-            why = f"{who} asked to shut down the workload: {asked.description}"
+            why = f"{asker} asked to shut down the workload: {asked.description}"
             self.finish(t.Finish(self.job.settings.limits.no_restart_code, why), now)
         elif asked.action is t.WorkloadAction.ExcludeThisNode:
             self._exclude(member.node, asked.rank, asked.description, now)
         else:
-            self.say(f"{who} asked to continue: {asked.description}")
+            self.say(f"{asker} asked to continue: {asked.description}")
 
     def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> None:
         """The node leaves at once and is not taken again; the job ends if no node can ever take its place. `rank`: the
