@@ -24,10 +24,10 @@ def _settle() -> None:
     time.sleep(_SETTLE_S + random.uniform(0.0, 0.2))
 
 
-def _cold_start(launcher: Launcher, nodes: int) -> float:
+def _cold_start(launcher: Launcher, nodes: int, nproc: int = _NPROC) -> float:
     with Job(launcher) as job:
-        job.start(str(nodes), _NPROC, "wait")
-        return _last(job.wait(nodes * _NPROC, "started")) - job.started_s
+        job.start(str(nodes), nproc, "wait")
+        return _last(job.wait(nodes * nproc, "started")) - job.started_s
 
 
 def _restart(launcher: Launcher, nodes: int) -> float:
@@ -59,11 +59,11 @@ def _lost_node(launcher: Launcher) -> float:
         return _last(job.wait(2 * _NPROC, "started", at_s)) - at_s
 
 
-def _figure(name: str, what: str, target: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
+def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
     def measure(launchers: Launchers, repeats: int) -> Samples:
         return interleaved(one, [*([launchers.floor] if floor else []), *launchers.rivals()], repeats)
 
-    return Figure(name, what, "s", target, True, measure)
+    return Figure(name, what, "s", target_s, False, measure)
 
 
 def _measure_lost(launchers: Launchers, repeats: int) -> Samples:
@@ -71,9 +71,10 @@ def _measure_lost(launchers: Launchers, repeats: int) -> Samples:
 
 
 FIGURES = [
-    _figure("start-1", "cold start, 1 node x 2", 0.30, lambda who: _cold_start(who, 1), True),
-    _figure("start-2", "cold start, 2 nodes x 2", 0.20, lambda who: _cold_start(who, 2), False),
-    _figure("restart-1", "restart after a rank exits, 1 node x 2", 0.5, lambda who: _restart(who, 1), True),
-    _figure("restart-2", "restart after a rank exits, 2 nodes x 2", 0.08, lambda who: _restart(who, 2), False),
+    _figure("start-1", "cold start, 1 node x 2", 0.20, lambda who: _cold_start(who, 1), True),
+    _figure("start-8", "cold start, 1 node x 8", 0.30, lambda who: _cold_start(who, 1, 8), True),
+    _figure("start-2", "cold start, 2 nodes x 2", 0.30, lambda who: _cold_start(who, 2), False),
+    _figure("restart-1", "restart after a rank exits, 1 node x 2", 0.08, lambda who: _restart(who, 1), True),
+    _figure("restart-2", "restart after a rank exits, 2 nodes x 2", 0.12, lambda who: _restart(who, 2), False),
     Figure("lost-node", "lost node to the promoted spare's first line", "s", 0.3, False, _measure_lost),
 ]

@@ -16,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm.agent.coordinator import Members
 from nvrx_slurm.agent.event_log import EventLog
-from nvrx_slurm.agent.program import CoordinatorShell
+from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.types import Node, Plan, Register
@@ -30,12 +32,10 @@ _KEEPALIVE = (5.0, 5.0)
 _LONGEST_LIFE_S = 60.0
 
 
-class _Silent:
-    """A console that shows only what went wrong."""
-
-    def say(self, text: str) -> None:
-        if text.startswith("refused"):
-            print(text, file=sys.stderr)
+def _say(text: str) -> None:
+    """Show only what went wrong."""
+    if text.startswith("refused"):
+        print(text, file=sys.stderr)
 
 
 async def serve(agents: int) -> None:
@@ -43,10 +43,12 @@ async def serve(agents: int) -> None:
     loop = asyncio.get_running_loop()
     core = Coordinator(CoordinatorSettings(min_nodes=agents, max_nodes=agents), loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
-        log = EventLog(Path(directory) / "events.jsonl", core, _Silent().say)
-        shell = CoordinatorShell(core, log, _Silent())  # type: ignore[arg-type]
-        shell.server = ControlServer(_KEY, _TOKEN, shell.post, _Silent().say, _KEEPALIVE)
-        where = await shell.server.start("127.0.0.1", [0])
+        log = EventLog(Path(directory) / "events.jsonl", core, _say)
+        shell, members = Shell(core, log, ev.Done, _say), Members()
+        members.server = server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
+        shell.add(members)
+        shell.begin()
+        where = await server.start("127.0.0.1", [0])
         print(where.rpartition(":")[2], flush=True)
         await asyncio.wait({shell.result}, timeout=_LONGEST_LIFE_S)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_assignment import (
     ActivateAllRanks,
@@ -26,8 +27,8 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import (
     assign,
     with_defaults,
 )
+from nvrx_slurm.inprocess.plugins.rank_base import leadership_of
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.testing.memory_store import MemoryStore
 
 _WORLD, _COUNTED_WORLD, _DEATHS = 65_536, 16_384, 1_024
 _ASKED = 200  # ranks whose own share is measured
@@ -104,7 +105,8 @@ def _filtered() -> float:
     contexts = [RankAssignmentCtx(State(rank, _WORLD, iteration=1), view, died) for rank in range(_WORLD)]
     for ctx in contexts[1:]:
         if ctx.state.rank not in died:
-            rank_filter.leadership(ctx).give(lambda ctx=ctx: f"node-{ctx.state.rank // 8:05}")
+            one = leadership_of(ctx, "FilterCountGroupedByKey 0", 0, rank_filter.timeout)
+            one.give(lambda ctx=ctx: f"node-{ctx.state.rank // 8:05}")
     seconds, _ = _timed(lambda: assign(whole, contexts[0]))
     return 1e3 * seconds
 

@@ -1,7 +1,7 @@
-"""Error tree and the one table of exit codes.
+"""The error tree and the table of exit codes.
 
-Slurm, batch scripts and job chains decide by these numbers, so each is the same on every node that could
-learn of the event, and each comes with a sentence. 128+n means "ended by signal n", as in a shell.
+Slurm, batch scripts and job chains decide by these numbers. A code is the same on every node that learns of the event.
+128+n means "ended by signal n", as in a shell. Slurm calls such a job FAILED, also for 138 (warned, work saved).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ EXIT_CODE_MEANING: dict[ExitCode, str] = {
     ExitCode.USAGE: "bad flags, environment, YAML or allocation shape; nothing was started",
     ExitCode.NO_RESTART: "do not restart or requeue: another try would end the same way",
     ExitCode.TOO_FEW_NODES: "fewer than MIN healthy nodes until the join timeout ran out",
-    ExitCode.NODE_REFUSED: "the coordinator does not take this node (excluded, replaced, or not of this job)",
-    ExitCode.COORDINATOR_LOST: "no coordinator could be reached within the join timeout",
+    ExitCode.NODE_REFUSED: "the coordinator does not take this node (excluded, unfit, or replaced by a newer agent)",
+    ExitCode.COORDINATOR_LOST: "no coordinator of this job was found in time (or its token or version is another)",
     ExitCode.INTERNAL: "a defect of nvrx_slurm itself; please report it with the event log",
 }
 
@@ -40,19 +40,19 @@ def signal_exit_code(signum: int) -> int:
 
 
 class NvrxError(Exception):
-    """Base of all errors of this package; `exit_code` is what a program that dies of it exits with."""
+    """Base of all errors of this package. A program that ends because of one exits with its `exit_code`."""
 
     exit_code: int = ExitCode.FAILED
 
 
 class UsageError(NvrxError):
-    """Input from a person or a file is wrong: one sentence that says what, where, and what to do."""
+    """Input from a person or a file is wrong. The message is one sentence: what is wrong, where, what to do."""
 
     exit_code = ExitCode.USAGE
 
 
 class ProtocolError(NvrxError):
-    """A peer sent something that no peer of this version sends (too long, wrong type, wrong order)."""
+    """A peer sent a message that this version never sends (too long, wrong type, wrong order)."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -64,6 +64,6 @@ class AuthError(NvrxError):
 
 
 class UnknownTransition(NvrxError):
-    """A state machine got an event that its table has no row for: a defect, never ignored."""
+    """A state machine got an event for which its table has no row: a defect, never ignored."""
 
     exit_code = ExitCode.INTERNAL

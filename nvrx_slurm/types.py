@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class FaultKind(str, Enum):
-    """What happened to a rank or node, from the point of view of whoever noticed it."""
+    """What happened to a rank or node, from the point of view of the program that noticed it."""
 
     EXIT = "exit"  # the worker ended by itself with a non-zero code
     SIGNAL = "signal"  # the worker was ended by a signal that was not ours
@@ -34,7 +34,7 @@ class WorkloadAction(Enum):
 
     Continue = 0  # noted, nothing else
     ExcludeThisNode = 1  # this node leaves at once and is not taken again in this job
-    ShutdownWorkload = 2  # everybody stops now, and nothing should start the job again
+    ShutdownWorkload = 2  # all ranks stop now, and the job should not be started again
 
 
 class Doing(str, Enum):
@@ -52,7 +52,7 @@ class Node:
     """One life of one agent. A node that comes back is a new `Node` with the same `infra_rank`."""
 
     node_id: str  # unique per agent life
-    infra_rank: int  # the order Slurm gave us; -1 = nobody gave one
+    infra_rank: int  # the order Slurm gave us; -1 = none was given
     host: str  # for people, logs and the first cause
     addr: str  # where the other nodes reach it (MASTER_ADDR); "" = as the coordinator sees it
     nproc: int  # workers it runs, >= 1
@@ -91,12 +91,7 @@ class History:
     spent: tuple[KindCount, ...] = ()  # the same by kind of the first cause
     no_progress: int = 0  # cycles in a row without checkpoint progress
     iteration: int = -1  # of the last checkpoint that was seen; -1 = none yet
-    excluded: tuple[str, ...] = ()  # places (`place_of`) that are not taken again
-
-
-def place_of(node: Node) -> str:
-    """What an excluded node is known by: its place in the job and its host, however often its agent comes back."""
-    return f"{node.infra_rank}@{node.host}"
+    excluded: tuple[str, ...] = ()  # nodes that are not taken again, as "INFRA_RANK@HOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,7 @@ class FaultRecord:
     """One fault in the report of the job."""
 
     at_s: float  # seconds since the coordinator started
-    cycle: int
+    cycle: int  # -1 = before the first one
     kind: FaultKind
     host: str  # "" where no single node failed
     infra_rank: int
@@ -134,7 +129,7 @@ class JobReport:
     restarts: tuple[RestartRecord, ...] = ()  # oldest first, at most 1,000
     faults: tuple[FaultRecord, ...] = ()  # in order of arrival, at most the first 1,000
     faults_not_listed: int = 0  # faults beyond these
-    last_faults: tuple[FaultRecord, ...] = ()  # of the cycle in which the job ended, or which failed last; at most 1,000
+    last_faults: tuple[FaultRecord, ...] = ()  # of the latest cycle with faults; at most 1,000
     lost_nodes: tuple[str, ...] = ()  # hosts of active nodes that were lost, in order of loss; each once
     excluded_nodes: tuple[str, ...] = ()  # hosts that were excluded, by a request or an unfit check
     spares_used: tuple[str, ...] = ()  # hosts that took a group rank over from another node, in order; each once
@@ -143,7 +138,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who does what in a cycle, from the point of view of one member.
+    """The assignment of a cycle, from the point of view of one member.
 
     The shared part is equal for all members; `group_rank` and `rank_offset` are the receiver's own, -1 for spares.
     """

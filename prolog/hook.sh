@@ -1,90 +1,101 @@
 #!/bin/sh
-# What prolog, epilog and healthcheck have in common; they run it as root (docs/administrators.md):
-#   hook.sh HOOK        clear the environment and run the second form below timeout(1)
-#   hook.sh settings    print what hooks.conf is read as
-#   hook.sh HOOK SINCE  look whom we are about to trust, start Python, and end in time even if Python does not
-# Exit code: 0 go on; 1 the node shall not be used; where the hook itself does not work, as ON_ERROR says.
+# The common part of prolog, epilog and healthcheck. Slurm runs it as root (docs/administrators.md).
+#   hook.sh HOOK        clears the environment and runs the last form under timeout(1)
+#   hook.sh settings    prints the settings of hooks.conf, for nvrx doctor
+#   hook.sh version     loads the hooks as HOOK does, and prints their version, for nvrx doctor
+#   hook.sh HOOK SINCE  checks each file that root is about to execute, then starts Python
+# Exit code: 0 go on; 1 Slurm must not use the node. ON_ERROR gives the code of a hook that does not work.
 
 cd / || exit 0
 umask 022
-if [ ! -t 2 ] && [ "$1" != settings ]; then exec >/dev/null 2>&1; fi # whoever reads slurmd's pipe never waits for a blocked process
-here=${0%/*} hook=$1 since=$2 child='' hurry=''
+case $1 in
+settings | version) ;;
+*) [ -t 2 ] || exec >/dev/null 2>&1 ;; # slurmd waits for the end of its pipe; a blocked process would hold it open
+esac
+here=${0%/*} hook=$1 since=$2 child=''
 PYTHON='' PACKAGE='' CONFIG='' LOG='' SCONTROL='' SYSROOT='' ON_ERROR=pass
 PROLOG_BUDGET=6 EPILOG_BUDGET=30 HEALTHCHECK_BUDGET=50 # seconds
 conf=$SLURM_CONF
 
-say() { # to the system's log, without waiting for it; where it does not listen, not for ever
-    /usr/bin/timeout -s KILL 5 /usr/bin/logger -p daemon.err -t "nvrx-$hook" -- "$1" 2>/dev/null 9>&- &
+say() { # TEXT: to the system log, without waiting for it
+    [ "$hook" = version ] || /usr/bin/timeout -s KILL 5 /usr/bin/logger -p daemon.err -t "nvrx-$hook" -- "$1" 2>/dev/null &
     echo "nvrx-$hook: $1" >&2
 }
 
 give_up() {
-    if [ "$ON_ERROR" = fail ] || found_sick; then exit 1; fi
+    case $ON_ERROR,$hook in fail,* | *,version) exit 1 ;; esac
     exit 0
 }
 
-found_sick() { # whether a hook, this one or another, has found this node sick since we came (nvrx_slurm/health/hooks/sick.py)
-    sick=$SYSROOT/run/nvrx-health/sick-$SLURMD_NODENAME at=''
-    if ! ours "${sick%/*}" || ! ours "$sick"; then return 1; fi
-    read -r at <"$sick"
-    case $at,$since in
-    ,* | *[!0-9]*,* | *,*[!0-9.]* | *, | *.*.*) return 1 ;;
-    esac
-    [ "$at" -ge "${since%.*}${since#*.}" ]
-}
-
-ours() { [ -O "$1" ] && [ ! -L "$1" ]; }
-
-broken() { # SENTENCE: this hook does not work
+broken() { # TEXT: this hook does not work
     say "$1"
     give_up
 }
 
-late() { # SIGALRM of timeout(1). A process blocked in the kernel is not waited for: init gets it.
+late() { # SIGALRM from timeout(1). A process that is blocked in the kernel is left to init.
     trap '' ALRM
     if [ -n "$child" ]; then kill -KILL "$child" 2>/dev/null; fi
-    broken "not done after $budget s: Python does not start or is blocked; look at the file system of $PYTHON"
+    broken "not done after $budget s: Python does not start or is blocked; check the file system of $PYTHON"
 }
 
-# Loading takes most of a hook's processor time, and ON_ERROR is for hooks that are late. So as many as there are
-# processors do that at a time, and who gets no turn while there is time for it does not begin at all.
-# Descriptor 9 is the turn, NVRX_TURN says that there is one; start.py or our end gives it back.
-turn() { # whether we may go on
-    NVRX_TURN='' turns=$SYSROOT/run/nvrx-health
-    if [ ! -x /usr/bin/flock ] || ! count=$(/usr/bin/nproc); then return 0; fi
-    if [ ! -e "$turns" ]; then /bin/mkdir -m 700 "$turns" 2>/dev/null; fi
-    turns=$turns/turn.$(($$ % count))
-    if ! ours "${turns%/*}" || [ -L "$turns" ] || ! true 9<>"$turns"; then return 0; fi # a full /run is no reason to end
-    exec 9<>"$turns"
-    whole=${budget%%.*}
-    whole=${whole#"${whole%%[!0]*}"} # 08 would be octal
-    tenths=$((${whole:-0} * 8)) # of the budget's seconds; the checks, and slurmctld, need time, too
-    if [ "$tenths" = 0 ]; then tenths=1; fi
-    /usr/bin/flock -w "$((tenths / 10)).$((tenths % 10))" 9
-    case $? in
-    0) NVRX_TURN=9 ;;
-    1) return 1 ;;
-    *) exec 9>&- ;; # it cannot do that here
-    esac
-}
-
-# The rule of trust.py for root, for what runs before it: namei(1) shows each directory and link on the way; all must be root's,
-# and only root's to write to, and none may lead into /proc, whose links go where users want.
-untrusted() { # PATH...: prints the first one that is not, and why
+# The rule of system/trust.py for root, applied to what runs before it can: each directory and link on the way belongs to
+# root, only root can write to it, and none leads into /proc, where users decide what a link means.
+untrusted() { # PATH...: prints why the first bad one is refused
     if ! listed=$(/usr/bin/namei -l -- "$@" 2>&1); then
-        echo "$* cannot be looked at: ${listed##*"
-"}" && return
+        for path in "$@"; do
+            if [ ! -e "$path" ]; then echo "$path cannot be used: there is no such file" && return; fi
+        done
+        echo "$* cannot be checked: $listed" && return
     fi
     echo "$listed" | while read -r mode owner group name; do
         case $mode,$owner,$name in
-        f:,/proc/* | l*'-> /proc/'* | l*'-> '*../proc/*) echo "$owner $name is not used: it leads into /proc" && return ;;
+        f:,/proc/* | l*'-> /proc/'* | l*'-> '*../proc/*) echo "$owner $name is not trusted: it leads into /proc" && return ;;
         f:,*) path="$owner${group:+ $group}${name:+ $name}" ;;
-        l*,root,* | d????????[tT],root,*) ;; # a link has no mode of its own; sticky like /tmp
-        ?????w*,*,* | ????????w*,*,*) echo "$path is not used: others than root could change $name ($mode)" && return ;;
+        l*,root,* | d????????[tT],root,*) ;; # links have no mode; a sticky directory is like /tmp
+        ?????w*,*,* | ????????w*,*,*) echo "$path is not trusted: others than root can change $name ($mode)" && return ;;
         *,root,*) ;;
-        *) echo "$path is not used: others than root could change $name (owner $owner)" && return ;;
+        *) echo "$path is not trusted: others than root can change $name (owner $owner)" && return ;;
         esac
     done
+}
+
+# Python loads its standard library before it runs a line of ours: from above `home` of pyvenv.cfg, from above its own
+# file, or from where it was compiled for. PYTHONHOME names the one that is checked.
+find_library() { # sets prefix, the folder above the one with the standard library; "" if there is none
+    home=$(/usr/bin/readlink -f -- "$PYTHON") home=${home%/*}
+    cfg=${PYTHON%/*/*}/pyvenv.cfg
+    if [ ! -r "$cfg" ]; then cfg=${PYTHON%/*}/pyvenv.cfg; fi
+    if [ -r "$cfg" ]; then
+        while IFS='= 	' read -r name value || [ -n "$name" ]; do
+            case $name in [Hh][Oo][Mm][Ee]) home=${value%[[:cntrl:]]} && break ;; esac
+        done <"$cfg"
+    fi
+    prefix=$home
+    while [ -n "$prefix" ]; do
+        prefix=${prefix%/*}
+        for library in "$prefix"/lib*/python3*/os.py; do
+            if [ -e "$library" ]; then prefix=${prefix:-/} && return; fi
+        done
+    done
+}
+
+unfit() { # prints why Python may not be started: all that it loads before trust.py must be root's alone
+    set -- "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON" "$home" "$PACKAGE/nvrx_slurm/system/trust.py"
+    for path in "$prefix"/lib*/python3*/encodings/__init__.py "$prefix"/lib*/python3*/lib-dynload "$prefix"/lib*/python3*.zip \
+        "$prefix"/lib*/libpython3*; do
+        if [ -e "$path" ]; then set -- "$@" "$path"; fi
+    done
+    found=$(untrusted "$@")
+    if [ -n "$found" ]; then echo "$found" && return; fi
+    set --
+    for path in "$prefix"/lib*/python3*/os.py; do
+        for folder in "${path%/*}" "${path%/*}/encodings" "${path%/*}/lib-dynload"; do
+            if [ -e "$folder" ]; then set -- "$@" "$folder"; fi
+            if [ -e "$folder/__pycache__" ]; then set -- "$@" "$folder/__pycache__"; fi
+        done
+    done
+    found=$(/usr/bin/find "$@" -maxdepth 1 \( ! -uid 0 -o ! -type l -perm /022 \) -print -quit 2>&1)
+    if [ -n "$found" ]; then echo "the standard library is not trusted: others than root can change $found"; fi
 }
 
 if [ -r "$here/hooks.conf" ]; then
@@ -97,42 +108,33 @@ if [ -r "$here/hooks.conf" ]; then
         PROLOG_BUDGET | EPILOG_BUDGET | HEALTHCHECK_BUDGET) eval "$name=\$value" ;;
         SLURM_CONF) conf=${conf:-$value} ;; # Slurm sets it, but not for the HealthCheckProgram
         '' | \#*) ;;
-        *) if [ "$hook" = settings ]; then echo "?$name"; elif [ -n "$since" ]; then say "$here/hooks.conf: there is no setting called $name"; fi ;;
+        *) if [ "$hook" = settings ]; then echo "?$name"; elif [ -n "$since" ]; then say "$here/hooks.conf: unknown setting $name"; fi ;;
         esac
     done <"$here/hooks.conf"
 fi
 case $hook in
-settings) # nvrx doctor asks what is read
-    echo "PYTHON=$PYTHON
-PACKAGE=$PACKAGE
-CONFIG=$CONFIG
-LOG=$LOG
-SCONTROL=$SCONTROL
-SLURM_CONF=$conf
-SYSROOT=$SYSROOT
-ON_ERROR=$ON_ERROR
-PROLOG_BUDGET=$PROLOG_BUDGET
-EPILOG_BUDGET=$EPILOG_BUDGET
-HEALTHCHECK_BUDGET=$HEALTHCHECK_BUDGET"
+settings)
+    for name in PYTHON PACKAGE CONFIG LOG SCONTROL SYSROOT ON_ERROR PROLOG_BUDGET EPILOG_BUDGET HEALTHCHECK_BUDGET; do
+        eval "echo $name=\"\$$name\""
+    done
+    echo "SLURM_CONF=$conf"
     exit 0
     ;;
-prolog) budget=$PROLOG_BUDGET hurry='/usr/bin/nice -n -10' ;; # a job waits, and others keep the processors busy
+prolog) budget=$PROLOG_BUDGET ;;
 epilog) budget=$EPILOG_BUDGET ;;
 *) budget=$HEALTHCHECK_BUDGET ;;
 esac
 
 case $budget in
 *[!0-9.]* | *.*.* | ?????*.* | [!.][!.][!.][!.][!.]*) wrong=yes ;; # timeout(1) would end with 125, and Slurm drain the node
-*[1-9]*) wrong='' ;; # 0 is no limit at all
+*[1-9]*) wrong='' ;; # timeout(1) takes 0 as no limit
 *) wrong=yes ;;
 esac
-if [ -n "$wrong" ]; then
-    broken "$here/hooks.conf: a budget of '$budget' is no number of seconds (> 0, < 10000); correct it"
-fi
+if [ -n "$wrong" ]; then broken "$here/hooks.conf: the budget '$budget' is not a number of seconds (> 0, < 10000); correct it"; fi
 
 if [ -z "$since" ]; then
     read -r since _ </proc/uptime
-    # CUDA_VISIBLE_DEVICES is left out: the checks are about the node, not about the job's part of it.
+    # Without CUDA_VISIBLE_DEVICES: the checks are about the node, not about the job's part of it.
     exec /usr/bin/env -i LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin SLURM_CONF="$conf" \
         SLURMD_NODENAME="$SLURMD_NODENAME" SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" \
         SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" SLURM_JOB_USER="$SLURM_JOB_USER" \
@@ -141,37 +143,38 @@ if [ -z "$since" ]; then
         SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" SLURM_JOB_EXIT_CODE="$SLURM_JOB_EXIT_CODE" \
         SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2" SLURM_JOB_DERIVED_EC="$SLURM_JOB_DERIVED_EC" \
         SLURM_SCRIPT_CONTEXT="$SLURM_SCRIPT_CONTEXT" \
-        $hurry /usr/bin/timeout --preserve-status -s ALRM -k 2 "$budget" /bin/sh "$0" "$hook" "$since"
+        /usr/bin/timeout --preserve-status -s ALRM -k 2 "$budget" /bin/sh "$0" "$hook" "$since"
 fi
 
 trap late ALRM
-if [ -z "$PYTHON" ]; then broken "$here/hooks.conf sets no PYTHON; give it the absolute path of nvrx_slurm's Python"; fi
-export NVRX_PACKAGE="$PACKAGE" NVRX_CONFIG="$CONFIG" NVRX_LOG="$LOG" NVRX_SCONTROL="$SCONTROL" \
-    NVRX_SYSROOT="$SYSROOT" NVRX_SINCE="$since" NVRX_BUDGET="$budget"
-( # all that may block: while it is waited for, and only then, SIGALRM is heard at once
-    if ! turn; then
-        say "not its turn in time: other hooks keep this node's processors busy; this one does not look at the node"
-        exit 12
+case $PYTHON in
+*//* | */./* | */../*) broken "$here/hooks.conf: PYTHON=$PYTHON must not contain //, /./ or /../" ;;
+/*) ;;
+*) broken "$here/hooks.conf: PYTHON=$PYTHON is not an absolute path; give it the path of nvrx_slurm's Python" ;;
+esac
+( # all that may block runs here, because sh handles SIGALRM at once only while it waits
+    if [ -z "$PACKAGE" ]; then
+        for PACKAGE in "${PYTHON%/*/*}"/lib*/python3*/*-packages /usr/local/lib/python3*/dist-packages /usr/lib/python3/dist-packages; do
+            if [ -e "$PACKAGE/nvrx_slurm/system/trust.py" ]; then break; fi
+        done
     fi
-    if [ "$hook" = prolog ] && found_sick; then
-        say "another hook has found this node sick meanwhile"
-        exit 10
-    fi
-    export NVRX_TURN
-    case $(/usr/bin/id -u) in
-    *[1-9]*) found='' ;; # not root: he runs what is his own
-    *) found=$(untrusted "$0" "$here/hooks.conf" "$here/start.py" "$here/trust.py" "$PYTHON") ;;
+    find_library
+    case $(/usr/bin/id -u),$prefix in
+    *,) why="there is no standard library (lib/python3*/os.py) above PYTHON=$PYTHON" ;;
+    *[1-9]*,*) why='' ;; # not root: it runs what is its own
+    *) why=$(unfit) ;;
     esac
-    if [ -n "$found" ]; then say "$found"; exit 11; fi
-    exec "$PYTHON" -I -S "$here/start.py" "$hook"
+    if [ -n "$why" ]; then say "$why" && exit 11; fi
+    export PYTHONHOME="$prefix" PYTHONSAFEPATH=1 NVRX_PACKAGE="$PACKAGE" NVRX_CONFIG="$CONFIG" NVRX_LOG="$LOG" \
+        NVRX_SCONTROL="$SCONTROL" NVRX_SYSROOT="$SYSROOT" NVRX_SINCE="$since" NVRX_BUDGET="$budget"
+    exec "$PYTHON" -s -S "$here/start.py" "$hook"
 ) </dev/null &
 child=$!
 wait "$child"
 code=$?
 case $code in
 0) exit 0 ;;
-10) exit 1 ;; # what no accident exits with
+10) exit 1 ;; # start.py alone exits with 10
 11) give_up ;;
-12) if found_sick; then exit 1; else exit 0; fi ;; # the hook works
 *) broken "$PYTHON ended with $code; run $here/$hook in a terminal to see why" ;;
 esac

@@ -11,18 +11,21 @@ say() { printf '== %s\n' "$*"; }
 
 can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
-# apt_install PACKAGE...: without starting the services that come along; nothing of ours needs them.
+# apt_install PACKAGE...: one at a time, and without starting the services of the packages.
 apt_install() {
     local policy=/usr/sbin/policy-rc.d made= log
     log=$(mktemp)
+    exec 9</var/lib/dpkg
+    flock 9
     say "apt-get install $*"
     if [ ! -e "$policy" ]; then
         printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=$policy
     fi
     local rc=0
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@"; } \
-        >"$log" 2>&1 || { rc=$?; tail -5 "$log" >&2; }
+        >"$log" 2>&1 9<&- || { rc=$?; tail -5 "$log" >&2; }
     rm -f "$log" ${made:+"$made"}
+    exec 9<&-
     return "$rc"
 }
 
@@ -50,9 +53,10 @@ need_venv() {
         say "making $venv"
         python3 -m venv "$venv"
     fi
-    say "pip install torch (about 200 MB; once)"
-    "$venv/bin/pip" install -qq --disable-pip-version-check -c scripts/constraints.txt torch
-    say "pip install -e .${extras:+[$extras]}"
-    "$venv/bin/pip" install -qq --disable-pip-version-check -c scripts/constraints.txt -e ".${extras:+[$extras]}"
+    say "pip install torch -e .${extras:+[$extras]} (about 200 MB; once)"
+    # Python compiles what is imported; pip would compile all of torch, which takes longer than the download.
+    "$venv/bin/pip" install -qq --disable-pip-version-check --no-compile -c scripts/constraints.txt \
+        torch -e ".${extras:+[$extras]}"
+    "$venv/bin/python" -c 'import torch, torch._dynamo' # so that processes side by side need not each compile it
     printf '%s\n' "$wanted" >"$stamp"
 }

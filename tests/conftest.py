@@ -17,12 +17,20 @@ from minicluster import MiniCluster
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
+# Files on a real Slurm that take as long as all others together.
+SLURM_B = {
+    "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py", "test_nvrx_run_inprocess.py",
+    "test_nvrx_run_codes.py",
+}  # fmt: skip
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist's --dist loadgroup all tests on a real Slurm run one after the other, on one cluster."""
+    """With pytest-xdist's --dist loadgroup the tests on a real Slurm run on two workers, each with its own cluster."""
     for item in items:
         if item.get_closest_marker("slurm"):
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+            group = "slurm-b" if item.path.name in SLURM_B else "slurm-a"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +61,7 @@ def cluster_root() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
-    """The cluster of this session; tests use `minicluster`, which mends it first."""
+    """The cluster of this worker; tests use `minicluster`, which resets it first."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cluster = MiniCluster(root, nodes=4, kill_wait_s=5, die_with_owner=True).up()
     try:

@@ -1,7 +1,7 @@
-"""What people see: our sentences and the workers' lines, prefixed by rank, written by a thread of its own.
+"""The console: the launcher's own lines with the time, and the workers' lines with their rank, written by one thread.
 
-Workers write straight to their log files, so nothing they say is lost when an agent dies; this thread follows the
-files. It may block on a slow terminal or pipe for as long as it likes without holding up the agent.
+Workers write straight to their log files, so no output is lost when an agent dies. The thread follows these files. It
+may block on a slow terminal, pipe or file system without delaying the agent.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from typing import IO
 
 from nvrx_slurm.system.inotify import Inotify
 
-_CHUNK = 1 << 14  # read at once: a sentence waits for the writing of one such piece at most
-_LONGEST_LINE = 1 << 16  # a longer one is broken
+_CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
+_LONGEST_LINE = 1 << 16  # bytes; a longer line is broken
 _QUEUED_SENTENCES = 10_000
-_FALLBACK_S = 0.5  # between looks at the files where the kernel does not tell
+TRACEBACK_HOLD_S = 0.5  # for `hold_s` where a fault of another node may be the cause
+_FALLBACK_S = 0.5  # between looks at the files where inotify is not available
+_TRACEBACK = b"Traceback (most recent call last)"
+# faulthandler's dump, also of a rank that its monitor ended because it hung: the log file has the original lines
+_DUMP_HEADING = b"Fatal Python error: Aborted"
+_DUMP_NAMED = b"SIGABRT: the stacks of this rank's threads"
+_DUMP_MODULES = b"Extension modules: "
 
 
 @dataclass(slots=True)
@@ -28,18 +34,26 @@ class _Followed:
     file: IO[bytes]
     path: Path
     prefix: bytes
-    out: int  # our file descriptor to copy to
+    out: int  # file descriptor to copy to
     partial: bytes = b""
     pending: bool = True  # there may be something to copy
-    retired: bool = False  # a later file of the same name is followed: this one ends where it is read to its end
+    retired: bool = False  # a later cycle has a file of this name: drop this one when it is read to its end
+    held_until_s: float = 0.0  # monotonic; 0 = it was never held
 
 
 class Console:
-    """Start with `start()`, end with `finish()`. All methods may be called from the agent's loop; none blocks."""
+    """Start with `start()`, end with `finish()`. All methods may be called from the agent's loop; only `finish` waits.
 
-    def __init__(self, name: str, refresh_s: float | None = None) -> None:
-        """`refresh_s`: also look at the files this often, as inotify does not see what other hosts write."""
-        self._head = f"{name}: ".encode()
+    Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
+    `refresh_s`: also look at the files this often, because inotify does not report writes of other hosts.
+    `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
+    told before it.
+    """
+
+    def __init__(self, name: str, refresh_s: float | None = None, hold_s: float = 0.0) -> None:
+        self._name = name
+        self._started_s = time.monotonic()
+        self._hold_s = hold_s
         self._refresh_s = refresh_s
         self._next_look_s = 0.0
         self._said: deque[bytes] = deque(maxlen=_QUEUED_SENTENCES)
@@ -57,21 +71,17 @@ class Console:
         self._thread.start()
 
     def say(self, text: str) -> None:
-        """Print one of our own sentences (on stderr)."""
-        self._said.extend(self._head + line.encode("utf-8", "replace") + b"\n" for line in text.splitlines())
+        """Print `text` on stderr, each line behind the head. A text that finds a full queue replaces the oldest."""
+        self._said.append(self._lines(text))
         self._wake()
 
-    def follow(self, path: Path, prefix: str, stream: int) -> None:
-        """Copy what is appended to `path` from now on to stdout (1) or stderr (2), line by line behind `prefix`."""
-        try:
-            start = path.stat().st_size
-        except OSError:
-            start = 0  # the thread says why when it cannot open it either
+    def follow(self, path: Path, prefix: str, stream: int, start: int = 0) -> None:
+        """Copy the lines of `path` from byte `start` on to stdout (1) or stderr (2), each behind `prefix`."""
         self._new.append((path, prefix, stream, start))
         self._wake()
 
     def finish(self, timeout_s: float) -> None:
-        """Print our sentences, then copy what is there within `timeout_s`; the rest is in the log files anyway."""
+        """Print the queued sentences, then copy for at most `timeout_s` (> 0); the log files have the rest."""
         self._cut_off_s = time.monotonic() + 0.75 * timeout_s  # leaves time to say how much was cut off
         self._finishing = True
         self._wake()
@@ -83,20 +93,27 @@ class Console:
         except BlockingIOError:
             return  # the thread has enough wake-ups waiting
 
+    def _lines(self, text: str) -> bytes:
+        head = f"{time.strftime('%H:%M:%S')} +{time.monotonic() - self._started_s:.1f}s {self._name}: "
+        return "".join(f"{head}{line}\n" for line in text.splitlines()).encode("utf-8", "replace")
+
     # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         self._poll.register(self._wake_r, select.POLLIN)
         try:
             self._copy_until_finished()
-        except Exception as error:  # a defect, or no memory: what matters most still gets out
-            self._said.append(self._head + f"the workers' lines are in their log files only: {error!r}\n".encode())
+        except Exception as error:  # a defect, or no memory: the launcher's own lines still get out
+            self._said.append(self._lines(f"the workers' lines are in their log files only: {error!r}"))
             self._speak_until_finished()
 
     def _copy_until_finished(self) -> None:
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the last look at the files
+            if finishing:  # what was held goes before the last sentences
+                for one in [one for one in self._followed if one.pending and one.held_until_s]:
+                    self._copy(one, flush=True)
             self._speak()
             self._follow_new()
             self._mark(ready, everything=finishing)
@@ -119,19 +136,20 @@ class Console:
                 os.read(self._wake_r, 4096)
 
     def _wait(self) -> set[int]:
-        """The file descriptors that are ready, once there is something to do."""
-        if any(one.pending for one in self._followed):
-            timeout_s: float | None = 0.0
-        elif self._refresh_s is not None:
-            timeout_s = max(0.0, self._next_look_s - time.monotonic())
-        else:
-            timeout_s = None
-        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)}
+        """Wait until there is something to do; returns the file descriptors that are ready."""
+        times_s = [one.held_until_s for one in self._followed if one.pending]
+        if self._refresh_s is not None:
+            times_s.append(self._next_look_s)
+        timeout_s = max(0.0, min(times_s) - time.monotonic()) if times_s else None
+        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000 + (timeout_s > 0))}
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
         return ready
 
     def _speak(self) -> None:
+        if self._said:
+            for one in self._followed:  # whatever is told now, what was held for it may follow
+                one.held_until_s = min(one.held_until_s, time.monotonic())
         while self._said:
             _write(2, self._said.popleft())
 
@@ -151,10 +169,13 @@ class Console:
                 one.pending = True
 
     def _round(self, flush: bool) -> None:
-        """One piece of every file that has one, our sentences before each; a rank's older file before its newer one."""
+        """Copy one piece of each file, queued sentences before it; a rank's older file goes before its newer one."""
         unfinished: set[str] = set()
         for one in list(self._followed):
             if not one.pending or one.path.name in unfinished:
+                continue
+            if not flush and time.monotonic() < one.held_until_s:
+                unfinished.add(one.path.name)
                 continue
             self._speak()
             self._copy(one, flush or one.retired)
@@ -170,12 +191,12 @@ class Console:
                 file = path.open("rb", buffering=0)
                 file.seek(start)
             except OSError as error:
-                _write(2, self._head + f"cannot follow {path}: {error.strerror}\n".encode())
+                _write(2, self._lines(f"cannot follow {path}: {error.strerror}"))
                 continue
             self._watch(path.parent)
             for older in self._followed:
                 if older.path.name == path.name or older.path.parent != path.parent:
-                    older.retired = older.pending = True  # of an earlier cycle: only its rest is wanted
+                    older.retired = older.pending = True  # of an earlier cycle: only its rest is copied
             self._followed.append(_Followed(file, path, prefix.encode(), stream))
 
     def _watch(self, directory: Path) -> None:
@@ -190,8 +211,8 @@ class Console:
                 changes.close()
             if self._refresh_s is None:
                 self._refresh_s = _FALLBACK_S
-                what = f"no inotify here ({error.strerror}), looking at the log files every {_FALLBACK_S:g} s\n"
-                _write(2, self._head + what.encode())
+                why = f"no inotify here ({error.strerror})"
+                _write(2, self._lines(f"{why}: the log files are read every {_FALLBACK_S:g} s"))
             return
         self._changes[directory] = changes
         self._poll.register(changes.fd, select.POLLIN)
@@ -206,32 +227,49 @@ class Console:
             changes.close()
 
     def _copy(self, followed: _Followed, flush: bool) -> None:
-        """One piece; at the end of the file, with `flush`, also a last line without its newline."""
+        """Copy one piece; at the end of the file, with `flush`, also a last line without its newline."""
         try:
             chunk = followed.file.read(_CHUNK)
         except OSError:
-            chunk = b""  # a file system in trouble; we look again when the file changes
+            chunk = b""  # the file system fails; the file is read again when it changes
         followed.pending = bool(chunk)
+        if not flush:
+            chunk = self._before_traceback(followed, chunk)
         lines = (followed.partial + chunk).split(b"\n")
         followed.partial = lines.pop()
         if len(followed.partial) >= _LONGEST_LINE or (flush and not chunk and followed.partial):
             lines.append(followed.partial)
             followed.partial = b""
+        if followed.out == 2:
+            twice = followed.prefix.replace(b" ", b"", 1).replace(
+                b"] ", b"]: "
+            )  # torch's "[rank0]: " is our "[rank 0] "
+            lines = [line.removeprefix(twice) for line in lines if not line.startswith(_DUMP_MODULES)]
+            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines]
         if lines:
             _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
+
+    def _before_traceback(self, followed: _Followed, chunk: bytes) -> bytes:
+        """The part of `chunk` before the file's first traceback; the rest is read again when the hold is over."""
+        begin = chunk.find(_TRACEBACK) if self._hold_s and followed.out == 2 and not followed.held_until_s else -1
+        if begin < 0:
+            return chunk
+        followed.held_until_s = time.monotonic() + self._hold_s
+        followed.file.seek(begin - len(chunk), os.SEEK_CUR)
+        return chunk[:begin]
 
     def _say_what_is_missing(self) -> None:
         for one in self._followed:
             try:
                 missing = os.fstat(one.file.fileno()).st_size - one.file.tell() + len(one.partial)
             except OSError:
-                continue  # nothing can be said about it
+                continue  # its length cannot be known
             if missing > 0:
-                _write(2, self._head + f"... {missing} bytes more in {one.path}\n".encode())
+                _write(2, self._lines(f"... {missing} bytes more in {one.path}"))
 
 
 def _write(fd: int, data: bytes) -> None:
-    """Write all of it; a console that is gone (EPIPE, EIO) loses lines that are in the log files anyway."""
+    """Write all of it; a console that is gone (EPIPE, EIO) loses lines that the log files have."""
     view = memoryview(data)
     while view:
         try:

@@ -1,9 +1,10 @@
-"""What a dead worker left behind: exit code, torchelastic's error file, the end of its stderr -> RankFault."""
+"""Describes the fault of a worker that ended: from its exit code, torchelastic's error file and its stderr."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,16 @@ _TAIL_BYTES = 16_000
 _ERROR_FILE_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
-_CANNOT_START = "nvrx-run: cannot start "  # the trampoline's words, with the codes that a shell has for it
+# A dump of faulthandler without a fatal error: blocks of a header and indented lines.
+_DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
+_OF_TORCH = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # its hook for uncaught exceptions puts it before each line
+_MODULES = "\nExtension modules: "  # faulthandler's last line
+_CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
 
 
 def signal_name(signum: int) -> str:
-    """SIGKILL for 9; numbers without a name stay numbers."""
+    """The name of signal `signum`, for example SIGKILL; "signal N" for a number without a name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -27,7 +32,7 @@ def signal_name(signum: int) -> str:
 
 
 def from_exit_code(code: int, where: RankFault) -> RankFault | None:
-    """Fault of a worker that ended with `code` (negative = by that signal); None for 0."""
+    """The fault of a worker that ended with `code` (negative = by that signal); None for 0."""
     if code == 0:
         return None
     if code < 0:
@@ -36,9 +41,10 @@ def from_exit_code(code: int, where: RankFault) -> RankFault | None:
 
 
 def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
-    """Add message and traceback. Reads files of the worker, so everything in them is suspect; never raises.
+    """Add message and traceback from files that the worker wrote; what they hold is not trusted. Never raises.
 
-    torchelastic's `@record` writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
+    Blocks while their file system does. torchelastic's `@record` writes
+    {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
     message, traceback = _read_error_file(error_file)
     end = tail(stderr_file) if not traceback else ""
@@ -46,9 +52,11 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankF
     if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
         return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
     if not traceback:
-        traceback = _traceback_in(end)
+        traceback = _OF_TORCH.sub("", _traceback_in(end))
     if not message and traceback and fault.kind is FaultKind.EXIT:
         message = traceback.rstrip().splitlines()[-1]
+    if fault.kind is FaultKind.HANG:  # the monitor made the rank print its stacks: only these are of interest
+        traceback = traceback.partition("\n\n")[2].partition(_MODULES)[0] if traceback.startswith(_FATAL) else traceback
     return replace(fault, message=fault.message or message[:500], traceback=traceback[-_TAIL_BYTES:])
 
 
@@ -62,11 +70,11 @@ def _read_error_file(path: Path) -> tuple[str, str]:
         message, extra = inner["message"], inner.get("extraInfo", {})
         return str(message), str(extra.get("py_callstack", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "", ""  # no @record, or a torn or foreign file: the log's tail serves
+        return "", ""  # no @record, or a file that is torn or not torchelastic's: the log's end is used instead
 
 
 def tail(path: Path) -> str:
-    """The end of a log, "" if it cannot be read."""
+    """At most the last 16,000 bytes of a log; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -77,6 +85,9 @@ def tail(path: Path) -> str:
 
 
 def _traceback_in(text: str) -> str:
-    """From the last traceback (or faulthandler's dump) on; nothing if there is none."""
+    """`text` from its last traceback or dump of faulthandler on; "" if there is none."""
     starts = [text.rfind(mark) for mark in (_TRACEBACK, _FATAL)]
+    dumps = [found.start() for found in _DUMP.finditer(text)]
+    if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:
+        starts.append(dumps[-1])
     return text[max(starts) :] if max(starts) >= 0 else ""

@@ -12,7 +12,7 @@ from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node
 
 if TYPE_CHECKING:
-    from nvrx_slurm.agent.preflight import PreflightSpec
+    from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
 

@@ -1,8 +1,7 @@
 """The agent's side of a rank monitor: spawn it, hand it each worker, hear of hangs, replace it when it dies, reap it.
 
-Everything runs in the agent's one asyncio loop and nothing here blocks for longer than a spawn (about 1 ms); starting
-eight monitors is starting eight processes, nobody waits for them. What must survive a monitor (the shared page, the
-socket its rank talks to) is made and kept here and lent to it with `watch`.
+Everything runs on the agent's asyncio loop; nothing blocks for longer than a spawn (about 1 ms). The shared page and the
+socket of the rank must survive the monitor's process. They are made and kept here, and lent to it with `watch`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +23,8 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
-from nvrx_slurm.monitor.page import LEAVES, WARNED, Page, create_page
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.system import processes
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +68,7 @@ class _Life:
         self.watch: bytes | None = None  # the message, once there is a worker
         self.pidfd = -1
         self.hung = False
+        self.broken = False  # the page cannot be read; that was said
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.page_fd = -1
         try:
@@ -117,8 +117,7 @@ class RankMonitor:
         self._dir_lock = -1  # of the directory that was made anew, see _remake_dir()
         self._lives = 0
         self._life: _Life | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._process_fd = -1  # its pidfd
+        self._child: processes.Child | None = None
         self._control: socket.socket | None = None
         self._spawned_s = 0.0
         self._delay_s = 0.0
@@ -128,10 +127,13 @@ class RankMonitor:
     @property
     def pid(self) -> int | None:
         """The monitor's process id, None while there is none."""
-        return self._process.pid if self._process else None
+        return self._child.pid if self._child else None
 
-    def start(self) -> None:
-        """Spawn the monitor. Raises UsageError (bad directory); after that nothing about a monitor is an error."""
+    def start(self, spawn: bool = True) -> None:
+        """Make its socket and spawn the process, unless that is left to spawn().
+
+        Raises UsageError (bad directory); after that nothing about a monitor is an error.
+        """
         self._loop = asyncio.get_running_loop()
         try:
             self._check_dir()
@@ -141,7 +143,8 @@ class RankMonitor:
             self._life = self._make_life()
         except OSError as error:
             self._say_unmonitored(error)
-        self._spawn()
+        if spawn:
+            self.spawn()
 
     def worker_env(self) -> dict[str, str]:
         """Variables for the next worker; ask again after each unwatch(), because the socket is new then.
@@ -211,12 +214,20 @@ class RankMonitor:
     @property
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
+        return self._is_set(LEAVES)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
+        return self._is_set(INIT)
+
+    def _is_set(self, word: int) -> bool:
         page = self._page()
         if page is None:
             return False
-        leaves = page.words[LEAVES] != 0
+        found = page.words[word] != 0
         page.close()
-        return leaves
+        return found
 
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
@@ -228,18 +239,18 @@ class RankMonitor:
         self._closing = asyncio.Event()
         if self._respawn is not None:
             self._respawn.cancel()
-        process = self._process
-        if process is not None:
+        child = self._child
+        if child is not None:
             self._send(wire.encode("unwatch"))
             self._send(wire.encode("quit"))
             ended = asyncio.ensure_future(self._closing.wait())
             await asyncio.wait({ended}, timeout=CLOSE_TIMEOUT_S)
             if not ended.done():
-                process.kill()  # our unreaped child: its pid is its own
+                child.signal_group(signal.SIGKILL)
                 await asyncio.wait({ended}, timeout=CLOSE_TIMEOUT_S)
             if not ended.done():
                 ended.cancel()
-                log.error("rank monitor %d (pid %d) does not end after SIGKILL", self._local_rank, process.pid)
+                log.error("rank monitor %d (pid %d) does not end after SIGKILL", self._local_rank, child.pid)
         if self._life is not None:
             self._life.close()
             self._life = None
@@ -248,10 +259,13 @@ class RankMonitor:
             self._dir_lock = -1
 
     def _page(self) -> Page | None:
-        """The worker's page; None where it is not monitored."""
+        """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
+        if self._life is None or self._life.broken:
+            return None
         try:
-            return None if self._life is None else Page(self._life.page_fd)
-        except OSError as error:  # no memory
+            return Page(self._life.page_fd)
+        except (OSError, PageError) as error:  # no memory; or not our page any more
+            self._life.broken = True
             self._say_unmonitored(error)
             return None
 
@@ -303,48 +317,33 @@ class RankMonitor:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         log.warning("local rank %d goes on without its monitor (%s: %s)", self._local_rank, self._dir, why)
 
-    def _spawn(self) -> None:
+    def spawn(self) -> None:
         """Start a monitor and give it what there is to watch; if that fails, try again later."""
         assert self._loop is not None
         self._respawn = None
         self._spawned_s = time.monotonic()
         try:
-            process, process_fd, ours = self._popen()
+            self._child, self._control = self._popen()
         except OSError as error:
             self._spawn_later(f"rank monitor {self._local_rank} cannot be started ({error})")
             return
-        self._process, self._process_fd, self._control = process, process_fd, ours
-        self._loop.add_reader(self._process_fd, self._on_exit)
-        self._loop.add_reader(ours.fileno(), self.hear)
+        self._loop.add_reader(self._child.pidfd, self._on_exit)
+        self._loop.add_reader(self._control.fileno(), self.hear)
         if self._life is not None and self._life.watch is not None:
             self._send(self._life.watch, self._life.fds())
 
-    def _popen(self) -> tuple[subprocess.Popen[bytes], int, socket.socket]:
-        """The process, its pidfd and our end of its control socket."""
+    def _popen(self) -> tuple[processes.Child, socket.socket]:
+        """The process and our end of its control socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         name = f"nvrx-monitor-{self._local_rank}"
         place = [os.fspath(self._dir), _socket_prefix(self._local_rank)]
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name, *place]
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            with theirs:
+                return processes.start_directly(command, pass_fds=(theirs.fileno(),)), ours
         except OSError:
             ours.close()
-            raise
-        finally:
-            theirs.close()
-        try:
-            return process, os.pidfd_open(process.pid), ours
-        except OSError:
-            ours.close()
-            process.kill()
-            process.wait()
             raise
 
     def _spawn_later(self, what: str) -> None:
@@ -352,33 +351,32 @@ class RankMonitor:
         if time.monotonic() - self._spawned_s > _YOUNG_S:
             self._delay_s = 0.0
         log.warning("%s; its rank goes on, a new one starts in %g s", what, self._delay_s)
-        self._respawn = self._loop.call_later(self._delay_s, self._spawn)
+        self._respawn = self._loop.call_later(self._delay_s, self.spawn)
         self._delay_s = min(max(_FIRST_DELAY_S, 2 * self._delay_s), _LONGEST_DELAY_S)
 
     def _on_exit(self) -> None:
-        assert self._loop is not None and self._process is not None and self._control is not None
+        assert self._loop is not None and self._child is not None and self._control is not None
         self.hear()  # its last words
-        self._loop.remove_reader(self._process_fd)
+        self._loop.remove_reader(self._child.pidfd)
         self._loop.remove_reader(self._control.fileno())
-        os.close(self._process_fd)
         self._control.close()
-        process, self._process, self._control = self._process, None, None
-        code = process.wait()  # at once: its pidfd said that it ended
+        child, self._child, self._control = self._child, None, None
+        code = child.reap()
         if self._closing is not None:
             self._closing.set()
         else:
-            self._spawn_later(f"rank monitor {self._local_rank} (pid {process.pid}) ended with {code}")
+            self._spawn_later(f"rank monitor {self._local_rank} (pid {child.pid}) ended with {code}")
 
     # --- messages ---------------------------------------------------------------------------------
 
     def _send(self, line: bytes, fds: list[int] | None = None) -> None:
         """To the monitor, if there is one; the next one gets what matters again."""
-        if self._control is None or self._process is None:
+        if self._control is None or self._child is None:
             return
         try:
             socket.send_fds(self._control, [line], fds or [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            self._process.kill()  # it has stopped reading; its successor starts from the last watch
+            self._child.signal_group(signal.SIGKILL)  # it has stopped reading; its successor starts from the last watch
         except OSError:
             pass  # it has just died, and _on_exit is about to run
 
@@ -421,3 +419,6 @@ class RankMonitor:
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self._local_rank, t.WorkloadAction[str(message["action"])], description)
+        elif message["type"] == "unmonitored" and not life.broken:
+            life.broken = True
+            self._say_unmonitored(ValueError(str(message["sentence"])))

@@ -1,4 +1,4 @@
-"""A rank's log file. Where it cannot be written, its output is lost and the training goes on."""
+"""A rank's log file. Where it cannot be written, the rank's output is lost and the training goes on."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import IO
 
 
 def open_log(path: Path) -> tuple[IO[bytes], str]:
-    """(file to append to, "") or, where that is impossible, (/dev/null, why). Raises OSError for lack of descriptors.
+    """Open `path` to append to it: (file, "") or, where that is impossible, (/dev/null, why).
 
-    A full file system lets empty files be made, but then the first print() of the training raises: so it is asked.
+    A file on a full file system, or of a user whose quota is used up, can be opened, but the first print() of the
+    training fails. Therefore one byte is written and taken back. Raises OSError for lack of descriptors.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
+        file = path.open("ab", buffering=0)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return open(os.devnull, "ab"), error.strerror or str(error)
-    if _has_room(file.fileno()):
-        return file, ""
-    file.close()
-    return open(os.devnull, "ab"), os.strerror(errno.ENOSPC)
-
-
-def _has_room(fd: int) -> bool:
-    found = os.fstatvfs(fd)
-    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
-    return free > 0 or found.f_blocks == 0  # the latter: a file system that does not count
+    size = file.tell()
+    try:
+        os.write(file.fileno(), b"\n")
+        os.ftruncate(file.fileno(), size)
+        file.seek(size)
+    except OSError as error:
+        file.close()
+        return open(os.devnull, "ab"), error.strerror or str(error)
+    return file, ""

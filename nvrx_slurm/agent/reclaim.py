@@ -1,33 +1,18 @@
-"""The wait for the GPU memory of workers that are gone, before a restart (seed 000): only the decision is here.
-
-The memory is read by the process of the checks (`health.resident`), which can be killed, or left, in a driver that does
-not answer.
-"""
+"""The wait for the GPU memory of workers that are gone, before a restart (seed 000). Here is only the decision."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from nvrx_slurm.health import report
+from nvrx_slurm.agent.preflight_settings import Reclaim
+from nvrx_slurm.agent.resident import Answer
 from nvrx_slurm.health.check import Verdict
 
 READING_S = 10.0  # the most that one may take
 _LEAST_S = 0.1
-
-
-@dataclass(frozen=True)
-class Reclaim:
-    """How to wait: at most `timeout_s` (0: not at all), until no GPU holds more than `tolerance_mb`, with a look every
-    `poll_s` seconds."""
-
-    timeout_s: float
-    tolerance_mb: float
-    poll_s: float
 
 
 class Reading(NamedTuple):
@@ -46,18 +31,13 @@ class Ended(NamedTuple):
     there: bool = True
 
 
-def from_json(line: str) -> Reading | None:
-    """The reading in a line of the resident's; None if it is another report. Raises ValueError for junk."""
-    found = report.from_json(line)
-    used_mb = json.loads(line).get("used_mb")
-    if used_mb is None:
-        return None
-    if not isinstance(used_mb, dict) or not all(isinstance(mb, (int, float)) for mb in used_mb.values()):
-        raise ValueError("not a reading of GPU memory: used_mb must be numbers by name")
-    if used_mb:
-        return Reading(used_mb)
-    there = any(finding.verdict is not Verdict.NOT_APPLICABLE for finding in found.findings)
-    return Reading({}, "; ".join(finding.text for finding in found.findings), there)
+def reading(answer: Answer) -> Reading:
+    """The reading in an answer of the resident's."""
+    if answer.used_mb:
+        return Reading(answer.used_mb)
+    findings = answer.report.findings
+    there = any(finding.verdict is not Verdict.NOT_APPLICABLE for finding in findings)
+    return Reading({}, "; ".join(finding.text for finding in findings), there)
 
 
 async def wait_until_free(

@@ -1,11 +1,11 @@
-"""The log tree (design: one guessable place per rank and cycle)
+"""The log tree, in which each rank and cycle has one place.
 
 <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
                                    /events/{coordinator,agent_<infra rank>}.jsonl
-                                   /result.json
+                                   /result.json, /srun_command
 <log-dir>/latest -> <job id>/r<Slurm restart>
 
-Where nobody gave infra ranks, the node id (<host>-<rank>-<life>) stands for <infra rank>_<host> and <infra rank>.
+Without infra ranks, the node id (<host>-<rank>-<life>) replaces <infra rank>_<host> and <infra rank>.
 """
 
 from __future__ import annotations
@@ -34,19 +34,24 @@ class RunDir:
 
     @property
     def result(self) -> Path:
-        """JSON written last by the coordinator: exit code, reason, first cause."""
+        """JSON that the coordinator writes last: exit code, reason, first cause, history (see agent.result)."""
         return self.path / "result.json"
 
-    def events(self, who: str) -> Path:
-        """Event log of `who` ("coordinator"; for an agent see `agent_events`)."""
-        return self.path / "events" / f"{who}.jsonl"
+    @property
+    def srun_command(self) -> Path:
+        """The command line of the step, where nvrx-run in a batch script started it."""
+        return self.path / "srun_command"
+
+    def events(self, name: str) -> Path:
+        """Event log `name` ("coordinator"; for an agent see `agent_events`)."""
+        return self.path / "events" / f"{name}.jsonl"
 
     def agent_events(self, node: Node) -> Path:
         """Event log of the agent of `node`."""
         return self.events(f"agent_{node.infra_rank if node.infra_rank >= 0 else node.node_id}")
 
     def node_dir(self, cycle: int, node: Node) -> Path:
-        """Where the ranks of `node` log in one cycle."""
+        """Directory of the logs of the ranks of `node` in one cycle."""
         name = f"{node.infra_rank}_{node.host}" if node.infra_rank >= 0 else node.node_id
         return self.path / f"cycle_{cycle}" / f"node_{name}"
 
@@ -67,7 +72,7 @@ class RunDir:
             ) from None
 
     def link_latest(self) -> None:
-        """Point `<log-dir>/latest` here, atomically; a directory of that name is left alone."""
+        """Point `<log-dir>/latest` here, atomically; a directory of that name is kept."""
         link = self.log_dir / "latest"
         temporary = self.log_dir / f".latest.{secrets.token_hex(4)}"
         try:

@@ -4,47 +4,60 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.agent.event_log import EventLog
-from nvrx_slurm.core.machine import Machine, Tick
+from nvrx_slurm.agent.roles import Role
+from nvrx_slurm.core.machine import Machine, Say, Tick
 
 
 class Shell:
-    """Feeds one core on the running asyncio loop; subclasses carry out the commands in `do`.
+    """Feeds one core on the running asyncio loop and hands each command to the receiver of its type.
 
     `post` runs the core at once (or, from within a command, right after it), so an event never waits for a task switch.
     The core's deadline is a timer at exactly that time; nothing is polled.
+
+    Events wait until `begin`. Therefore no command can be carried out before its receiver exists.
     """
 
-    def __init__(self, core: Machine, log: EventLog) -> None:
+    def __init__(self, core: Machine, log: EventLog, end: type, say: Callable[[str], None]) -> None:
+        """`end`: the command that ends the core; it becomes `result`."""
         self.core = core
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._events: deque[Any] = deque()
-        self._draining = False
+        self._waits = True  # for begin(), or for the step under way
         self._timer: asyncio.TimerHandle | None = None
         self.result: asyncio.Future[Any] = self._loop.create_future()
-        self._set_timer()
+        self._receivers: dict[type, list[Callable[[Any], None]]] = {}
+        self.on(end, self.finish)
+        self.on(Say, lambda command: say(command.text))
+
+    def on(self, command: type, receiver: Callable[[Any], None]) -> None:
+        """Have `receiver` called with each command of this type."""
+        self._receivers.setdefault(command, []).append(receiver)
+
+    def add(self, role: Role) -> None:
+        """Have `role` handle the commands that it names. A role can be added at any time."""
+        for command in role.commands:
+            self.on(command, role.handle)
+
+    def begin(self) -> None:
+        """Process the events posted until now, and from now on each one at once.
+
+        Raises TypeError if a command of the core has no receiver.
+        """
+        if missing := [command.__name__ for command in self.core.commands if command not in self._receivers]:
+            raise TypeError(f"{type(self.core).__name__}: no role handles {', '.join(missing)}")
+        self._waits = False
+        self._process()
 
     def post(self, event: Any) -> None:
         """Hand an event to the core."""
         self._events.append(event)
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._events and not self.result.done():
-                self._step(self._events.popleft())
-        except Exception as error:  # a defect: end with it instead of going on half-done
-            self.finish_with(error)
-        finally:
-            self._draining = False
-        self._set_timer()
-
-    def do(self, command: Any) -> None:
-        """Carry out one command."""
-        raise NotImplementedError
+        if not self._waits:
+            self._process()
 
     def finish(self, value: Any) -> None:
         """The core is done."""
@@ -58,12 +71,24 @@ class Shell:
             self.result.set_exception(error)
             self._log.close()
 
+    def _process(self) -> None:
+        self._waits = True
+        try:
+            while self._events and not self.result.done():
+                self._step(self._events.popleft())
+        except Exception as error:  # a defect: end with it instead of going on half-done
+            self.finish_with(error)
+        finally:
+            self._waits = False
+        self._set_timer()
+
     def _step(self, event: Any) -> None:
         now = self._loop.time()
         commands = self.core.step(event, now)
         self._log.step(event, now, self.core, commands)
         for command in commands:
-            self.do(command)
+            for receiver in self._receivers[type(command)]:
+                receiver(command)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

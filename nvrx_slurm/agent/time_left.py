@@ -1,48 +1,59 @@
-"""How long Slurm still gives the job: asked off the loop, by the coordinator's node only."""
+"""How long Slurm still gives the job: the coordinator's node asks it, in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
-import threading
 from collections.abc import Callable
 
 from nvrx_slurm.slurm import control
+from nvrx_slurm.system import bounded
 
 _NO_LIMIT_S = 10 * 365 * 86400.0
+_MARGIN_S = 2.0  # for the thread, above the timeout of its command
+_RETRY_S = 1.0  # a job that ends meanwhile starts no second squeue, which would outlive it
 
 
 class TimeLeft:
-    """Seconds until Slurm ends job `job_id` (None: there is no Slurm), told on the running loop.
+    """Asks for the seconds until Slurm ends job `job_id`; None = there is no Slurm.
 
-    The first answer is the environment's, where Slurm tells it there (23.02 and later); after that Slurm itself is
-    asked, because somebody may have changed the limit since: by one squeue of at most `timeout_s`, or two.
+    The first answer is the environment's where Slurm tells it there (23.02 and later). After that squeue is asked,
+    because the limit may have been changed: at most twice, each time for at most `timeout_s` seconds.
     """
 
     def __init__(self, job_id: int | None, timeout_s: float = control.TIMEOUT_S) -> None:
         self._job_id = job_id
         self._timeout_s = timeout_s
         self._asked = False
-        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None  # the loop keeps only weak references
 
     def ask(self, answer: Callable[[float | None], None]) -> None:
-        """Have `answer(left_s)` called once, later; never blocks. None: no Slurm, no limit, or nobody can tell."""
-        if self._job_id is None:
-            self._loop.call_soon(answer, None)
-            return
-        again, self._asked = self._asked, True
-        # A thread that may be left behind: an executor's would hold up our exit. Its squeue is killed with the orphans.
-        threading.Thread(target=self._ask, args=(self._job_id, again, answer), name="time left", daemon=True).start()
+        """Call `answer(left_s)` once on the running loop, later; None: no Slurm, no limit, or no answer."""
+        self._task = asyncio.ensure_future(self._tell(answer))
 
-    def _ask(self, job_id: int, again: bool, answer: Callable[[float | None], None]) -> None:
-        env = {} if again else os.environ
-        left_s = control.time_left_s(job_id, env, timeout_s=self._timeout_s)
-        if left_s is None:  # a busy controller; or our squeue was killed, together with the orphans of a failed worker
-            left_s = control.time_left_s(job_id, env, timeout_s=self._timeout_s)
+    def close(self) -> None:
+        """Ask no more. A squeue that runs is left to end by itself or with the orphans of the workers."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _tell(self, answer: Callable[[float | None], None]) -> None:
+        again, self._asked = self._asked, True
+        left_s = None
+        if self._job_id is not None:
+            left_s = await self._ask(self._job_id, again)
+            if left_s is None:  # a busy controller; or the squeue was killed with the orphans of a failed worker
+                await asyncio.sleep(_RETRY_S)
+                left_s = await self._ask(self._job_id, again)
         if left_s == math.inf:
             left_s = _NO_LIMIT_S if again else None  # a limit that was known before holds no more
+        answer(left_s)
+
+    async def _ask(self, job_id: int, again: bool) -> float | None:
+        env = {} if again else os.environ
+        ask = functools.partial(control.time_left_s, job_id, env, timeout_s=self._timeout_s)
         try:
-            self._loop.call_soon_threadsafe(answer, left_s)
-        except RuntimeError:
-            return  # the loop is closed: nobody waits for it any more
+            return await bounded.call_async(ask, self._timeout_s + _MARGIN_S, "time left")
+        except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started
+            return None

@@ -7,33 +7,38 @@ import contextlib
 import os
 import resource
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.board import BOARD_ENV, Board
+from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
-from nvrx_slurm.agent.monitors import OnAsked, RankMonitor
+from nvrx_slurm.agent.monitors import RankMonitor
+from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.rank_log import open_log
+from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.agent.signals import ENDING
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
+from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import processes
-from nvrx_slurm.system.files import PrivateDir
-from nvrx_slurm.types import FaultKind, Node, Plan, RankFault
+from nvrx_slurm.system import bounded, processes
+from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 _CLOSE_TIMEOUT_S = 5.0
+_MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
 _OWN_FILES = 32
-_FILES_PER_WORKER = 10  # two logs, pidfds, the monitor's page and sockets
-_ORPHANS_TIMEOUT_S = 1.0  # for killed orphans to end when we do
+_FILES_PER_WORKER = 10  # two logs, pidfds, the monitor's page and sockets, a held process
+_OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
 
 def _check_open_files(nproc: int) -> None:
-    """A monitor that cannot be started later on costs no job, but where there is no room from the start, say so."""
+    """A monitor that cannot be started later costs no job; too few descriptors from the start are a UsageError."""
     needed = _OWN_FILES + nproc * _FILES_PER_WORKER
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -59,6 +64,7 @@ class WorkerSpec:
     settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
     prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
     warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
+    in_step: bool = False  # Slurm signals the workers itself
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
 
@@ -73,70 +79,107 @@ class _Worker:
 
 
 class Workers:
-    """All workers of one node. `on_exit(local_rank, fault, early)` and `on_hang(fault)` are called on the running loop.
+    """Role: the workers of this node and their rank monitors. A rank's exit becomes WorkerExited here.
 
-    `early`: it ended well, after `should_stop()` had told it to save its work and end. What it asked for
-    (`on_asked(local_rank, action, description)`, see RankMonitor) is told before its exit. `others`: the pids of the
-    agent's other children, which are no orphans.
+    What a worker asked for (RankAsked) and that it hung (HangSeen) is posted before its exit. While a preflight runs,
+    the interpreters of the next workers start; they are held before anything of the user's runs, see `processes.hold`.
     """
 
+    commands: ClassVar[tuple[type, ...]] = (
+        ag.StartWorkers,
+        ag.SignalWorkers,
+        ag.PassOn,
+        ag.WarnRanks,
+        ag.PostGone,
+        ag.Prepare,
+        ag.EndHeld,
+    )
+
     def __init__(
-        self,
-        node: Node,
-        spec: WorkerSpec,
-        run_dir: RunDir,
-        console: Console,
-        on_exit: Callable[[int, RankFault | None, bool], None],
-        on_hang: Callable[[RankFault], None],
-        on_asked: OnAsked,
-        others: Callable[[], set[int]] = set,
+        self, node: Node, spec: WorkerSpec, run_dir: RunDir, console: Console, post: Post, private_dir: Path
     ) -> None:
-        self._others = others
         self._node = node
         self._spec = spec
         self._run_dir = run_dir
         self._console = console
-        self._on_exit = on_exit
-        self._on_hang = on_hang
-        self._on_asked = on_asked
+        self._post = post
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, _Worker] = {}
+        self._held: dict[int, processes.Held] = {}  # by local rank
+        self._ending: set[processes.Child] = set()  # held ones that are not needed
         self._stopping = False
-        self._nobody = asyncio.Event()  # no worker is alive
-        self._nobody.set()
-        self._private = PrivateDir()  # sockets of the monitors
-        self._board = Board(self._private.path) if spec.wrapped else None
+        self._none_left = asyncio.Event()  # no worker is alive
+        self._private_dir = private_dir  # sockets of the monitors
+        self._board = Board(private_dir) if spec.wrapped else None
         self._monitors: list[RankMonitor] = []
-        self._orphans = processes.Orphans()
+        self._spawn: asyncio.TimerHandle | None = None  # of the monitors' processes, once
+        self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
+        self._orphans = OrphanReaper()
         self._output_lost = False
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
-        self._child_ended = asyncio.Event()
-        self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
+        self._closed = False
 
-    @property
-    def private_dir(self) -> Path:
-        """A directory of this agent's own, for as long as it lives."""
-        return self._private.path
+    async def start(self) -> None:
+        """Make one rank monitor per worker and start the first workers' interpreters.
 
-    def start_monitors(self) -> None:
-        """Start one rank monitor per worker; they live as long as the agent. Raises UsageError where limits forbid."""
-        if not self._spec.monitored:
+        Raises UsageError where limits forbid.
+        """
+        if self._spec.monitored:
+            _check_open_files(self._node.nproc)
+            for local_rank in range(self._node.nproc):
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked)
+                self._monitors.append(monitor)  # first: also one half started is closed in the end
+                monitor.start(spawn=False)
+        self._hold()
+
+    def handle(self, command: Any) -> None:
+        """Carry out one command."""
+        if isinstance(command, ag.StartWorkers):
+            self._start_all(command.plan)
+        elif isinstance(command, ag.SignalWorkers):
+            self._signal(command.signum, wake=True)
+        elif isinstance(command, ag.PassOn):
+            self._signal(command.signum)
+        elif isinstance(command, ag.WarnRanks):
+            for local_rank in self._alive if self._monitors else ():
+                self._monitors[local_rank].warn()
+        elif isinstance(command, ag.PostGone):
+            self._post_gone(command)
+        elif isinstance(command, ag.Prepare) and command.used:
+            self._hold()
+        elif isinstance(command, ag.EndHeld):
+            self._end_held()
+
+    async def close(self) -> None:
+        """Kill what is left, end the monitors. What cannot be ended is said."""
+        if self._closed:
             return
-        _check_open_files(self._node.nproc)
-        for local_rank in range(self._node.nproc):
-            monitor = RankMonitor(local_rank, self._private.path, self._hung, self._on_asked)
-            self._monitors.append(monitor)  # first: also one half started is closed in the end
-            try:
-                monitor.start()
-            except OSError as error:
-                why = error.strerror or error
-                raise UsageError(f"the rank monitor {local_rank} cannot be started: {why}; see ulimit -a") from None
+        self._closed = True
+        try:
+            self._end_held()
+            self._signal(signal.SIGKILL)
+            if self._alive or self._ending:
+                await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
+        except Exception as error:
+            self._console.say(f"the workers cannot be killed: {error}")
+        if self._spawn is not None:
+            self._spawn.cancel()
+        monitors, self._monitors = self._monitors, []
+        for problem in await asyncio.gather(*(monitor.close() for monitor in monitors), return_exceptions=True):
+            if problem is not None:
+                self._console.say(f"a rank monitor cannot be ended: {problem}")
+        if left := await self._orphans.close():
+            self._console.say(f"leaving {left} processes behind that workers started: they do not end")
 
-    def start(self, plan: Plan) -> None:
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def _start_all(self, plan: Plan) -> None:
         """Start all workers for `plan`; one that cannot be started counts as exited."""
         if self._spec.wrapped:
-            self._orphans.kill(self._known())  # of an earlier cycle
+            self._orphans.kill()  # of an earlier cycle
         self._stopping = self._failed = self._output_lost = False
         directory = self._run_dir.node_dir(plan.cycle, self._node)
         for local_rank in range(self._node.nproc):
@@ -146,76 +189,78 @@ class Workers:
                 self._start_one(plan, directory, local_rank, where)
             except OSError as error:
                 fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
-                self._loop.call_soon(self._on_exit, local_rank, fault, False)
+                self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
+        self._client_check.start()
+        if self._monitors and self._spawn is None:
+            self._spawn = self._loop.call_later(_MONITORS_AFTER_S, self._spawn_monitors)
 
-    def signal(self, signum: int, wake: bool = False) -> None:
+    def _spawn_monitors(self) -> None:
+        for monitor in self._monitors:
+            monitor.spawn()
+
+    def _any_connected(self) -> bool:
+        return not self._monitors or any(monitor.connected for monitor in self._monitors)
+
+    def _signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
-        self._stopping = self._stopping or signum in (signal.SIGTERM, signal.SIGKILL) or wake
+        self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
         for worker in self._alive.values():
             worker.child.signal_group(signum)
             if wake:
                 worker.child.signal_group(signal.SIGCONT)
 
-    def post_gone(self, cycle: int, ranks: tuple[int, ...], reason: str) -> None:
+    def _post_gone(self, gone: ag.PostGone) -> None:
         """Tell the in-process wrappers of this node that ranks elsewhere are dead."""
         if self._board is None:
             return
         try:
-            self._board.post(cycle, ranks, reason)
+            self._board.post(gone.cycle, gone.ranks, gone.reason)
         except OSError as error:
             self._console.say(f"the wrappers will hear of dead ranks late: {self._board.path}: {error.strerror}")
 
-    def warn(self) -> None:
-        """Have `should_stop()` say yes in all workers that are alive."""
-        for local_rank in self._alive:
-            if self._monitors:
-                self._monitors[local_rank].warn()
-
-    async def close(self) -> None:
-        """Kill what is left, end the monitors, remove our directory. Bounded, and never raises: what breaks is said."""
-        try:
-            self.signal(signal.SIGKILL)
-            await asyncio.wait_for(self._nobody.wait(), _CLOSE_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
-        except Exception as error:
-            self._console.say(f"the workers cannot be killed: {error}")
-        monitors, self._monitors = self._monitors, []
-        for problem in await asyncio.gather(*(monitor.close() for monitor in monitors), return_exceptions=True):
-            if problem is not None:
-                self._console.say(f"a rank monitor cannot be ended: {problem}")
-        await self._end_orphans()
-        try:
-            self._private.remove()
-        except OSError as error:
-            self._console.say(f"{self._private.path} cannot be removed: {error.strerror}")
-
-    # --- what workers leave behind ------------------------------------------------------------------------------
-
-    def _known(self) -> set[int]:
-        """Children that are no orphans."""
-        monitors = {monitor.pid for monitor in self._monitors if monitor.pid is not None}
-        return self._others() | monitors | {worker.child.pid for worker in self._alive.values()}
-
-    def _on_child(self) -> None:
-        self._orphans.reap(self._known())
-        self._child_ended.set()
-
-    async def _end_orphans(self) -> None:
-        deadline = self._loop.time() + _ORPHANS_TIMEOUT_S
-        while True:
-            self._child_ended.clear()
-            left = self._orphans.kill(self._known())
-            if not left:
-                break
-            try:
-                await asyncio.wait_for(self._child_ended.wait(), deadline - self._loop.time())
-            except asyncio.TimeoutError:
-                self._console.say(f"leaving {left} processes behind that workers started: they do not end")
-                break
-        self._loop.remove_signal_handler(signal.SIGCHLD)
-
     # --- one worker ---------------------------------------------------------------------------------------------
+
+    def _argv(self, local_rank: int) -> list[str]:
+        return [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *self._spec.argv]
+
+    def _hold(self) -> None:
+        """Start the next workers' interpreters. Where that fails, they are started when they are needed."""
+        env = worker_env(os.environ, {}, self._node.nproc)
+        with contextlib.suppress(OSError):
+            for local_rank in range(self._node.nproc):
+                if local_rank not in self._held:
+                    self._held[local_rank] = processes.hold(self._argv(local_rank), env, self._spec.warning_signal)
+
+    def _end_held(self) -> None:
+        held, self._held = self._held, {}
+        for one in held.values():
+            self._end_one_held(one)
+
+    def _end_one_held(self, held: processes.Held) -> None:
+        held.kill()
+        self._ending.add(held.child)
+        self._none_left.clear()
+        self._loop.add_reader(held.child.pidfd, self._held_ended, held.child)
+
+    def _held_ended(self, child: processes.Child) -> None:
+        self._loop.remove_reader(child.pidfd)
+        child.reap()
+        self._ending.discard(child)
+        self._note_if_none_left()
+
+    def _note_if_none_left(self) -> None:
+        if not self._alive and not self._ending:
+            self._none_left.set()
+
+    def _launch(self, local_rank: int, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> processes.Child:
+        """The worker's process: the one that is held, or else a new one. Raises OSError."""
+        held = self._held.pop(local_rank, None)
+        if held is not None:
+            if held.waits:
+                with contextlib.suppress(OSError):
+                    return held.release(env, out, err)
+            self._end_one_held(held)
+        return processes.start(self._argv(local_rank), env, out, err, self._spec.warning_signal)
 
     def _start_one(self, plan: Plan, directory: Path, local_rank: int, where: RankFault) -> None:
         stem = directory / f"rank_{where.rank}"
@@ -229,14 +274,13 @@ class Workers:
         if self._board is not None:
             rank_vars[BOARD_ENV] = str(self._board.path)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
-        argv = [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *self._spec.argv]
         out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._log(out_path) as out, self._log(err_path) as err:
-            self._show(local_rank, where.rank, out_path, err_path)
-            child = processes.start(argv, env, out, err, self._spec.warning_signal)
+            self._show(local_rank, where.rank, (out, err))
+            child = self._launch(local_rank, env, out, err)
         where = replace(where, pid=child.pid, log=str(err_path))
         self._alive[local_rank] = worker = _Worker(child, plan, where, err_path, error_file)
-        self._nobody.clear()
+        self._none_left.clear()
         self._loop.add_reader(child.pidfd, self._exited, local_rank)
         if monitor is not None:
             monitor.watch(
@@ -257,33 +301,38 @@ class Workers:
             self._console.say(f"{path}: {problem}: what the workers write is lost in this cycle, they go on without")
         return file
 
-    def _show(self, local_rank: int, rank: int, out: Path, err: Path) -> None:
+    def _show(self, local_rank: int, rank: int, files: tuple[IO[bytes], IO[bytes]]) -> None:
         streams = self._spec.shown(local_rank)
-        for bit, path in ((1, out), (2, err)):
-            if streams & bit and path.exists():
-                self._console.follow(path, f"[rank {rank}] ", bit)
+        for bit, file in enumerate(files, 1):
+            if streams & bit and file.name != os.devnull:
+                self._console.follow(Path(file.name), f"[rank {rank}] ", bit, file.tell())
 
     def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
         worker = self._alive.get(local_rank)
         if worker is None or worker.hang is not None or message.get("pid") != worker.child.pid:
             return
         worker.hang = replace(worker.where, kind=FaultKind.HANG, message=str(message.get("sentence", "")))
-        self._on_hang(worker.hang)
+        self._post(ag.HangSeen(worker.hang))
+
+    def _asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
+        self._post(ag.RankAsked(local_rank, action, description))
+
+    # --- its exit -----------------------------------------------------------------------------------------------
 
     def _exited(self, local_rank: int) -> None:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
-        if not self._alive:
-            self._nobody.set()
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
+        self._note_if_none_left()
         self._failed = self._failed or code != 0 or self._stopping
         if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
-            self._orphans.kill(self._known())
+            self._orphans.kill()
         else:
-            self._orphans.reap(self._known())
+            self._orphans.reap()
+        self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
         early = False
         if self._monitors:
             early = code == 0 and self._monitors[local_rank].leaves
@@ -292,33 +341,23 @@ class Workers:
         if worker.hang is not None:
             fault = replace(worker.hang, exit_code=code)
         if fault is None or self._stopping:
-            self._on_exit(local_rank, fault, early)
+            self._post(ag.WorkerExited(local_rank, fault, early))
             return
         self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))
 
     async def _explain(
         self, local_rank: int, fault: RankFault, worker: _Worker, before: asyncio.Task[None] | None
     ) -> None:
-        details = self._loop.create_future()
-        # A thread that may be left behind, stuck in a file system that hangs: an executor's would hold up our exit.
-        arguments = (details, fault, worker)
-        threading.Thread(target=self._read_details, args=arguments, name="faults", daemon=True).start()
+        """Add to the fault what the worker wrote, then post its exit."""
+        read = partial(faults.with_details, fault, worker.error_file, worker.stderr)
         try:
-            fault = await asyncio.wait_for(details, _DETAILS_TIMEOUT_S)
-        except asyncio.TimeoutError:
+            fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
+        except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
             fault = replace(fault, message=fault.message or "its log could not be read within a second")
+        if self._spec.in_step and -fault.exit_code in ENDING and not self._stopping:
+            # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
+            # is no fault of the worker.
+            await asyncio.sleep(_OWN_SIGNAL_S)
         if before is not None:
             await asyncio.wait({before})
-        self._on_exit(local_rank, fault, False)
-
-    def _read_details(self, details: asyncio.Future[RankFault], fault: RankFault, worker: _Worker) -> None:
-        found = faults.with_details(fault, worker.error_file, worker.stderr)
-
-        def hand_over() -> None:
-            if not details.done():
-                details.set_result(found)
-
-        try:
-            self._loop.call_soon_threadsafe(hand_over)
-        except RuntimeError:
-            return  # the loop is closed: nobody waits for it any more
+        self._post(ag.WorkerExited(local_rank, fault))

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from nvrx_slurm.config import SETTINGS, Setting
-from nvrx_slurm.config.settings import GROUPS, GROUPS_TO_COME, shown
+from nvrx_slurm.config.groups import GROUPS, GROUPS_REFUSED
+from nvrx_slurm.config.settings import shown
 
 HEAD = """# Configuration
 
@@ -24,7 +25,7 @@ Every setting of `nvrx-run`, from the one dataclass tree in `nvrx_slurm/config/`
 - **YAML:** one `fault_tolerance:` section, at any depth of the file (UTF-8, at most 256 KiB). An unknown key, a second
   section or a key given twice is an error.
 - **Values:** booleans are true/false, 1/0, yes/no, on/off in any case. Times are seconds. `none` means no limit.
-- **Not built:** the name is known, and any value other than the default is refused by name.
+- **Not supported:** the name is known, and any value other than the default is refused with what to use instead.
 - Wrong input ends with exit code 2 and one sentence, before anything is started.
 """
 
@@ -34,11 +35,11 @@ COLUMNS = "| flag | also | environment | YAML key | default | meaning |\n|---|--
 def render() -> str:
     """The whole document as Markdown."""
     built = [item for item in SETTINGS.values() if item.built]
-    later = [item for item in SETTINGS.values() if not item.built]
+    refused = [item for item in SETTINGS.values() if not item.built]
     parts = [HEAD]
     parts += [table for group in GROUPS if (table := _table("##", group, built))]
-    parts.append("## Known, not built yet\n")
-    parts += [table for group in (*GROUPS, *GROUPS_TO_COME) if (table := _table("###", group, later))]
+    parts.append("## Known, not supported\n")
+    parts += [table for group in (*GROUPS, *GROUPS_REFUSED) if (table := _table("###", group, refused))]
     return "\n".join(parts)
 
 
@@ -51,7 +52,8 @@ def _row(item: Setting) -> str:
     flag, *aliases = item.flags or ("",)
     value = "" if item.form == "switch" or not flag else f" {item.kind.metavar}"
     yaml_key = item.name if item.section == "ft" else ""
-    meaning = item.help + (f" No effect: {item.no_effect}." if item.no_effect else "")
+    meaning = f"Instead: {item.instead}." if item.instead else item.help
+    meaning += f" No effect: {item.no_effect}." if item.no_effect else ""
     cells = [_code(flag + value), ", ".join(map(_code, aliases)), ", ".join(map(_code, item.env)), _code(yaml_key)]
     return "| " + " | ".join([*cells, _code(shown(item, item.default)), meaning.replace("|", "\\|")]) + " |"
 

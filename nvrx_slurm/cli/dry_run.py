@@ -7,9 +7,11 @@ import shlex
 import sys
 
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
-from nvrx_slurm.cli import place
 from nvrx_slurm.cli.front import step_argv
+from nvrx_slurm.cli.log_tree import run_dir
 from nvrx_slurm.cli.options import spelling
+from nvrx_slurm.cli.place import Here, Place, node_range, planned_allocation, workers_per_node
+from nvrx_slurm.cli.worker import numa_bindings, worker_argv
 from nvrx_slurm.config import Config, Resolved
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import History, Node, Plan
@@ -17,21 +19,25 @@ from nvrx_slurm.types import History, Node, Plan
 _NODES_SHOWN = 8
 
 
-def dry_run(resolved: Resolved, here: place.Here, script: str, args: tuple[str, ...]) -> str:
+def dry_run(resolved: Resolved, here: Here, script: str, args: tuple[str, ...]) -> str:
     """The srun line, the plan per rank of cycle 0, and the first worker's environment, as text."""
     config = resolved.config
-    nodes = place.node_range(config, here.slurm)
-    nproc = place.workers_per_node(config, here.slurm, os.environ)
-    directory = place.run_dir(config, here, os.environ)
+    if here.place is Place.LOGIN:
+        here = planned_allocation(config)
+    nodes = node_range(config, here.slurm)
+    nproc = workers_per_node(config, here.slurm, os.environ)
+    directory = run_dir(config, here.slurm, os.environ)
     lines = [f"place: {here.place.value}"]
-    if here.place is not place.Place.TASK and not config.launch.standalone:
-        flags = sys.argv[1 : len(sys.argv) - len(args) - 1]  # behind them: the script and what is the script's own
+    if here.place is Place.LOGIN:
+        lines.append(f"planned as inside an allocation of {nodes.max} nodes (--nnodes, --spares)")
+    if here.place is not Place.TASK and not config.launch.standalone:
+        flags = sys.argv[1 : len(sys.argv) - len(args) - 1]  # the rest is the script and its arguments
         words = [*(word for word in flags if spelling(word) != "--dry-run"), script, *args]
         line = shlex.join(step_argv(config, here, directory, words))
         lines += ["", "srun line (in a batch script or salloc shell):", f"  {line}"]
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
     lines += _node_rows(here, nodes.min, nodes.max, nproc)
-    lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(place.worker_argv(config, script, args))]
+    lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(worker_argv(config, script, args))]
     lines += _numa_rows(config, nproc)
     lines += ["", "environment of rank 0, besides what is inherited:"]
     env = _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc)
@@ -39,7 +45,7 @@ def dry_run(resolved: Resolved, here: place.Here, script: str, args: tuple[str, 
     return "\n".join(lines)
 
 
-def _node_rows(here: place.Here, active: int, total: int, nproc: int) -> list[str]:
+def _node_rows(here: Here, active: int, total: int, nproc: int) -> list[str]:
     names = here.slurm.nodes if here.slurm is not None else ()
     rows = []
     for index in range(min(total, _NODES_SHOWN)):
@@ -51,13 +57,13 @@ def _node_rows(here: place.Here, active: int, total: int, nproc: int) -> list[st
 
 def _numa_rows(config: Config, nproc: int) -> list[str]:
     try:
-        found = place.numa_places(config, nproc, os.environ)
-    except UsageError as error:  # perhaps only so on a login node
-        return ["", f"NUMA binding, were the workers on this node: {error}"]
+        found = numa_bindings(config, nproc, os.environ)
+    except UsageError as error:  # the compute nodes may have what a login node lacks
+        return ["", f"NUMA binding, if the workers ran on this node: {error}"]
     rows = [
         f"  local rank {rank}: {shlex.join(where.prefix) or '-'}  ({where.text})" for rank, where in enumerate(found)
     ]
-    return ["", "NUMA binding, were the workers on this node:", *rows] if rows else []
+    return ["", "NUMA binding, if the workers ran on this node:", *rows] if rows else []
 
 
 def _first_env(config: Config, run_id: str, run_dir: str, active: int, nproc: int) -> dict[str, str]:

@@ -1,12 +1,12 @@
-"""In a batch script or salloc shell: start the step with one agent per node and stay in front of it.
+"""nvrx-run in a batch script or salloc shell: starts the step with one agent per node and waits for it.
 
-The agents write to files (tasks whose output goes through srun die with srun's host); the front copies the
+The agents write to files, because tasks whose output goes through srun die with srun's host. This process copies the
 coordinator's file to its own output, passes signals on, and ends with the job's exit code.
 """
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
 import shlex
 import shutil
@@ -17,8 +17,11 @@ from pathlib import Path
 
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.cli.place import KILL_WAIT_ENV, RUN_ENV, Here, node_range, run_dir, worker_argv
-from nvrx_slurm.cli.step import REFRESH_S, Step, StepFiles
+from nvrx_slurm.cli.job import KILL_WAIT_ENV
+from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, run_dir
+from nvrx_slurm.cli.place import Here, node_range
+from nvrx_slurm.cli.step import REFRESH_S, Step
+from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config import Config, Resolved
 from nvrx_slurm.config.files import is_pipe
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
@@ -31,7 +34,7 @@ _LAST_WORDS_S = 2.0
 
 
 def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
-    """The srun line for this allocation; `words`: our own command line, passed on to the agents."""
+    """The srun line for this allocation; `words`: the command line of this nvrx-run, passed on to the agents."""
     slurm = here.slurm
     nodes = slurm.nnodes if slurm is not None else node_range(config, None).max
     return srun_argv(
@@ -44,9 +47,9 @@ def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str
 
 
 def _own_command(config: Config) -> list[str]:
-    """How the step's tasks start nvrx-run: as we were started."""
+    """How the step's tasks start nvrx-run: as this process was started."""
     if _in_container(config):
-        return ["nvrx-run"]  # inside an image our interpreter has another path, so what is on PATH there has to do
+        return ["nvrx-run"]  # inside an image the interpreter has another path; use the one on PATH there
     script = Path(sys.argv[0])
     if script.name in ("nvrx-run", "ft_launcher") and script.exists():
         # not `-m`, which would let the user's directory shadow modules of the standard library
@@ -59,14 +62,14 @@ def _in_container(config: Config) -> bool:
 
 
 def step_name() -> str:
-    """By which Slurm finds this front's step among others of the job."""
+    """Name of the step that this process starts, by which Slurm tells it from other steps of the job."""
     return f"nvrx-run.{os.getpid()}"
 
 
 def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...], words: Sequence[str]) -> int:
-    """Start the step, wait for its end; returns the job's exit code (the coordinator's word, else srun's).
+    """Start the step and wait for its end; returns the coordinator's exit code, or srun's if there is none.
 
-    Raises UsageError for what cannot work, before anything is started.
+    Raises UsageError, before anything is started, for input that cannot work.
     """
     config = resolved.config
     if config.launch.ft_cfg_path is not None and is_pipe(config.launch.ft_cfg_path):
@@ -83,45 +86,33 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     changed = now.nodes != here.slurm.nodes
     here = replace(here, slurm=now)
     node_range(config, now)
-    directory = _own_run_dir(run_dir(config, here, os.environ))
+    directory = own_run_dir(run_dir(config, now, os.environ))
     log = directory.path / NODE_LOG.replace("%t", "0")
     log.parent.mkdir(exist_ok=True)
     log.touch()
     argv = step_argv(config, here, directory, words)
-    if changed:  # and the step that ran when a node was lost may hold the CPUs of the others for minutes
+    if changed:  # the step that lost a node may hold the CPUs of the others for minutes
         argv[1:1] = [f"--nodelist={','.join(now.nodes)}", "--overlap"]
+    line = shlex.join(argv)
+    directory.srun_command.write_text(line + "\n")
     console = Console("nvrx-run", refresh_s=REFRESH_S)
     console.start()
     console.follow(log, "", 1)
-    console.say(shlex.join(argv))
+    verbose = config.ft.log_level <= logging.DEBUG
+    console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
     try:
-        files = StepFiles(log, directory.result)
-        step = Step(argv, _step_env(directory), files, now.job_id, step_name(), console)
+        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, step_name(), console)
         return step.wait(config.launch.rdzv_conf.join_timeout)
     finally:
         console.finish(_LAST_WORDS_S)
 
 
 def _as_it_is_now(slurm: SlurmContext) -> SlurmContext:
-    """Our variables are as old as the batch script; the job may have lost nodes since."""
+    """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since."""
     nodes = control.job_nodes(slurm.job_id)
     if not nodes or tuple(nodes) == slurm.nodes:
         return slurm
     return replace(slurm, nodes=tuple(nodes), nnodes=len(nodes))
-
-
-def _own_run_dir(wanted: RunDir) -> RunDir:
-    """A directory that no other nvrx-run of this allocation has: r0, then r0_2, r0_3, ..."""
-    wanted.create_parent()
-    for number in itertools.count(1):
-        mine = wanted if number == 1 else replace(wanted, run=f"{wanted.run}_{number}")
-        try:
-            mine.path.mkdir()
-        except FileExistsError:
-            continue
-        break
-    mine.create()
-    return mine
 
 
 def _step_env(directory: RunDir) -> dict[str, str]:

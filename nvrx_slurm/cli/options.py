@@ -17,8 +17,9 @@ from click.shell_completion import CompletionItem
 from nvrx_slurm import __version__
 from nvrx_slurm.cli import completion
 from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
-from nvrx_slurm.config.settings import GROUPS, shown
-from nvrx_slurm.config.values import nearest
+from nvrx_slurm.config.groups import GROUPS
+from nvrx_slurm.config.kinds import nearest
+from nvrx_slurm.config.settings import shown
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 PROGRAM = "nvrx-run"
@@ -60,7 +61,7 @@ class RunCommand(click.Command):
         return super().shell_complete(ctx, incomplete[: len(incomplete) - len(name)] + spelling(name))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Built options by group, then the names of those to come."""
+        """The supported options by group, then how many others are known."""
         by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for item in SETTINGS.values():
             if item.built and item.flags:
@@ -70,11 +71,11 @@ class RunCommand(click.Command):
                 formatter.write_dl(rows, col_max=34)
         with formatter.section("Other"):
             formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
-        later = sum(1 for item in SETTINGS.values() if not item.built)
+        refused = sum(1 for item in SETTINGS.values() if not item.built)
         formatter.write_paragraph()
         formatter.write_text(
-            f"{later} more settings of torchrun and ft_launcher are known but not built yet, and refused by name; "
-            "docs/configuration.md lists all, with environment variables and YAML keys."
+            f"{refused} more settings of torchrun and ft_launcher are not supported; nvrx-run says what to use instead."
+            " docs/configuration.md lists all, with environment variables and YAML keys."
         )
 
 
@@ -110,7 +111,7 @@ def _option(item: Setting) -> click.Option:
     if item.form == "repeat":
         extra["multiple"] = True
     extra.update(hidden=not item.built, shell_complete=completion.values(item))
-    return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
+    return click.Option([item.key, *item.flags], default=None, help=item.help or None, **extra)
 
 
 def _flags_given(ctx: click.Context) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`nvrx-run`: finds out where it is and does the right thing there."""
+"""`nvrx-run`: starts a step, is the agent of a node, or says how to submit, by the place where it was started."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
     SCRIPT's.
     """
-    from nvrx_slurm.cli import place
+    from nvrx_slurm.cli.place import Place, find_place
 
     config = resolved.config
-    here = place.find_place(config, os.environ)
+    here = find_place(config, os.environ)
     if config.launch.dry_run:
         from nvrx_slurm.cli.dry_run import dry_run
 
         print(dry_run(resolved, here, script, args))
         return 0
-    if here.place is place.Place.LOGIN:
+    if here.place is Place.LOGIN:
         raise UsageError(LOGIN_HELP)
-    if here.place is place.Place.BATCH:
+    if here.place is Place.BATCH:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(resolved, here, script, args, sys.argv[1:])
-    job = place.make_job(config, here, os.environ, script, args)
-    notes = [*resolved.notes, place.token_note(config, job.meeting, os.environ)]
-    notes += [place.term_note(resolved, here.slurm, os.environ), place.numa_note(job)]
-    notes.append(place.time_limit_note(resolved, here.slurm))
-    from nvrx_slurm.agent.program import run
+    from nvrx_slurm.agent import early
 
-    return run(job, [note for note in notes if note and job.coordinator is not None])
+    with early.started(config) as ahead:  # before the other imports, which take as long as its start
+        from nvrx_slurm.agent.program import run
+        from nvrx_slurm.cli.job import make_job, notes
+
+        job = make_job(config, here, os.environ, script, args)
+        return run(job, ahead, notes(resolved, job, os.environ))
 
 
 main = nvrx_run_options(nvrx_run)

@@ -9,28 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from nvrx_slurm.config import groups as g
+from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.files import read_section, write_section
 from nvrx_slurm.config.launch import LaunchConfig
-from nvrx_slurm.config.settings import (
-    ATTRIBUTION,
-    DEVICES,
-    HEALTH,
-    LOG_SERVER,
-    LOGS,
-    MONITORING,
-    RENDEZVOUS,
-    RESTARTS,
-    Layer,
-    Origin,
-    Section,
-    parsed,
-    setting,
-    settings_of,
-)
-from nvrx_slurm.config.values import did_you_mean
+from nvrx_slurm.config.settings import Layer, Origin, Section, parsed, setting, settings_of, unsupported
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
+
+_NO_LOG_SERVER = "leave it out, ranks write their own files below --log-dir"
+_NO_ATTRIBUTION = "leave it out, the first cause is on the console and in result.json below --log-dir"
 
 
 @dataclass(frozen=True)
@@ -43,302 +32,211 @@ class FaultToleranceConfig(Section):
     section: ClassVar[str] = "ft"
 
     initial_rank_heartbeat_timeout: float | None = setting(
-        v.TIMEOUT,
-        None,
-        MONITORING,
+        k.TIMEOUT, None, g.MONITORING,
         help="Kill a rank without a first heartbeat this long after it began to be monitored.",
-    )
+    )  # fmt: skip
     rank_heartbeat_timeout: float | None = setting(
-        v.TIMEOUT, None, MONITORING, help="Kill a rank when this long passed since its last heartbeat."
+        k.TIMEOUT, None, g.MONITORING, help="Kill a rank when this long passed since its last heartbeat."
     )
     rank_init_timeout: float | None = setting(
-        v.TIMEOUT,
-        None,
-        MONITORING,
+        k.TIMEOUT, None, g.MONITORING,
         help="Kill a rank that was started this long ago and never called init_workload_monitoring.",
-    )
+    )  # fmt: skip
     rank_termination_signal: signal.Signals = setting(
-        v.SIGNAL, signal.SIGKILL, MONITORING, help="Sent, after SIGCONT, to a rank that hangs."
+        v.SIGNAL, signal.SIGKILL, g.MONITORING, help="Sent, after SIGCONT, to a rank that hangs."
     )
     workload_check_interval: float = setting(
-        v.POSITIVE_SECONDS,
-        5.0,
-        MONITORING,
-        help="A timeout that a rank calculates is enforced as at least this, unless a shorter one is configured."
-        " (Nothing is polled: configured timeouts are exact.)",
-    )
+        k.POSITIVE_SECONDS, 5.0, g.MONITORING,
+        help="A timeout that a rank calculates is enforced as at least this, unless a shorter one is configured. "
+        "(Nothing is polled: configured timeouts are exact.)",
+    )  # fmt: skip
     log_level: int = setting(
-        v.LOG_LEVEL, logging.INFO, LOGS, help="Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
+        v.LOG_LEVEL, logging.INFO, g.LOGS, help="Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
     )
     warning_signal: signal.Signals | None = setting(
-        v.USER_SIGNAL,
-        signal.SIGUSR1,
-        RESTARTS,
-        help="This signal, from Slurm (sbatch --signal=USR1@120) or a person, means that the job is about to end:"
-        " should_stop() says yes in every rank, and a worker without a handler does not die of it. A second one, 3 s"
-        " later, ends the job. none: it is only passed on.",
-    )
+        v.USER_SIGNAL, signal.SIGUSR1, g.RESTARTS,
+        help="This signal, from Slurm (sbatch --signal=USR1@120) or a person, means that the job is about to end: "
+        "should_stop() says yes in every rank, and a worker without a handler does not die of it. A second "
+        "one, 3 s later, ends the job. none: it is only passed on.",
+    )  # fmt: skip
     warn_before_end: float = setting(
-        v.SECONDS,
-        0.0,
-        RESTARTS,
+        k.SECONDS, 0.0, g.RESTARTS,
         help="Warn all ranks this long before the time limit of the Slurm job, too; 0: only when a signal comes.",
-    )
+    )  # fmt: skip
     stop_before_end: float = setting(
-        v.SECONDS,
-        0.0,
-        RESTARTS,
+        k.SECONDS, 0.0, g.RESTARTS,
         help="End the job as by SIGTERM this long before the time limit of the Slurm job; 0: leave that to Slurm.",
-    )
+    )  # fmt: skip
     restart_policy: str = setting(
-        v.choice("any-failed", "min-healthy"),
-        "any-failed",
-        RESTARTS,
-        aliases=("--restart-policy",),
-        help="any-failed: a fault of any worker restarts all. min-healthy: all nodes train, and faults restart all only"
-        " when fewer than MIN of --nnodes run without one (for the in-process wrapper).",
-    )
+        k.choice("any-failed", "min-healthy"), "any-failed", g.RESTARTS, aliases=("--restart-policy",),
+        help="any-failed: a fault of any worker restarts all. min-healthy: all nodes train, and faults restart all"
+        " only when fewer than MIN of --nnodes run without one (for the in-process wrapper).",
+    )  # fmt: skip
     max_restarts_by_fault: Mapping[FaultKind, int] = setting(
-        v.RESTARTS_BY_FAULT,
-        {},
-        RESTARTS,
+        v.RESTARTS_BY_FAULT, {}, g.RESTARTS,
         help="How many of --max-restarts may be spent on these kinds of first cause, for example hang:2,node-lost:5.",
-    )
+    )  # fmt: skip
     crash_loop_window: float = setting(
-        v.SECONDS, 5.0, RESTARTS, help="A cycle that ends in a fault sooner than this has died at its start."
+        k.SECONDS, 5.0, g.RESTARTS, help="A cycle that ends in a fault sooner than this has died at its start."
     )
     crash_loop_backoff: float = setting(
-        v.SECONDS,
-        1.0,
-        RESTARTS,
-        help="Pause after the same rank died at its start twice in a row; doubles with each time more, up to 60."
-        " 0: none.",
-    )
+        k.SECONDS, 1.0, g.RESTARTS,
+        help="Pause after the same rank died at its start twice in a row; doubles with each time more, up to 60. "
+        "0: none.",
+    )  # fmt: skip
     restart_check_interval: float = setting(
-        v.POSITIVE_SECONDS,
-        60.0,
-        RESTARTS,
-        no_effect="restarts follow from events, nothing is polled",
+        k.POSITIVE_SECONDS, 60.0, g.RESTARTS, no_effect="restarts follow from events, nothing is polled",
         help="Accepted for compatibility; restarts follow from events.",
-    )
+    )  # fmt: skip
     rdzv_impl: str = setting(
-        v.choice("barrier"),
-        "barrier",
-        RENDEZVOUS,
-        no_effect="there is one way to meet",
+        k.choice("barrier"), "barrier", g.RENDEZVOUS, no_effect="there is one way to meet",
         help="Accepted for compatibility.",
-    )
+    )  # fmt: skip
     keepalive_interval: float = setting(
-        v.POSITIVE_SECONDS,
-        5.0,
-        RENDEZVOUS,
+        k.POSITIVE_SECONDS, 5.0, g.RENDEZVOUS,
         help="A quiet connection between a node and the coordinator is probed this often.",
-    )
+    )  # fmt: skip
     keepalive_timeout: float = setting(
-        v.POSITIVE_SECONDS, 5.0, RENDEZVOUS, help="A probe without an answer for this long means that the node is lost."
-    )
+        k.POSITIVE_SECONDS, 5.0, g.RENDEZVOUS,
+        help="A probe without an answer for this long means that the node is lost.",
+    )  # fmt: skip
 
     # Hang detection by sections and learned timeouts.
     rank_section_timeouts: Mapping[str, float | None] = setting(
-        v.SECTION_TIMEOUTS,
-        {},
-        MONITORING,
+        v.SECTION_TIMEOUTS, {}, g.MONITORING,
         help="Kill a rank that stays longer in one of these sections; none: only time it. Others are ignored.",
-    )
+    )  # fmt: skip
     rank_out_of_section_timeout: float | None = setting(
-        v.TIMEOUT,
-        None,
-        MONITORING,
-        help="Kill a rank that was in no section for this long. If there is a section step and none named warmup,"
-        " the time before the first step does not count.",
-    )
+        k.TIMEOUT, None, g.MONITORING,
+        help="Kill a rank that was in no section for this long. If there is a section step and none named warmup, "
+        "the time before the first step does not count.",
+    )  # fmt: skip
     safety_factor: float = setting(
-        v.real(1.0, high=1000.0),
-        5.0,
-        MONITORING,
+        k.real(1.0, high=1000.0), 5.0, g.MONITORING,
         help="A timeout that a rank calculates is this many times the longest time seen.",
-    )
+    )  # fmt: skip
     num_warmup_iterations: int = setting(
-        v.integer(0),
-        5,
-        MONITORING,
+        k.integer(0), 5, g.MONITORING,
         help="This many first sections step have the timeout of section warmup, if it is in rank_section_timeouts.",
-    )
+    )  # fmt: skip
     skip_section_response: bool = setting(
-        v.BOOL,
-        True,
-        MONITORING,
-        no_effect="heartbeats and sections are written to shared memory, nobody waits for an answer",
+        k.BOOL, True, g.MONITORING, no_effect="heartbeats and sections go through shared memory, without an answer",
         help="Accepted for compatibility; nothing waits for an answer.",
-    )
+    )  # fmt: skip
     install_exception_hook: bool = setting(
-        v.BOOL,
-        False,
-        MONITORING,
-        help="An uncaught exception ends a rank at once after its traceback (from init_workload_monitoring on):"
-        " nothing waits for threads, atexit functions or collectives.",
-    )
+        k.BOOL, False, g.MONITORING,
+        help="An uncaught exception ends a rank at once after its traceback (from init_workload_monitoring on): "
+        "nothing waits for threads, atexit functions or collectives.",
+    )  # fmt: skip
 
     # Restarts.
-    segment: int | None = setting(
-        v.optional(v.integer(1, v.MAX_NODES)),
-        None,
-        RESTARTS,
-        built=False,
-        help="Nodes per segment of one NVLink domain; MIN must divide by it.",
+    segment: int | None = unsupported(
+        k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS, "leave it out, nodes keep the order of Slurm"
     )
     checkpoint_iteration_file: str | None = setting(
-        v.optional(v.PATH),
-        None,
-        RESTARTS,
-        help="File with one integer, the iteration of the last checkpoint, that the coordinator's node can read: what"
-        " counts as progress. Cycles after which it cannot be read are not scored.",
-    )
+        k.optional(k.PATH), None, g.RESTARTS,
+        help="File with one integer, the iteration of the last checkpoint, that the coordinator's node can read: "
+        "what counts as progress. Cycles after which it cannot be read are not scored.",
+    )  # fmt: skip
     max_no_progress_cycles: int = setting(
-        v.integer(-1),
-        3,
-        RESTARTS,
-        help="With a checkpoint iteration file: give up after this many cycles in a row without progress; <= 0: never.",
-    )
+        k.integer(-1), 3, g.RESTARTS,
+        help="With a checkpoint iteration file: give up after this many cycles in a row without progress; <= 0: "
+        "never.",
+    )  # fmt: skip
     min_progress_iterations: int = setting(
-        v.integer(1), 1, RESTARTS, help="So many iterations more than after the cycle before are progress."
+        k.integer(1), 1, g.RESTARTS, help="So many iterations more than after the cycle before are progress."
     )
     no_restart_exit_code: int = setting(
-        v.integer(1, 255),
-        93,
-        RESTARTS,
+        k.integer(1, 255), 93, g.RESTARTS,
         help="Exit code for a job that should not be started again: a rank shut it down, or it made no progress.",
-    )
-    check_remaining_processes: bool = setting(
-        v.BOOL, False, RESTARTS, built=False, help="Report what is left of stopped workers."
+    )  # fmt: skip
+    check_remaining_processes: bool = unsupported(
+        k.BOOL, False, g.RESTARTS, "leave it out, what workers leave behind is killed in any case"
     )
     gpu_memory_reclaim_timeout: float = setting(
-        v.SECONDS,
-        50.0,
-        DEVICES,
-        help="Longest wait for GPU memory to be free before a restart; 0: no wait.",
+        k.SECONDS, 50.0, g.DEVICES, help="Longest wait for GPU memory to be free before a restart; 0: no wait."
     )
     gpu_memory_tolerance_mb: float = setting(
-        v.real(0.0, high=1e9, unit="megabytes", metavar="MB"),
-        512.0,
-        DEVICES,
+        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, g.DEVICES,
         help="Used GPU memory that counts as free.",
-    )
-    gpu_memory_poll_interval: float = setting(v.POSITIVE_SECONDS, 2.0, DEVICES, help="Time between two looks at it.")
+    )  # fmt: skip
+    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, g.DEVICES, help="Time between two looks at it.")
     numa_bind_strict: bool = setting(
-        v.BOOL, True, DEVICES, help="With NUMA binding: numactl --membind; false: --localalloc."
+        k.BOOL, True, g.DEVICES, help="With NUMA binding: numactl --membind; false: --localalloc."
     )
 
     # Health checks.
     node_health_checks: bool = setting(
-        v.BOOL,
-        True,
-        HEALTH,
-        help="Check this node before every cycle; one that fails is left out of the job. false: no checks"
-        " (GPU memory is waited for, and suspicions are left, all the same).",
-    )
+        k.BOOL, True, g.HEALTH,
+        help="Check this node before every cycle; one that fails is left out of the job. false: no checks (the "
+        "wait for GPU memory does not depend on it).",
+    )  # fmt: skip
     node_health_check_interval: float = setting(
-        v.POSITIVE_SECONDS,
-        5.0,
-        HEALTH,
-        help="Time between two GPU (and NIC) checks while the node works or waits; what fails takes it out of the job.",
-    )
+        k.POSITIVE_SECONDS, 5.0, g.HEALTH,
+        help="Time between two GPU (and NIC) checks while the node works or waits; what fails takes it out of the "
+        "job.",
+    )  # fmt: skip
     node_health_check_endpoint: str | None = setting(
-        v.optional(v.UNIX_SOCKET),
-        None,
-        HEALTH,
+        k.optional(k.UNIX_SOCKET), None, g.HEALTH,
         help="Unix socket of an nvhcd-compatible service that is asked before every cycle: a path or unix:///path.",
+    )  # fmt: skip
+    enable_nic_healthcheck: bool = setting(
+        k.BOOL, True, g.HEALTH, help="Check the links of the NICs before every cycle."
     )
-    enable_nic_healthcheck: bool = setting(v.BOOL, True, HEALTH, help="Check the links of the NICs before every cycle.")
     enable_nic_monitor: bool = setting(
-        v.BOOL, False, HEALTH, help="Watch the error counters of the NICs (link_downed and others) all the time."
+        k.BOOL, False, g.HEALTH, help="Watch the error counters of the NICs (link_downed and others) all the time."
     )
     pci_topo_file: str | None = setting(
-        v.optional(v.PATH), None, HEALTH, help="XML with the topology of GPUs and NICs; default: as the PCI bus tells."
-    )
+        k.optional(k.PATH), None, g.HEALTH,
+        help="XML with the topology of GPUs and NICs; default: as the PCI bus tells.",
+    )  # fmt: skip
     link_down_path_template: str | None = setting(
-        v.optional(v.PATH), None, HEALTH, help="Path of a NIC's link_downed counter, with {nic}."
+        k.optional(k.PATH), None, g.HEALTH, help="Path of a NIC's link_downed counter, with {nic}."
     )
     link_state_path_template: str | None = setting(
-        v.optional(v.PATH), None, HEALTH, help="Path of a NIC's port state, with {nic}."
+        k.optional(k.PATH), None, g.HEALTH, help="Path of a NIC's port state, with {nic}."
     )
     enable_dist_storage_healthcheck: bool = setting(
-        v.BOOL, False, HEALTH, help="Check Lustre's health and all Lustre and NFS mounts before every cycle."
+        k.BOOL, False, g.HEALTH, help="Check Lustre's health and all Lustre and NFS mounts before every cycle."
     )
     storage_healthcheck_path: str | None = setting(
-        v.optional(v.ABSOLUTE_PATHS),
-        None,
-        HEALTH,
-        flag="--ft-storage-health-check-path",
-        aliases=("--ft-storage-healthcheck-path",),
+        k.optional(k.ABSOLUTE_PATHS), None, g.HEALTH,
+        flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
-    )
+    )  # fmt: skip
 
     # Logs of one cycle, and the service that collects them.
-    per_cycle_applog_prefix: str | None = setting(
-        v.optional(v.ABSOLUTE_PATH),
-        None,
-        LOG_SERVER,
-        env="both",
-        built=False,
-        help="One log of all workers per cycle, named after this.",
-    )
-    nvrx_logfile: str | None = setting(
-        v.optional(v.ABSOLUTE_PATH), None, LOG_SERVER, env="both", built=False, help="Log of the launcher."
-    )
-    enable_log_server: bool | None = setting(
-        v.optional(v.BOOL), None, LOG_SERVER, env="both", built=False, help="Collect logs over gRPC."
-    )
-    log_server_port: int = setting(
-        v.integer(1, 65535, "PORT"), 50051, LOG_SERVER, env="both", built=False, help="Its first port."
-    )
-    log_aggregator_count: int = setting(
-        v.integer(0, 1024), 0, LOG_SERVER, env="both", built=False, help="Leaves; 0: as needed."
-    )
-    log_leaf_max_queue_chunks: int = setting(
-        v.integer(-1), -1, LOG_SERVER, env="both", built=False, help="Queue of a leaf; -1: as needed."
-    )
-    log_server_log_prefix: str | None = setting(
-        v.optional(v.PATH), None, LOG_SERVER, env="both", built=False, help="Its own logs."
-    )
-    log_server_graceful_shutdown_timeout: float = setting(
-        v.SECONDS, 60.0, LOG_SERVER, env="both", built=False, help="Its time to drain."
-    )
-    cycle_info_dir: str | None = setting(
-        v.optional(v.PATH), None, LOG_SERVER, built=False, help="Directory of cycle_info JSON files."
+    per_cycle_applog_prefix: str | None = unsupported(
+        k.optional(k.ABSOLUTE_PATH), None, g.LOG_SERVER,
+        "use --log-dir, where each rank has files of its own", env="both",
+    )  # fmt: skip
+    nvrx_logfile: str | None = unsupported(
+        k.optional(k.ABSOLUTE_PATH), None, g.LOG_SERVER,
+        "use --log-dir, where agents/agent_N.log is the log of a launcher", env="both",
+    )  # fmt: skip
+    enable_log_server: bool | None = unsupported(k.optional(k.BOOL), None, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
+    log_server_port: int = unsupported(k.integer(1, 65535, "PORT"), 50051, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
+    log_aggregator_count: int = unsupported(k.integer(0, 1024), 0, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
+    log_leaf_max_queue_chunks: int = unsupported(k.integer(-1), -1, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
+    log_server_log_prefix: str | None = unsupported(k.optional(k.PATH), None, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
+    log_server_graceful_shutdown_timeout: float = unsupported(k.SECONDS, 60.0, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
+    cycle_info_dir: str | None = unsupported(
+        k.optional(k.PATH), None, g.LOG_SERVER, "read events/coordinator.jsonl and result.json below --log-dir"
     )
 
-    attribution_endpoint: str | None = setting(
-        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="localhost or the service's URL."
+    attribution_endpoint: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
+    attribution_startup_timeout: float = unsupported(k.SECONDS, 20.0, g.ATTRIBUTION, _NO_ATTRIBUTION)
+    attribution_llm_api_key_file: str | None = unsupported(k.optional(k.PATH), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
+    attribution_llm_base_url: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
+    attribution_llm_model: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
+    attribution_analysis_backend: str | None = unsupported(
+        k.optional(k.choice("lib", "mcp")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
     )
-    attribution_startup_timeout: float = setting(
-        v.SECONDS, 20.0, ATTRIBUTION, built=False, help="Wait for the service to be up."
+    attribution_stop_action: str | None = unsupported(
+        k.optional(k.choice("log", "no-restart")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
     )
-    attribution_llm_api_key_file: str | None = setting(
-        v.optional(v.PATH), None, ATTRIBUTION, built=False, help="File with the key."
-    )
-    attribution_llm_base_url: str | None = setting(
-        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="URL of the LLM."
-    )
-    attribution_llm_model: str | None = setting(
-        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="Name of the LLM."
-    )
-    attribution_analysis_backend: str | None = setting(
-        v.optional(v.choice("lib", "mcp")), None, ATTRIBUTION, built=False, help="lib or mcp."
-    )
-    attribution_stop_action: str | None = setting(
-        v.optional(v.choice("log", "no-restart")),
-        None,
-        ATTRIBUTION,
-        built=False,
-        help="What its advice to stop leads to.",
-    )
-    attribution_log_level: str | None = setting(
-        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="Log level of the service."
-    )
-    attribution_export_url: str | None = setting(
-        v.optional(v.TEXT), None, ATTRIBUTION, built=False, help="Where its results go."
-    )
+    attribution_log_level: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
+    attribution_export_url: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
 
     @property
     def is_progress_tracking_enabled(self) -> bool:
@@ -359,18 +257,13 @@ class FaultToleranceConfig(Section):
 
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""
-        return {
-            "rank_init_timeout": self.rank_init_timeout,
-            "initial_rank_heartbeat_timeout": self.initial_rank_heartbeat_timeout,
-            "rank_heartbeat_timeout": self.rank_heartbeat_timeout,
-            "rank_out_of_section_timeout": self.rank_out_of_section_timeout,
-            "rank_section_timeouts": dict(self.rank_section_timeouts),
-            "workload_check_interval": self.workload_check_interval,
-        }
+        timeouts = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
+        found = {name: getattr(self, name) for name in (*timeouts.split(), "workload_check_interval")}
+        return found | {"rank_section_timeouts": dict(self.rank_section_timeouts)}
 
     def rank_settings(self) -> dict[str, Any]:
         """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""
-        shown = (item for item in settings_of(type(self)) if item.group == MONITORING and item.built)
+        shown = (item for item in settings_of(type(self)) if item.group == g.MONITORING and item.built)
         return {item.name: getattr(self, item.name) for item in shown} | self.rank_limits()
 
     @classmethod
@@ -380,7 +273,7 @@ class FaultToleranceConfig(Section):
         for name in kwargs:
             if name not in known and not ignore_not_recognized:
                 raise UsageError(
-                    f"{name} is not a field of FaultToleranceConfig{did_you_mean(name, known) or '; remove it'}"
+                    f"{name} is not a field of FaultToleranceConfig{k.did_you_mean(name, known) or '; remove it'}"
                 )
         return cls(**{name: value for name, value in kwargs.items() if name in known})
 
@@ -419,4 +312,4 @@ def _unknown_key(name: str, known: set[str]) -> str:
     for item in settings_of(LaunchConfig):
         if name == item.name and item.flags:
             return f"is no YAML key; use the flag {item.flags[0]}"
-    return f"is not a known key{did_you_mean(name, sorted(known)) or '; remove it'}"
+    return f"is not a known key{k.did_you_mean(name, sorted(known)) or '; remove it'}"

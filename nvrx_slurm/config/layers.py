@@ -1,4 +1,4 @@
-"""The layers meet: flags > environment > YAML > defaults, with the origin of each value."""
+"""Merges flags > environment > YAML > defaults, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nvrx_slurm.config import rendezvous
 from nvrx_slurm.config.files import MissingSection
 from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
+from nvrx_slurm.config.kinds import did_you_mean
 from nvrx_slurm.config.launch import LaunchConfig, contradictions
 from nvrx_slurm.config.settings import Layer, Origin, Setting, parsed, settings_of
-from nvrx_slurm.config.values import RDZV_NO_EFFECT, RendezvousConfig, did_you_mean
 from nvrx_slurm.errors import UsageError
 
-NOT_BUILT = "is not built yet in this version"
+UNSUPPORTED = "is not supported"
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,30 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = Non
     origins: dict[str, Origin] = {}
     for item in SETTINGS.values():
         values[item.section][item.name], origins[item.key] = _pick(item, layers)
+    _refuse_unsupported(values, origins)
     config = Config(LaunchConfig(**values["launch"]), FaultToleranceConfig(**values["ft"]))
     notes.extend(_without_effect(config, origins))
     return Resolved(config, origins, tuple(notes))
 
 
 def _pick(item: Setting, layers: list[Layer]) -> tuple[Any, Origin]:
-    """The parsed value of the first layer that has one; refuses what is not built."""
+    """The parsed value of the first layer that has one, and its origin."""
     for layer in layers:
-        if item.key not in layer:
-            continue
-        raw, origin = layer[item.key]
-        value = parsed(item, raw, origin)
-        if not item.built and value != item.default:
-            raise UsageError(f"{origin.name} {NOT_BUILT}; {origin.remedy}")
-        return value, origin
+        if item.key in layer:
+            raw, origin = layer[item.key]
+            return parsed(item, raw, origin), origin
     return item.default, Origin("default")
+
+
+def _refuse_unsupported(values: Mapping[str, Mapping[str, Any]], origins: Mapping[str, Origin]) -> None:
+    """Raises UsageError that names all of them, each with what to do instead."""
+    refused = [
+        f"{origins[item.key].name} {UNSUPPORTED}: {item.instead}"
+        for item in SETTINGS.values()
+        if item.instead and values[item.section][item.name] != item.default
+    ]
+    if refused:
+        raise UsageError("; ".join(refused))
 
 
 def _flag_layer(flags: Mapping[str, object]) -> Layer:
@@ -91,12 +100,12 @@ def _flag_layer(flags: Mapping[str, object]) -> Layer:
 
 
 def _environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Values of our variables and torchrun's; a misspelt variable of ours is an error, like a misspelt flag."""
+    """Values of the NVRX_ and PET_ variables. Raises UsageError for a misspelt NVRX_FT_ or PET_FT_ variable."""
     known = {name for item in SETTINGS.values() for name in item.env}
     for name in environ:
         if name.startswith(("NVRX_FT_", "PET_FT_")) and name not in known:
-            ours = sorted(k for k in known if k.startswith("NVRX_"))
-            raise UsageError(f"{name} is not a known variable{did_you_mean(name, ours) or '; unset it'}")
+            similar = sorted(k for k in known if k.startswith("NVRX_"))
+            raise UsageError(f"{name} is not a known variable{did_you_mean(name, similar) or '; unset it'}")
     layer: Layer = {}
     for item in SETTINGS.values():
         for name in item.env:
@@ -113,11 +122,11 @@ def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[s
     if config.ft.rank_out_of_section_timeout is not None and not config.ft.rank_section_timeouts:
         origin = origins["ft_rank_out_of_section_timeout"].name
         yield f"{origin} has no effect: there are no sections, see --ft-rank-section-timeouts"
-    for name in RDZV_NO_EFFECT:
-        if getattr(config.launch.rdzv_conf, name) != getattr(RendezvousConfig(), name):
+    for name in rendezvous.NO_EFFECT:
+        if getattr(config.launch.rdzv_conf, name) != getattr(rendezvous.RendezvousConfig(), name):
             yield f"{origins['rdzv_conf'].name}: {name} has no effect here"
     if config.launch.standalone and config.launch.rdzv_endpoint:
-        yield f"{origins['rdzv_endpoint'].name} has no effect: --standalone meets nobody"
+        yield f"{origins['rdzv_endpoint'].name} has no effect: --standalone is one node"
 
 
 def _yaml_for_launch(path: str, tolerant: bool, notes: list[str]) -> Layer:

@@ -1,8 +1,8 @@
-"""The file of `nvrx health serve` (docs/nvhcd.md): the keys of nvhcd's own, `group` and `users`."""
+"""The file of `nvrx health serve` (docs/nvhcd.md): nvhcd's own keys and `group`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from nvrx_slurm.config.files import read_document
@@ -11,7 +11,6 @@ from nvrx_slurm.config.kinds import (
     TEXT,
     UNIX_SOCKET,
     Kind,
-    as_text,
     choice,
     did_you_mean,
     optional,
@@ -22,22 +21,13 @@ from nvrx_slurm.errors import UsageError
 
 class Settings(NamedTuple):
     """`healthcheck_path`: the script to run, None = our own checks. `timeout`: seconds for one run.
-    `group`: whose members may ask; `users`: names or numbers of others who may. Both None = everybody may."""
+    `group`: the socket's group, whose members may ask; None = all users may."""
 
     socket_path: str = "/var/run/nvhcd.sock"
     healthcheck_path: str | None = None
     log_level: str = "info"
     timeout: float = 120.0
     group: str | None = None
-    users: tuple[str, ...] | None = None
-
-
-def _parse_users(raw: object) -> tuple[str, ...]:
-    problem = "must be a list of users, by name or number, for example [slurm, 1000]"
-    if not isinstance(raw, Sequence) or isinstance(raw, str):
-        raise ValueError(problem)
-    numbers = [str(one) if type(one) is int and 0 <= one < 2**32 - 1 else one for one in raw]  # True is no user
-    return tuple(as_text(one, problem) for one in numbers)
 
 
 _KINDS: dict[str, Kind] = {
@@ -46,7 +36,6 @@ _KINDS: dict[str, Kind] = {
     "log_level": choice("debug", "info", "warn", "warning", "error"),
     "timeout": real(above=True, high=3600.0, unit="seconds"),
     "group": optional(TEXT),
-    "users": optional(Kind("[USER,...]", _parse_users)),
 }
 
 

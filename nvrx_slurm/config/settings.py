@@ -1,6 +1,6 @@
 """How a setting is declared: one `setting(...)` in a dataclass is its flag, its variable, its YAML key and its docs.
 
-`built=False` keeps a known name refused until its feature exists.
+`unsupported(...)` declares a name of torchrun's or ft_launcher's that is refused, with what to do instead.
 """
 
 from __future__ import annotations
@@ -12,26 +12,10 @@ from typing import Any, ClassVar
 from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.errors import UsageError
 
-NODES = "Nodes and workers"
-SLURM = "Slurm"
-RENDEZVOUS = "Rendezvous"
-RESTARTS = "Restarts and stopping"
-MONITORING = "Rank monitoring"
-LOGS = "Logs"
-CONFIGURATION = "Configuration and dry runs"
-HEALTH = "Health checks"
-DEVICES = "GPUs and NUMA"
-LOG_SERVER = "Log aggregation"
-ATTRIBUTION = "Attribution"
-TORCHRUN = "Other torchrun flags"
-
-GROUPS = (NODES, SLURM, RENDEZVOUS, RESTARTS, MONITORING, HEALTH, DEVICES, LOGS, CONFIGURATION)
-GROUPS_TO_COME = (LOG_SERVER, ATTRIBUTION, TORCHRUN)
-
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known about one field; see `setting()` for how it is declared."""
+    """One field of a section; `setting()` declares it."""
 
     section: str  # "launch" or "ft", as in `Config`
     name: str  # field name; for "ft" also the YAML key
@@ -42,8 +26,13 @@ class Setting:
     flags: tuple[str, ...]  # spellings with dashes, the main one first; () = environment only
     env: tuple[str, ...]  # the first one that is set counts
     form: str = "value"  # "value", "switch" (takes no value) or "repeat"
-    built: bool = True
     no_effect: str = ""  # why this accepted value changes nothing
+    instead: str = ""  # not "": not supported; what to do instead
+
+    @property
+    def built(self) -> bool:
+        """Whether values other than the default are accepted."""
+        return not self.instead
 
     @property
     def key(self) -> str:
@@ -66,13 +55,18 @@ def shown(setting: Setting, value: Any) -> str:
 def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
     """Declare a field.
 
-    `more`: built, form, no_effect (see `Setting`); flag = the main spelling where it does not follow from the name,
+    `more`: form, no_effect (see `Setting`); flag = the main spelling where it does not follow from the name,
     "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's) or "both".
     """
     metadata = {"kind": kind, "group": group, "help": help, **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def unsupported(kind: Kind, default: Any, group: str, instead: str, **more: Any) -> Any:
+    """Declare a field of torchrun's or ft_launcher's that only takes its default; `instead`: what to do instead."""
+    return setting(kind, default, group, "", instead=instead, **more)
 
 
 class Section:
@@ -93,8 +87,8 @@ def _setting_of(section: str, f: Any) -> Setting:
     more = dict(f.metadata)
     key = f"ft_{f.name}" if section == "ft" else f.name
     main = more.pop("flag", "--" + key.replace("_", "-"))
-    ours, torchruns = "NVRX_" + key.upper(), "PET_" + key.upper()
-    env = {"nvrx": (ours,), "pet": (torchruns,), "both": (ours, torchruns)}[more.pop("env", "nvrx")]
+    nvrx, pet = "NVRX_" + key.upper(), "PET_" + key.upper()
+    env = {"nvrx": (nvrx,), "pet": (pet,), "both": (nvrx, pet)}[more.pop("env", "nvrx")]
     default = f.default if f.default is not MISSING else f.default_factory()
     flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
     return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)
@@ -124,11 +118,6 @@ class Origin:
         joint = {"flag": " ", "environment": "="}.get(self.layer, " = ")
         text = repr(raw)
         return f"{self.name}{joint}{text if len(text) <= 80 else text[:77] + '...'}"
-
-    @property
-    def remedy(self) -> str:
-        """What to do about a value that cannot be used."""
-        return "unset it" if self.layer == "environment" else "remove it"
 
 
 Layer = dict[str, tuple[Any, Origin]]

@@ -1,12 +1,11 @@
-"""The site file of the health checks (docs/health.md): what nodes should have, which checks where, what a failure does.
+"""The site file of the health checks (docs/health.md): expectations of nodes, rules of checks, checks of the site.
 
-As strict as the other files: an unknown key is an error with a suggestion. Names of checks and of what can be expected
-belong to `health` and are handed in.
+As strict as the other files: an unknown key is an error with a suggestion. Names of checks and settings belong to
+`health` and are passed in.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -42,15 +41,6 @@ def _list_of(one: Kind, what: str) -> Kind:
     return Kind(f"{one.metavar},...", parse, list)
 
 
-def _plain(raw: object) -> object:
-    """As it is: whose setting it is, knows what it should be."""
-    try:
-        json.dumps(raw)
-    except (TypeError, ValueError):  # dates; what holds itself
-        raise ValueError("must be text, a number, true, false, or a list of these") from None
-    return raw
-
-
 KINDS: dict[str, Kind] = {
     "count": integer(0),
     "number": real(),
@@ -62,12 +52,11 @@ KINDS: dict[str, Kind] = {
     "names": _list_of(TEXT, "names"),
     "counts": _list_of(integer(0), "whole numbers"),
     "paths": _list_of(ABSOLUTE_PATH, "absolute paths"),
-    "plain": Kind("VALUE", _plain, str),
 }
 
 
 class Rule(NamedTuple):
-    """What a site says about one check; None = as the check itself says."""
+    """A site's rule for one check; None = the check's own value."""
 
     when: tuple[str, ...] | None = None
     on_fail: str | None = None
@@ -76,20 +65,16 @@ class Rule(NamedTuple):
     reuse_s: float | None = None
 
 
-class OwnCheck(NamedTuple):
-    """A check of the site: the words of a command, or "package.module:NAME" of a `health.check.Check`.
-
-    `settings`: those of its own that may be set under `expect:`."""
+class SiteCheck(NamedTuple):
+    """A check of the site: the words of a command."""
 
     name: str
     run: tuple[str, ...]
-    python: str
     rule: Rule
-    settings: tuple[str, ...] = ()
 
 
 class Group(NamedTuple):
-    """What differs on some nodes; `nodes` is a host list of Slurm's."""
+    """Expectations and rules for some nodes; `nodes` is a host list of Slurm's."""
 
     name: str
     nodes: str
@@ -105,7 +90,7 @@ class Site(NamedTuple):
     expect: Mapping[str, object] = {}
     checks: Mapping[str, Rule] = {}
     groups: tuple[Group, ...] = ()
-    own: tuple[OwnCheck, ...] = ()
+    own: tuple[SiteCheck, ...] = ()
     deadlines: Mapping[str, float] = {}
     hooks: Mapping[str, Any] = {}
 
@@ -115,7 +100,6 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     document = read_document(path, FLAG)
     top = _mapping(document, path, ("expect", "checks", "groups", "own", "deadlines", "hooks"))
     rules = _Rules(contexts, actions)
-    deadlines = _mapping(top.get("deadlines"), f"{path}: deadlines", contexts)
     return Site(
         path=path,
         expect=_mapping(top.get("expect"), f"{path}: expect"),
@@ -125,15 +109,14 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
             for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
         ),
         own=tuple(_own(raw, f"{path}: own[{at}]", rules) for at, raw in enumerate(_sequence(top, path, "own"))),
-        deadlines={when: _value(_BUDGET, seconds, f"{path}: deadlines.{when}") for when, seconds in deadlines.items()},
-        hooks=_hooks(top.get("hooks"), f"{path}: hooks"),
+        deadlines=_typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
+        hooks=_typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
     )
 
 
 def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
     """The values of an `expect:` mapping. `kinds`: the kind (a word of KINDS) of each setting there is."""
-    _require_known(raw, kinds, where)
-    return {name: _value(KINDS[kinds[name]], value, f"{where}.{name}") for name, value in raw.items()}
+    return _typed(raw, {name: KINDS[kind] for name, kind in kinds.items()}, where)
 
 
 _BUDGET = real(high=MAX_BUDGET_S, above=True, unit="seconds")
@@ -147,7 +130,7 @@ _RULE_KEYS: dict[str, str] = {
 
 
 class _Rules:
-    """Reads what is said about checks."""
+    """Reads the rules of checks."""
 
     def __init__(self, contexts: Sequence[str], actions: Sequence[str]) -> None:
         action = choice(*actions)
@@ -162,15 +145,8 @@ class _Rules:
     def by_check(self, raw: object, where: str) -> dict[str, Rule]:
         return {name: self.one(rule, f"{where}.{name}") for name, rule in _mapping(raw, where).items()}
 
-    def one(self, raw: object, where: str, others: Iterable[str] = ()) -> Rule:
-        given = _mapping(raw, where, (*_RULE_KEYS, *others))
-        return Rule(
-            **{
-                _RULE_KEYS[key]: _value(self._kinds[key], value, f"{where}.{key}")
-                for key, value in given.items()
-                if key in _RULE_KEYS
-            }
-        )
+    def one(self, raw: object, where: str) -> Rule:
+        return Rule(**{_RULE_KEYS[key]: value for key, value in _typed(raw, self._kinds, where).items()})
 
 
 def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
@@ -185,37 +161,27 @@ def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
     )
 
 
-_SETTINGS = _list_of(TEXT, "names")
 _HOOK_KINDS = {
     "allow_skip": _list_of(TEXT, "names of checks"),
-    "suspicions": ABSOLUTE_PATH,
     "kill_gpu_processes": BOOL,
     "undrain": BOOL,
 }
 
 
-def _hooks(raw: object, where: str) -> dict[str, Any]:
-    given = _mapping(raw, where, _HOOK_KINDS)
-    return {key: _value(_HOOK_KINDS[key], value, f"{where}.{key}") for key, value in given.items()}
+def _typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """A mapping whose values are of these kinds."""
+    return {key: _value(kinds[key], value, f"{where}.{key}") for key, value in _mapping(raw, where, kinds).items()}
 
 
-def _own(raw: object, where: str, rules: _Rules) -> OwnCheck:
-    others = ("name", "run", "python", "settings")
-    given = _mapping(raw, where, (*others, *_RULE_KEYS))
-    if "name" not in given or ("run" in given) == ("python" in given):
-        raise UsageError(f"{where} must have a name and one of run (a command) and python (package.module:NAME)")
-    name = str(_value(TEXT, given["name"], f"{where}.name"))
+def _own(raw: object, where: str, rules: _Rules) -> SiteCheck:
+    given = _mapping(raw, where, ("name", "run", *_RULE_KEYS))
+    if "name" not in given or "run" not in given:
+        raise UsageError(f"{where} must have a name and run (a command)")
+    name = str(_value(TEXT, given.pop("name"), f"{where}.name"))
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
-    if "settings" in given and "python" not in given:
-        raise UsageError(f"{where}.settings: a command has none; give it what it should know in run")
-    return OwnCheck(
-        name=name,
-        run=tuple(_value(WORDS, given["run"], f"{where}.run")) if "run" in given else (),
-        python=str(_value(TEXT, given["python"], f"{where}.python")) if "python" in given else "",
-        rule=rules.one(raw, where, others),
-        settings=_value(_SETTINGS, given.get("settings", ()), f"{where}.settings"),
-    )
+    run = tuple(_value(WORDS, given.pop("run"), f"{where}.run"))
+    return SiteCheck(name, run, rules.one(given, where))
 
 
 def _mapping(raw: object, where: str, known: Iterable[str] | None = None) -> dict[str, object]:

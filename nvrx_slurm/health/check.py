@@ -1,7 +1,7 @@
-"""The protocol of a check: `gather` reads the node (may block, runs in a child process), `judge` decides (pure).
+"""The protocol of a check: `gather` reads the node (it may block, in a child process), `judge` decides (pure).
 
-A check is a `Check` in the tuple CHECKS of a module of this package that `registry.FAMILIES` names; nothing else.
-This module is loaded by Slurm's prolog on every job: only cheap imports.
+A new check is a function `judge` with the decorator `check`, in the tuple CHECKS of a module in health/checks that
+`registry.FAMILIES` names. Slurm's prolog loads this module for every job: only cheap imports.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-QUICK, NVML = "quick", "NVML"  # lanes: files of the kernel's own that answer at once; NVML, opened once for all
+QUICK, NVML = "quick", "NVML"  # lanes: files of the kernel that answer at once; NVML, opened once for all its checks
 
 Expected = Mapping[str, Any]  # by `Setting.name`: what this node should have, and thresholds
 CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
-# For what is no reason to take a node out of a running job, unless the site says that it is.
+# For faults that are no reason to take a node out of a running job, unless the site says so.
 OUTSIDE_PREFLIGHT = ("prolog", "epilog", "periodic", "manual")
 ACTIONS = ("drain", "fail", "warn")
 MAX_TEXT = 400  # characters of a finding's sentence
-NOTE_BYTES = 512  # of what a check is reading right now
-_MARGIN_S = 0.15  # for the verdict of a check whose files did not answer to get out before the check's own end
+NOTE_BYTES = 512  # of the note on what a check reads at the moment
+_MAX_DIGITS = 20  # of a 64-bit count
+_MARGIN_S = 0.15  # for a check whose files do not answer to send its verdict before its time is up
 _MAX_THREADS = 32
 
 
 class Verdict(str, Enum):
-    """What a check found. UNKNOWN: it could not tell; NOT_APPLICABLE: there is no such thing on this node."""
+    """Result of a check. UNKNOWN: it could not tell; NOT_APPLICABLE: the node has no such device or service."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -37,8 +38,8 @@ class Verdict(str, Enum):
 
 
 class Finding(NamedTuple):
-    """`text`: one sentence of at most MAX_TEXT characters. `seconds`: what the check took. `age_s`: seconds since it
-    really ran (0 = just now). `action`: what the site wants done about it, "" if nothing."""
+    """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `age_s`: seconds since it
+    ran (0 = just now). `action`: one of ACTIONS, "" if the finding asks for none."""
 
     check: str
     verdict: Verdict
@@ -49,8 +50,8 @@ class Finding(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A value that a site may set under `expect:`; `kind` is a word of `config.site.KINDS`, a default of None means
-    that nothing special is expected."""
+    """A value that a site may set under `expect:`. `kind`: a word of `config.site.KINDS`. Default None: no
+    expectation."""
 
     name: str
     kind: str
@@ -60,45 +61,51 @@ class Setting(NamedTuple):
 
 class Check(NamedTuple):
     """One check. `gather(node, expected)` returns facts of any type for `judge(facts, expected)`, which returns the
-    verdict and one sentence. What may go wrong in `gather` needs no care:
+    verdict and one sentence. `gather` need not handle errors:
 
     * `system.hardware.Absent("why")` -> NOT_APPLICABLE;
-    * OSError, ValueError and everything else -> UNKNOWN, with the sentence;
-    * not back after `budget_s` -> UNKNOWN "timed out", with what it was doing (see `NodeView.doing`).
+    * OSError, ValueError and any other exception -> UNKNOWN, with its sentence;
+    * no result after `budget_s` -> UNKNOWN "timed out", with the last note (see `NodeView.doing`).
     """
 
     name: str  # kebab-case
-    reads: str  # what it reads, for people
-    fails: str  # when it fails, in one sentence
+    reads: str  # for people: files and calls
+    fails: str  # for people: when it fails, in one sentence
     gather: Callable[[NodeView, Expected], Any]
     judge: Callable[[Any, Expected], tuple[Verdict, str]]
     contexts: tuple[str, ...] = CONTEXTS
-    settings: tuple[Setting, ...] = ()  # what it uses of `expected` (may be shared with other checks)
+    settings: tuple[Setting, ...] = ()  # those it uses of `expected` (other checks may use them, too)
     budget_s: float = 2.0
-    needs_root: bool = False  # else NOT_APPLICABLE for others, except below a --sysroot
+    needs_root: bool = False  # else NOT_APPLICABLE for other users, except below a --sysroot
     only_if: str = ""  # the setting without which it does not apply
-    reuse_s: float = 0.0  # a result of this node, at most that old, does as well (for heavy checks)
+    reuse_s: float = 0.0  # a result of this node, at most that old, will do (for heavy checks)
     on_fail: str = "drain"
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
-    lane: str = ""  # checks of one lane share a child process; "": one of its own, for those that may well block
-    per_job: str = ""  # where Slurm sets this variable, the result is this job's own: prologs do not share it
+    lane: str = ""  # checks of one lane share a child process; "": a process of its own, for those that may block
     ahead_s: float = 0.0  # the resident (see `resident`) runs it that often ahead, and uses its last result
 
 
-class NotAsked(Exception):
-    """There was neither time nor a thread for it."""
+def check(
+    name: str, gather: Callable[[NodeView, Expected], Any], reads: str, **more: Any
+) -> Callable[[Callable[[Any, Expected], tuple[Verdict, str]]], Check]:
+    """Make the decorated function the `judge` of a Check; its docstring says when the check fails."""
+
+    def declare(judge: Callable[[Any, Expected], tuple[Verdict, str]]) -> Check:
+        return Check(name, reads, " ".join((judge.__doc__ or "").split()), gather, judge, **more)
+
+    return declare
 
 
 class NodeView:
     """The node as a check sees it: every path is below `root` ("/" or the --sysroot).
 
-    All readers say first what they are about to read, so that a check that hangs can be told what it hangs on.
+    Each method notes first what it reads, so that the finding of a check that hangs can name it.
     """
 
     def __init__(self, root: str = "/", env: Mapping[str, str] | None = None, state_dir: str = "") -> None:
         self.root = os.path.abspath(root)
-        self.state_dir = state_dir  # where results and counters are kept from run to run; "" = `cache` decides
+        self.state_dir = state_dir  # where results and counters are kept; "": see `cache.private_directory`
         self.env: Mapping[str, str] = os.environ if env is None else env
         self.deadline_s = float("inf")  # of this check, time.monotonic()
         self.note: Any = None  # writable buffer of NOTE_BYTES, shared with the runner
@@ -109,11 +116,11 @@ class NodeView:
         return self.root == "/"
 
     def path(self, absolute: str) -> str:
-        """Where `absolute` ("/proc/meminfo") is."""
+        """The path of `absolute` ("/proc/meminfo") below the root."""
         return absolute if self.root == "/" else self.root + absolute
 
     def doing(self, phrase: str) -> None:
-        """Say what is done next ("reading /proc/mdstat"), in case it never returns."""
+        """Note what is done next ("reading /proc/mdstat"), in case it never returns."""
         if self.note is not None:
             data = phrase.encode(errors="replace")[: NOTE_BYTES - 1]
             self.note[: len(data) + 1] = data + b"\0"
@@ -134,12 +141,8 @@ class NodeView:
         return data.decode(errors="replace")
 
     def number(self, absolute: str) -> int:
-        """The whole number in a file. Raises OSError, and ValueError that names the file if there is something else."""
-        word = self.text(absolute, 4096).strip()
-        try:
-            return int(word)
-        except ValueError:
-            raise ValueError(f"{absolute} holds {word[:40]!r} instead of a whole number") from None
+        """The count in a file. Raises OSError, and ValueError as `whole`."""
+        return whole(self.text(absolute, 4096).strip(), absolute)
 
     def names(self, directory: str) -> list[str]:
         """Sorted names in a directory; [] where there is none. Raises OSError for what cannot be read."""
@@ -150,10 +153,9 @@ class NodeView:
             return []
 
     def at_once(self, fn: Callable[[str], T], items: Iterable[str]) -> dict[str, T | Exception]:
-        """`fn` of each item, side by side, since any may block for ever: its result, or the exception it raised.
+        """`fn` of each item in a thread of its own, since any may block for ever: its result, or its exception.
 
-        Items without an answer when this check's time is nearly up are left out of what is returned; those that were
-        not even begun, as too many others do not answer, have NotAsked.
+        Items without an answer when the time of this check is nearly up are left out. At most 32 run at a time.
         """
         import threading  # in the child process of the check, after the fork
 
@@ -173,8 +175,22 @@ class NodeView:
         for thread in threads:
             left_s = self.deadline_s - _MARGIN_S - time.monotonic()
             thread.join(min(max(left_s, 0.0), threading.TIMEOUT_MAX))
-        found = dict(answers)
-        return found | {item: NotAsked() for item in waiting if item not in found}
+        return dict(answers)
+
+
+def whole(word: str, file: str) -> int:
+    """The count in `word`, at most 20 digits. Raises ValueError that names the file."""
+    if not word.isdecimal() or len(word) > _MAX_DIGITS:
+        raise ValueError(f"{file} holds {word[:40]!r} instead of a whole number")
+    return int(word)
+
+
+def judged(wrong: Iterable[str], well: str, unknown: Iterable[str] = ()) -> tuple[Verdict, str]:
+    """FAIL with the problems in `wrong`, else UNKNOWN with those in `unknown`, else PASS with `well`."""
+    for verdict, problems in ((Verdict.FAIL, list(wrong)), (Verdict.UNKNOWN, list(unknown))):
+        if problems:
+            return verdict, listed(problems)
+    return Verdict.PASS, well
 
 
 def one_line(text: object) -> str:

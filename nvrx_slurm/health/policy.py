@@ -22,7 +22,7 @@ _NOT_FOR_CHECKS = (*CONTEXTS, "prologs", "gpu-leftovers", "acknowledged-events")
 DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "preflight": 5.0, "manual": 30.0}
 
 
-class Plan(NamedTuple):
+class Selection(NamedTuple):
     """What to run: `checks` with the site's rules applied, and those to be watched by the resident. `notes`: sentences
     worth saying once."""
 
@@ -36,11 +36,9 @@ class Plan(NamedTuple):
 
 
 class HookSettings(NamedTuple):
-    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job's comment may skip, or "all".
-    `suspicions`: the directory in which jobs may tell what they suspect."""
+    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job may skip, or "all"."""
 
     allow_skip: tuple[str, ...] = ()
-    suspicions: str = "/var/spool/nvrx"
     kill_gpu_processes: bool = True
     undrain: bool = True
 
@@ -56,7 +54,7 @@ class Rules(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def plan(
+def select(
     when: str,
     *,
     only: Sequence[str] = (),
@@ -68,7 +66,7 @@ def plan(
     node: str = "",
     expect: Mapping[str, object] | None = None,
     deadline_s: float | None = None,
-) -> Plan:
+) -> Selection:
     """The checks of a context and those of `include`, or exactly those of `only`; less those of `skip`.
 
     `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
@@ -88,7 +86,7 @@ def plan(
     ]
     watched = [rules.checks[name] for name in dict.fromkeys(watch)]
     deadline_s = deadline_s or rules.deadlines_s[when]
-    return Plan(rules.node, when, chosen, rules.expected, deadline_s, rules.notes, watched)
+    return Selection(rules.node, when, chosen, rules.expected, deadline_s, rules.notes, watched)
 
 
 def read_rules(
@@ -100,8 +98,9 @@ def read_rules(
 ) -> Rules:
     """Built-in and own checks with what the site says about them on `node`. Raises UsageError.
 
-    `may_do_without`: if we may not read the default site file, or it is not to be trusted, that is only said; a job's
-    user cannot help it."""
+    `may_do_without`: a default site file that this user may not read or trust is only a note; a job's user cannot
+    mend it.
+    """
     if not os.path.isdir(sysroot):
         raise UsageError(f"--sysroot {sysroot}: there is no such directory; correct it")
     name = node or node_name()
@@ -117,16 +116,8 @@ def read_rules(
     return rules
 
 
-def hook_settings(sysroot: str = "/") -> HookSettings:
-    """What the site says of its hooks; no check is loaded. Raises UsageError."""
-    from nvrx_slurm.config import site as site_file
-
-    path = _default_config(sysroot)
-    return HookSettings(**site_file.load(path, CONTEXTS, ACTIONS).hooks) if path else HookSettings()
-
-
 def node_name() -> str:
-    """Slurm's name of this node where it tells (prologs, tasks), else the short host name."""
+    """Slurm's name of this node in prologs and tasks, else the short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
@@ -136,7 +127,7 @@ def _default_config(sysroot: str) -> str:
 
 
 def _unusable(path: str) -> str:
-    """Why a site file cannot even be looked into by us, "" if it can."""
+    """Reason why this user cannot use a site file, "" if there is none."""
     if _is_hidden(path):
         return f"{path} may not be read by uid {os.geteuid()}"
     try:
@@ -147,7 +138,7 @@ def _unusable(path: str) -> str:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether there may be something that we may not read."""
+    """Whether a file may be there that this user may not read."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
@@ -156,19 +147,19 @@ def _is_hidden(path: str) -> bool:
 
 
 def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
-    """What only looks whether each of the site's own checks can be run, here and by us. Raises UsageError."""
+    """For each check of the site one that only looks whether this user can run it here. Raises UsageError."""
     from nvrx_slurm.config import site as site_file
-    from nvrx_slurm.health.checks import site_checks as own
+    from nvrx_slurm.health.checks import site_checks
 
     path = config or _default_config(sysroot)
-    return [own.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
+    return [site_checks.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     # Only here, since reading YAML and its values costs more than all checks of a healthy node.
     from nvrx_slurm.config import site as site_file
     from nvrx_slurm.config.site import Group
-    from nvrx_slurm.health.checks import site_checks as own
+    from nvrx_slurm.health.checks import site_checks
 
     site = site_file.load(trust.require(path, UsageError), CONTEXTS, ACTIONS)
     everything = {**checks}
@@ -177,9 +168,7 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
             raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
         if one.name in _NOT_FOR_CHECKS or one.name.startswith("drained-"):
             raise UsageError(f"{path}: own: {one.name} means something else to the hooks; choose another name")
-        if taken := registry.settings(checks.values()).keys() & set(one.settings):
-            raise UsageError(f"{path}: own: {one.name}: {taken.pop()} is a setting already; take it out of settings")
-        everything[one.name] = _ruled(own.check(one, path), one.rule)
+        everything[one.name] = _ruled(site_checks.check(one, path), one.rule)
     ours = _groups_of(site, node)
     everyone = Group("", "", site.expect, site.checks)
     expected = registry.defaults(everything.values())
@@ -223,7 +212,7 @@ def _parsed(raw: Mapping[str, object], checks: Mapping[str, Check], where: str) 
 
 
 def _ruled(check: Check, rule: Rule) -> Check:
-    """The check with what the site says about it."""
+    """The check with the site's rule applied."""
     return check._replace(
         contexts=check.contexts if rule.when is None else rule.when,
         on_fail=rule.on_fail or check.on_fail,

@@ -1,19 +1,18 @@
-"""Runs checks side by side in forked children, under one deadline. Nothing that a check does can hold it up.
+"""Runs checks side by side in forked children, under one deadline. No check can delay the others or the caller.
 
-To be called in a process without threads (fork): `nvrx health`, or `python -I -m nvrx_slurm.health` for programs.
-Checks of one lane share a child and are done one after the other; where one does not answer at once, those behind it go
-on in a child of their own. A child writes each finding as one JSON line into a pipe; its process group is killed as
-soon as all are there or the time of one is up. A child that cannot be killed (blocked in the kernel) is not waited for:
-init gets it when we end. That it is blocked is what /proc says, and not that it takes its time.
+Call it in a process without threads (it forks): `nvrx health`, or `python -I -m nvrx_slurm.health` for programs.
+Checks of one lane share a child and run one after the other. Where one does not answer at once, those behind it move to
+a child of their own. A child writes each finding as one JSON line into a pipe. Its process group is killed as soon as
+all findings are there, or the time of one check is up; `system.bounded_process` tells what happens then.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import mmap
 import os
-import select
 import signal
 import sys
 import time
@@ -23,19 +22,19 @@ from typing import Any, NoReturn
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
-from nvrx_slurm.system import gpus
+from nvrx_slurm.system import bounded_process, gpus
+from nvrx_slurm.system.bounded_process import BoundedProcess, wait
+from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
 
 MAX_RESULT_BYTES = 16384
 _PATIENCE_S = 0.25  # with a check that others wait behind
-_REAP_S = 1.0  # for killed children to end, on a machine with too much to do; one that is blocked is seen before
-_LOOK_S = 0.07  # twice: a thread that is in the kernel at both looks, and has not run in between, is blocked
-_JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_MAX_UNREAD_BYTES = 1 << 20  # of answers; one read takes 64 KiB
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
 
 class Result:
-    """What a run found. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
+    """Findings of a run. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -47,15 +46,14 @@ class Result:
 class _Child:
     """Checks under way in a forked process, the first of `checks` since `started_s`."""
 
-    def __init__(self, checks: Sequence[Check], pid: int, pipe: int, note: mmap.mmap, end_s: float) -> None:
+    def __init__(
+        self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, started_s: float, end_s: float
+    ) -> None:
         self.checks = list(checks)
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)  # where that fails (too many open files) its own alarm ends it
-        self.pipe = pipe
+        self.process = process
         self.note = note
         self.end_s = end_s
-        self.started_s = time.monotonic()
-        self.data = b""
+        self.started_s = started_s
 
     @property
     def until_s(self) -> float:
@@ -64,7 +62,7 @@ class _Child:
 
     @property
     def look_s(self) -> float:
-        """When it is to be looked at, if it does not answer before."""
+        """When to look at it, if it does not answer before."""
         return min(self.until_s, self.started_s + _PATIENCE_S) if len(self.checks) > 1 else self.until_s
 
     def doing(self) -> str:
@@ -77,56 +75,19 @@ class _Child:
         took_s = round(time.monotonic() - self.started_s, 4)
         return Finding(self.checks[0].name, verdict, one_line(text), took_s, age_s)
 
+    def line(self) -> bytes:
+        """The next whole line of its answers, at most MAX_RESULT_BYTES long; b"" if there is none."""
+        kept = self.process.stdout.kept
+        line, newline, rest = kept.partition(b"\n")
+        if not newline or len(line) >= MAX_RESULT_BYTES:
+            return b""
+        kept[:] = rest
+        return bytes(line)
+
     def next(self) -> None:
         """The check under way has its finding."""
         del self.checks[0]
         self.started_s = time.monotonic()
-
-    def kill(self) -> None:
-        """Kill what there is of it; it stays ours (a zombie at least), so its numbers cannot be somebody else's yet."""
-        for kill in (os.killpg, os.kill):  # it may not lead a group yet
-            try:
-                kill(self.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # not yet, or only a zombie of another user (setuid) is left
-                continue
-        os.close(self.pipe)
-        self.note.close()
-
-
-class _Dying:
-    """A killed child that is not seen dead yet."""
-
-    def __init__(self, child: _Child) -> None:
-        self.pid, self.pidfd = child.pid, child.pidfd
-        self.look_s = time.monotonic() + _LOOK_S
-        self._until_s = time.monotonic() + _REAP_S
-        self._before: set[tuple[str, ...]] = set()
-        self.blocked = False
-        self.given_up = False
-
-    def look(self) -> None:
-        """See whether it is to be waited for."""
-        now_s = time.monotonic()
-        if self.given_up or now_s < self.look_s:
-            return
-        blocked = _blocked_threads(self.pid)
-        self.blocked = bool(blocked & self._before)
-        self.given_up = self.blocked or now_s >= self._until_s
-        self._before, self.look_s = blocked, now_s + _LOOK_S
-
-
-def _blocked_threads(pid: int) -> set[tuple[str, ...]]:
-    """Threads that are blocked in the kernel now, with how often they ran; none where /proc does not tell."""
-    found = set[tuple[str, ...]]()
-    try:
-        for tid in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
-            if any(line.startswith("State:\tD") for line in lines):
-                found.add((tid, *(line for line in lines if "ctxt_switches" in line)))
-    except OSError:  # it has just ended
-        return set()
-    return found
 
 
 def run(
@@ -136,7 +97,7 @@ def run(
 
     `learning`: nothing is judged; what the checks learn from their facts is in `Result.learned`.
     """
-    gc.freeze()  # the children shall not copy our pages by collecting garbage
+    gc.freeze()  # garbage collection in the children would copy the pages of this process
     under_way = Run(checks, node, expected, deadline_s, learning)
     try:
         under_way.begin()
@@ -147,20 +108,11 @@ def run(
         under_way.close()
 
 
-def wait(fds: Iterable[int], until_s: float) -> set[int]:
-    """Those that can be read, at the latest at `until_s` (time.monotonic(); inf: as long as it takes)."""
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    left_s = until_s - time.monotonic()
-    return {fd for fd, _ in poller.poll(None if left_s == float("inf") else max(0, int(left_s * 1000) + 1))}
-
-
 class Run:
-    """Checks under way. Never waits, so that several can go on at once.
+    """Checks under way. Only `close` waits, so several runs can go on at once.
 
-    Whoever holds it calls `begin`, then `go_on` with those of `fds` that can be read, or at `look_s`, until it is
-    `done`; and `close` in any case.
+    The caller calls `begin`, then `go_on` with those of `fds` that can be read, or at `look_s`, until it is `done`;
+    and `close` in any case.
     """
 
     def __init__(
@@ -172,7 +124,7 @@ class Run:
         self._findings: dict[str, Finding] = {}
         self._result = Result()
         self._children: list[_Child] = []
-        self._dying: list[_Dying] = []
+        self._killed: list[BoundedProcess] = []
 
     def begin(self) -> None:
         """Start all lanes."""
@@ -187,54 +139,51 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether all findings are there, and the children gone or not to be waited for."""
-        return not self._children and all(child.given_up for child in self._dying)
+        """Whether all findings are there, and all children reaped or given up."""
+        return not self._children and all(process.done for process in self._killed)
 
     @property
     def gone(self) -> bool:
         """Whether no process is left."""
-        return not self._children and not self._dying
+        return not self._children and not self._killed
 
     def fds(self) -> list[int]:
         """What to wait for."""
-        return [child.pipe for child in self._children] + [child.pidfd for child in self._dying]
+        pipes = [child.process.stdout.fd for child in self._children]
+        return pipes + [fd for process in self._killed for fd in process.fds()]
 
     def look_s(self) -> float:
         """When `go_on` is to be called at the latest, by time.monotonic()."""
-        looks_s = [child.look_s for child in self._children]
-        looks_s += [child.look_s for child in self._dying if not child.given_up]
-        return min(looks_s, default=float("inf"))
+        looks_s = [child.look_s for child in self._children] + [process.wake_s() for process in self._killed]
+        return min(looks_s, default=math.inf)
 
     def go_on(self, ready: set[int]) -> None:
-        """Take what was told, end what is over."""
+        """Take the findings that came, end what is overdue."""
         for child in list(self._children):
-            self._look(child, child.pipe in ready)
-        for dying in list(self._dying):
-            if dying.pidfd in ready:
-                self._bury(dying)
-            else:
-                dying.look()
+            self._look(child, child.process.stdout.fd in ready)
+        for process in self._killed:
+            process.go_on(ready)
+        self._killed = [process for process in self._killed if not process.gone]
 
     def result(self) -> Result:
         """When it is done."""
-        self._result.left = len(self._dying)
-        blocked = sum(child.blocked for child in self._dying)
+        blocked = sum(process.blocked for process in self._killed)
+        self._result.left = len(self._killed)
         if blocked:
             self._result.notes.append(f"{blocked} check process(es) are blocked in the kernel and could not be ended")
-        if slow := len(self._dying) - blocked:
-            self._result.notes.append(f"{slow} check process(es) were killed and have not ended within {_REAP_S:g} s")
+        if slow := len(self._killed) - blocked:
+            within = f"within {bounded_process.REAP_S:g} s"
+            self._result.notes.append(f"{slow} check process(es) were killed and have not ended {within}")
         self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
         return self._result
 
     def close(self) -> None:
-        """End it as it is, at once but for the moment that killed children need."""
+        """End it as it is. Waits for killed children, at most bounded_process.REAP_S."""
         for child in list(self._children):
             self._end(child)
-        while self._dying and not self.done:
-            self.go_on(wait(self.fds(), self.look_s()))
-        for dying in self._dying:
-            os.close(dying.pidfd)
-        self._dying.clear()
+        for process in self._killed:
+            process.end()
+        self._killed.clear()
 
     # --- one child ----------------------------------------------------------------------------------------------------
 
@@ -250,37 +199,31 @@ class Run:
             self._without(checks, f"no process could be started for it: {error.strerror}")
 
     def _forked(self, checks: Sequence[Check]) -> _Child:
-        note = mmap.mmap(-1, NOTE_BYTES)
-        ours, theirs = os.pipe()
-        try:
-            pid = os.fork()
-            if pid == 0:
-                self._node.note = note
-                _child(self._work, checks, self._node, self._expected, theirs, self._end_s)
-            os.set_blocking(ours, False)
-            return _Child(checks, pid, ours, note, self._end_s)
-        except OSError:
-            os.close(ours)
-            raise
-        finally:
-            os.close(theirs)
+        note, started_s = mmap.mmap(-1, NOTE_BYTES), time.monotonic()
+
+        def work(pipe: int) -> None:
+            self._node.note = note
+            _answer(self._work, checks, self._node, self._expected, pipe, self._end_s)
+
+        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
 
     def _without(self, checks: Iterable[Check], text: str) -> None:
         for check in checks:
             self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, text)
 
     def _look(self, child: _Child, ready: bool) -> None:
-        """Take the findings that a child has told; see whether it ended without, or the time of a check is up."""
-        more = os.read(child.pipe, 65536) if ready else b""
-        child.data += more
-        while child.checks and (line := _line(child)):
+        """Take the findings that a child has sent; see whether it ended without, or the time of a check is up."""
+        output = child.process.stdout
+        if ready:
+            output.read()
+        while child.checks and (line := child.line()):
             self._take(child, line)
             child.next()
         if not child.checks:
             self._end(child)
-        elif len(child.data) > MAX_RESULT_BYTES:
+        elif len(output.kept) > MAX_RESULT_BYTES:
             self._give_up(child, f"its answer is longer than {MAX_RESULT_BYTES} bytes")
-        elif ready and not more:
+        elif output.fd < 0:
             self._give_up(child, f"its process ended without an answer{child.doing()}")
         elif time.monotonic() >= child.until_s:
             self._give_up(child, f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s{child.doing()}")
@@ -301,60 +244,39 @@ class Run:
         self._start(child.checks[1:])
 
     def _end(self, child: _Child) -> None:
-        child.kill()
+        child.process.kill()
+        child.note.close()
         self._children.remove(child)
-        self._dying.append(_Dying(child))
-
-    def _bury(self, child: _Dying) -> None:
-        os.waitpid(child.pid, 0)
-        os.close(child.pidfd)
-        self._dying.remove(child)
-
-
-def _line(child: _Child) -> bytes:
-    """The next whole line of at most MAX_RESULT_BYTES, taken from its data; b"" if there is none."""
-    line, newline, rest = child.data.partition(b"\n")
-    if not newline or len(line) >= MAX_RESULT_BYTES:
-        return b""
-    child.data = rest
-    return line
+        self._killed.append(child.process)
 
 
 # What a child sends of a check: verdict, sentence, age in seconds, notes, what it learned.
 _Answer = tuple[str, str, float, list[str], dict[str, Any]]
 
 
-def _child(
+def _answer(
     work: Callable[[Check, NodeView, Expected], _Answer],
     checks: Sequence[Check],
     node: NodeView,
     expected: Expected,
     pipe: int,
     end_s: float,
-) -> NoReturn:
-    """The forked process: never returns into the caller's frames."""
-    try:
-        os.setsid()
-        for signum in (*_JOB_SIGNALS, signal.SIGALRM):
-            signal.signal(signum, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        if checks[0].lane == NVML:
-            gpus.keep_open()
-        for check in checks:
-            node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
-            signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
-            node.doing("")
-            line = json.dumps(work(check, node, expected)).encode() + b"\n"
-            while line:
-                line = line[os.write(pipe, line) :]
-    finally:
-        os._exit(0)  # even with a thread of ours still blocked
+) -> None:
+    """In the forked process: do one check after the other."""
+    if checks[0].lane == NVML:
+        gpus.keep_open()
+    for check in checks:
+        node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
+        signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
+        node.doing("")
+        write_all(pipe, json.dumps(work(check, node, expected)).encode() + b"\n")
 
 
 def _found(check: Check, node: NodeView, expected: Expected) -> _Answer:
-    return (*cache.through(check, node, expected, lambda: examine(check, node, expected)), {})
+    began_s = cache.now_s()
+    found = cache.through(check, node, expected, lambda: examine(check, node, expected))
+    age_s = round(max(0.0, began_s - found.began_s), 3)  # 0 of a result that was begun while this process waited
+    return found.verdict, found.text, age_s, found.notes, {}
 
 
 def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
@@ -369,14 +291,14 @@ def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:
-    """Why a check does not apply, if that can be told without looking."""
+    """Reason why a check does not apply, if it is known without a look."""
     if check.needs_root and node.live and os.geteuid() != 0:
         return "only root can read this"
     return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
 
 
 def examine(check: Check, node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """Gather and judge, here and now: the verdict and its sentence, whatever the check raises."""
+    """Gather and judge in this process: the verdict and its sentence, whatever the check raises."""
     try:
         if why := _absent(check, node, expected):
             raise Absent(why)
@@ -399,12 +321,12 @@ def _with_action(finding: Finding, check: Check) -> Finding:
 
 
 def stop_on_sigterm() -> None:
-    """Make SIGTERM end this process by way of `finally`, so that no child is left."""
+    """Make SIGTERM raise SystemExit, so that `finally` ends the children."""
     end: Callable[[int, object], NoReturn] = lambda signum, frame: sys.exit(128 + signum)  # noqa: E731
     signal.signal(signal.SIGTERM, end)
 
 
 def ignore_job_signals() -> None:
-    """Slurm sends what ends or warns a job to every process of its step: go on. Checks, in children, may die of it."""
-    for signum in _JOB_SIGNALS:
+    """Ignore the signals that Slurm sends to every process of a job's step. Checks, in children, may die of them."""
+    for signum in bounded_process.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

@@ -11,7 +11,6 @@ from typing import Any
 import torch.distributed as dist
 
 from nvrx_slurm.inprocess.checks import check_time
-from nvrx_slurm.inprocess.meeting.store import answering_within
 from nvrx_slurm.inprocess.plugins.abort import Abort
 from nvrx_slurm.inprocess.plugins.completion import Completion
 from nvrx_slurm.inprocess.plugins.finalize import Finalize
@@ -29,10 +28,9 @@ _PLUGINS: dict[str, type] = {
     "terminate": Terminate,
 }
 _STORE_TIMEOUT = timedelta(seconds=300)  # torch's and ours, where no `timeout` is among store_kwargs
-_A_BIT_S = 10.0
 _FILES = ("monitor_process_logfile", "monitor_process_pidfile")
 
-# Each must be shorter than the next one.
+# The first of each pair must be shorter than the second.
 _SHORTER = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
@@ -49,7 +47,7 @@ _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 
 @dataclass(frozen=True)
 class Arguments:
-    """See `Wrapper`. Raises TypeError for a value of the wrong type, ValueError for some that cannot hold together."""
+    """See `Wrapper`. Raises TypeError for a value of a wrong type, ValueError for values that contradict each other."""
 
     store_factory: Callable[..., Any]
     store_kwargs: Mapping[str, Any] | None
@@ -119,9 +117,8 @@ class Arguments:
         return [one.name for one in fields(Arguments) if one.type == "timedelta"]
 
     def make_store(self) -> Any:
-        """A new store, or another connection to the same one. Raises TypeError if the factory's result is none."""
-        with answering_within(self.seconds("heartbeat_timeout")):
-            made = self.store_factory(**dict(self.store_kwargs or {}))
+        """A new store, or another connection to the same one. Raises TypeError if the factory makes no store."""
+        made = self.store_factory(**dict(self.store_kwargs or {}))
         if not isinstance(made, dist.Store):
             factory = self.store_factory
             raise TypeError(f"store_factory must return a torch.distributed.Store, not {made!r} as {factory!r} did")
@@ -129,10 +126,21 @@ class Arguments:
 
     @property
     def first_store_s(self) -> float:
-        """How long the first one may take in a rank that comes early: as long as it may itself, and a bit."""
+        """Bound in seconds on making the first store: the store may wait for its server and for its first answer."""
         own = (self.store_kwargs or {}).get("timeout", _STORE_TIMEOUT)
         own_s = (own if isinstance(own, timedelta) else _STORE_TIMEOUT).total_seconds()
-        return max(own_s, self.seconds("barrier_timeout")) + self.seconds("heartbeat_timeout") + _A_BIT_S
+        return max(2 * own_s, self.seconds("barrier_timeout")) + self.seconds("heartbeat_timeout")
+
+    @property
+    def restart_s(self) -> float:
+        """Bound in seconds on a rank's way from the end of an iteration to the next barrier."""
+        return self.seconds("barrier_timeout") + self.seconds("last_call_wait")
+
+    @property
+    def overdue_s(self) -> float:
+        """Seconds after an iteration's end when a missing rank is declared gone; its own monitor kills it first."""
+        names = ("barrier_timeout", "last_call_wait", "termination_grace_time", "heartbeat_timeout")
+        return sum(map(self.seconds, names))
 
     def file_of(self, name: str, initial_rank: int) -> str | None:
         """One of the two files, with `{rank}` filled in."""

@@ -1,4 +1,4 @@
-"""Why an iteration was interrupted."""
+"""Records of faults: the reasons for the interruption of an iteration."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ MAX_TEXT = 400  # characters of a reason that travel
 
 
 def clean(text: str) -> str:
-    """Without lone surrogates (Python puts them into file names that are no UTF-8), which no store takes."""
+    """Escape lone surrogates (from file names that are not UTF-8): stores refuse them."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def message(error: BaseException) -> str:
-    """Its text, for people and stores; one that cannot be had (a `__str__` that fails) is no fault of its own."""
+    """Text of an exception; a replacement if its `__str__` fails."""
     try:
         return clean(str(error))
-    except Exception as another:  # a SystemExit may be that of a signal's handler
+    except Exception as another:  # not BaseException: a SystemExit may come from a signal handler
         return f"(its text cannot be had: {type(another).__name__} in __str__)"
 
 
 def describe(error: BaseException) -> str:
-    """Its type and its text."""
+    """Type and text of an exception."""
     return ": ".join(filter(None, [type(error).__name__, message(error)]))
 
 
@@ -40,7 +40,7 @@ class Interruption(Enum):
     MONITOR_PROCESS_EXCEPTION = auto()  # the rank's monitor process failed
 
 
-OUTRIGHT = (  # does not follow from what happened to another rank
+OUTRIGHT = (  # never the consequence of another rank's fault
     Interruption.SOFT_TIMEOUT,
     Interruption.HARD_TIMEOUT,
     Interruption.TERMINATED,
@@ -50,7 +50,7 @@ OUTRIGHT = (  # does not follow from what happened to another rank
 
 @dataclass(frozen=True)
 class InterruptionRecord:
-    """`rank` is the rank at the start of the call (its initial rank); `text` one sentence, cut at 400 characters."""
+    """`rank`: the initial rank. `text`: one sentence, cut at 400 characters."""
 
     rank: int
     interruption: Interruption
@@ -61,7 +61,7 @@ class InterruptionRecord:
 
     @classmethod
     def from_str(cls, text: str) -> InterruptionRecord:
-        """What `str` made; raises ValueError for anything else."""
+        """The record in a text that `str` made; raises ValueError for other texts."""
         try:
             rank, kind, reason = json.loads(text)
             return cls(int(rank), Interruption[kind], str(reason))

@@ -1,11 +1,11 @@
-"""What the wrapped function may ask the wrapper for, and how it gets hold of it."""
+"""CallWrapper: the wrapper's services for the wrapped function, and the parameters that receive it."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import inspect
 import os
+import re
 import time
 import types
 import typing
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.progress import MANUAL, SUSPENDED, Page
+from nvrx_slurm.inprocess.watch.page import MANUAL, UNPROTECTED, Page
 from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
 class CallWrapper:
-    """One call of a wrapped function, passed to a parameter that is annotated with this class (see `takers`).
+    """One call of a wrapped function. The wrapper passes it to parameters annotated with this class (see `takers`).
 
     All methods belong to the function's own thread, while it runs.
     """
@@ -30,56 +30,52 @@ class CallWrapper:
         self._stopper: Stopper | None = None
 
     def begin(self, state: State, stopper: Stopper) -> None:
-        """Of the wrapper: an iteration begins."""
+        """Called by the wrapper at the start of an iteration."""
         self._state, self._stopper = state, stopper
-        self._words[MANUAL] = self._words[SUSPENDED] = 0  # a restart may have cut off what would have cleared them
+        self._words[MANUAL] = self._words[UNPROTECTED] = 0  # a restart may have cut off the code that clears them
 
     @property
     def iteration(self) -> int:
-        """How often the function has been called before."""
+        """Number of calls of the function before this one."""
         assert self._state is not None
         return self._state.iteration
 
     def ping(self) -> None:
         """Report progress. From the first ping of an iteration on, silence counts as a hang (soft, hard timeout).
-        In a process that the function has forked it does nothing: that one's progress is not the rank's."""
+
+        It has no effect in a child process, such as a worker of a DataLoader.
+        """
         if os.getpid() == self._pid:
             self._words[MANUAL] = time.monotonic_ns()
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
-        """A block that is not interrupted by a restart, and is not begun any more once one is under way.
+        """A block that is not interrupted by a restart, and cannot be entered once one has begun. May be nested.
 
-        For what must be done wholly or not at all, such as replacing a checkpoint. May be nested. In a process that
-        the function has forked, where nothing is interrupted, it is a plain block.
+        For an action that must be done completely or not at all, such as replacing a checkpoint.
         """
-        if self._page.is_of_another:
-            return contextlib.nullcontext()
         assert self._stopper is not None
         return self._stopper.atomic()
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """A block in which neither soft nor hard timeout applies. May be nested. A plain block in a forked process."""
-        if self._page.is_of_another:
-            yield
-            return
+        """A block in which neither soft nor hard timeout applies. May be nested."""
         stopper = self._stopper
-        self._words[SUSPENDED] += 1
+        self._words[UNPROTECTED] += 1
         try:
             yield
-        finally:  # a generator that somebody keeps may end the block in a later iteration: it is not of that one
-            if not self._page.is_of_another and self._stopper is stopper:
+        finally:  # a generator that is still referenced may end the block in a later iteration, which has its own count
+            if self._stopper is stopper:
                 self._page.beat()
                 if self._words[MANUAL]:
                     self.ping()
-                self._words[SUSPENDED] -= 1
+                self._words[UNPROTECTED] -= 1
 
 
 def takers(fn: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that are annotated with CallWrapper, a union it is in (Optional too), or a text of these.
+    """Names of the parameters that are annotated with CallWrapper, or a union or Optional with it, also as a string.
 
-    Nothing else counts: no container of it, and no `*args` or `**kwargs`. Raises TypeError for a parameter that is
-    positional-only, since the wrapper passes itself by name.
+    A container of it does not count, nor `*args` and `**kwargs`. Raises TypeError for a positional-only parameter: the
+    wrapper passes itself by name.
     """
     try:
         parameters = inspect.signature(fn).parameters
@@ -100,34 +96,24 @@ def takers(fn: Callable[..., Any]) -> list[str]:
     return [one.name for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
+_UNION = re.compile(r"(?:\w+\.)*(?:Optional|Union)\[(.*)\]")
+
+
 def _takes(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        with contextlib.suppress(SyntaxError):
-            return _names(ast.parse(annotation, mode="eval").body)
-        return False
+    if isinstance(annotation, str):  # with a name that cannot be evaluated
+        text = annotation.strip().strip("'\"")
+        if union := _UNION.fullmatch(text):
+            return any(map(_takes, union[1].split(",")))
+        return any(part.strip().split(".")[-1] == CallWrapper.__name__ for part in text.split("|"))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return CallWrapper in typing.get_args(annotation)
     return annotation is CallWrapper
 
 
-def _names(annotation: ast.expr) -> bool:
-    """The same of one that cannot be evaluated."""
-    match annotation:
-        case ast.Name(name) | ast.Attribute(attr=name):
-            return name == CallWrapper.__name__
-        case ast.BinOp(left, ast.BitOr(), right):
-            return _names(left) or _names(right)
-        case ast.Subscript(ast.Name("Optional" | "Union") | ast.Attribute(attr="Optional" | "Union"), inner):
-            return any(map(_names, inner.elts if isinstance(inner, ast.Tuple) else [inner]))
-        case ast.Constant(str(text)):
-            return _takes(text)
-    return False
-
-
 def with_wrapper(
     fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`args` and `kwargs`, and the wrapper for those of `names` that the caller has not filled, or with None."""
+    """`args` and `kwargs`, with the wrapper for those of `names` that the caller has not passed, or passed as None."""
     if not names:
         return args, dict(kwargs)
     parameters = inspect.signature(fn).parameters

@@ -1,4 +1,4 @@
-"""What `init_process_group` reads and changes in this process, right for every iteration and as it was afterwards."""
+"""What `init_process_group` reads and changes in this process: set for each iteration, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from nvrx_slurm.inprocess.meeting.store import is_loopback
+from nvrx_slurm.inprocess.meeting.tcp import is_loopback
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.system.ports import PortReservation
 
@@ -22,18 +22,18 @@ class Environment:
         self._reserved: PortReservation | None = None
 
     def restore(self) -> None:
-        """As it was."""
+        """Restore everything."""
         self.release()
         self.restore_variables()
         self._restore_excepthook()
 
     def _restore_excepthook(self) -> None:
-        """`init_process_group` wraps it each time, so that it would grow, and say "[rank0]: " once for each."""
+        """`init_process_group` wraps it each time: it would grow, and print "[rank0]: " once per iteration."""
         if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed."):
             sys.excepthook = self._excepthook
 
     def restore_variables(self) -> None:
-        """The variables only."""
+        """Restore the variables only."""
         for name, value in self.original.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -41,20 +41,22 @@ class Environment:
                 os.environ[name] = value
 
     def release(self) -> None:
-        """Give the port back that was reserved for the last iteration."""
+        """Release the port that was reserved for the last iteration."""
         if self._reserved is not None:
             self._reserved.release()
             self._reserved = None
 
     def reserve(self, initial_rank: int) -> tuple[str, int]:
-        """Address of this host and a fresh port: where the process group shall meet. The port is ours until
-        `release`, but torch's server can listen on it all the same."""
+        """Address of this host and a fresh port, where the process group shall meet.
+
+        The port stays reserved until `release`; torch's server can listen on it all the same.
+        """
         self.release()
         self._reserved = PortReservation()
         return self._address(initial_rank), self._reserved.port
 
     def _address(self, initial_rank: int) -> str:
-        """How other hosts reach this one: the way we would take to the first master, who was reachable for all."""
+        """How other hosts reach this one: its address on the route to the first master, which all ranks could reach."""
         master, port = self.original["MASTER_ADDR"], self.original["MASTER_PORT"] or ""
         if master and initial_rank == 0:
             return master
@@ -70,9 +72,9 @@ class Environment:
         return socket.gethostname()
 
     def meet_at(self, state: State, address: str, port: int) -> None:
-        """For the iteration that begins."""
+        """Set the variables for the iteration that begins."""
         self._restore_excepthook()
         state.set_distributed_vars()
         os.environ["MASTER_ADDR"] = address
         os.environ["MASTER_PORT"] = str(port)
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # nobody serves there yet: rank 0 shall
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 shall serve there

@@ -1,7 +1,7 @@
-"""What the in-process wrapper and its plug-ins raise.
+"""Exceptions of the in-process wrapper and its plug-ins.
 
-A `RestartError` on one rank takes that rank out or restarts the function everywhere; `RestartAbort` ends the wrapper
-on the rank that raises it, like any other BaseException.
+A `RestartError` on one rank removes that rank or restarts the function everywhere. `RestartAbort` ends the wrapper on
+the rank that raises it, like any other BaseException.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class RestartError(NvrxError):
 
 
 class HealthCheckError(RestartError):
-    """A health check found this rank unfit to go on; the rank leaves."""
+    """A health check failed, `__cause__` says why; the rank leaves."""
 
 
 class FaultCounterExceeded(RestartError):
@@ -22,28 +22,28 @@ class FaultCounterExceeded(RestartError):
 
 
 class RankDiscarded(RestartError):
-    """Rank assignment has no place for this rank any more; the rank leaves."""
+    """Rank assignment has no place for this rank; the rank leaves."""
 
 
 class InternalError(RestartError):
-    """A plug-in or the wrapper itself broke its own contract."""
+    """A plug-in or the wrapper broke its contract."""
 
 
 class TimeoutError(RestartError):
-    """Something did not happen within its bound."""
+    """An operation did not end within its bound."""
 
 
 class BarrierError(RestartError):
-    """A barrier could not be passed."""
+    """A barrier failed."""
 
 
 class BarrierTimeout(BarrierError):
-    """Not all ranks came within the barrier's timeout."""
+    """Not all ranks arrived within the barrier's timeout."""
 
 
 class BarrierOverflow(BarrierError):
-    """More ranks came to a barrier than it was made for."""
+    """More ranks arrived than the barrier was made for."""
 
 
 class RestartAbort(BaseException):
-    """No further restart is wanted: the wrapper ends and raises this. Not an `Exception`, which would restart."""
+    """Do not restart: the wrapper ends and raises this. Not an `Exception`, which would cause a restart."""

@@ -1,4 +1,4 @@
-"""Where the wrapper's messages go: to stderr of the main process, and nowhere else."""
+"""The wrapper's logger: it writes to stderr of the main process."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from nvrx_slurm.errors import UsageError
 
 LOGGER_NAME = "nvrx_slurm.inprocess"
 LEVEL_ENV = "NVRX_LOG_LEVEL"
-_FORMAT = "%(asctime)s [%(levelname)s] [%(host)s] [rank %(rank)s] %(filename)s:%(lineno)d %(message)s"
+_FORMAT = "%(asctime)s [%(levelname)s] %(place)s%(filename)s:%(lineno)d %(message)s"
 
 
 class _OurHandler(logging.StreamHandler):
-    """A class of its own, so that it is recognised; adds host and current rank to each record."""
+    """Adds host and current rank to each record.
+
+    Under nvrx-run neither is added while the rank is the one that the worker began with: the console and the path of
+    the log file name both.
+    """
 
     _host = socket.gethostname()
     _rank = "?"
+    _told = os.environ.get("RANK") if "NVRX_CYCLE" in os.environ else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        record.host = self._host
-        self._rank = record.rank = os.environ.get("RANK", self._rank)  # the user may have cleared it
+        self._rank = os.environ.get("RANK", self._rank)  # the user may have cleared it
+        record.place = "" if self._rank == self._told else f"[{self._host}] [rank {self._rank}] "
         super().emit(record)
 
 
 def setup_logger() -> logging.Logger:
-    """The logger of the wrapper and its plug-ins: one handler on stderr, not passed on to the root logger's handlers.
+    """The logger of the wrapper and its plug-ins: one handler on stderr, no propagation to the root logger.
 
-    No file is written. The level is NVRX_LOG_LEVEL's (a name of `logging`, default INFO) unless one was set before;
-    DEBUG shows where a wrapped function kept the restart exception for itself. Any number of calls adds one handler,
-    and a handler that the user put on this logger before the first one stays the only one. Raises UsageError for an
-    unknown level.
+    The level is NVRX_LOG_LEVEL (a name of `logging`, default INFO) unless one was set before. DEBUG shows where a
+    wrapped function caught the restart exception. Repeated calls add no second handler; a handler that the user added
+    before stays the only one. Raises UsageError for an unknown level.
     """
     logger = logging.getLogger(LOGGER_NAME)
     if logger.level == logging.NOTSET:

@@ -1,85 +1,55 @@
 """The thread of a rank that waits for the store, so that the main thread never does.
 
-The main thread waits in Python, where signals reach it at once; and while it runs the wrapped function, this thread
-learns of a fault anywhere the moment it is told (the store's server pushes it), calls `abort`, and stops the function.
+The main thread waits in Python, where signals reach it at once. While it runs the wrapped function, this thread learns
+of a fault on any rank as soon as it is reported (the store's server pushes it), calls `abort`, and stops the function.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from nvrx_slurm.inprocess.watch.progress import WAITING, OwnTime, Page, ReturnedInChild
+from nvrx_slurm.inprocess.watch.page import WAITING, Page
 from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart
 
 __all__ = ["MonitorThread", "RankShouldRestart"]
 
 _JOIN_S = 0.2
-_LOOK_S = 5.0  # longest between two looks at how long something was waited for
-
-
-def end_child_after(job: Callable[[], Any], page: Page) -> Any:
-    """What `job` returns or raises. A child that `abort` has forked in it ends here, since it has no main thread to go
-    on with: with 0 if it just came back, 1 if it raised, or the code of its SystemExit."""
-    try:
-        return job()
-    except BaseException as error:
-        if page.is_of_another:
-            _end(error)
-        raise
-
-
-def _end(error: BaseException) -> NoReturn:
-    code = 1
-    if isinstance(error, ReturnedInChild):
-        code = 0
-    elif isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
-            stream.flush()
-    os._exit(code)
 
 
 class Answer:
-    """What a job will have returned or raised. Taking it leaves it there: a signal's exception, which may come between
-    any two steps of the main thread, makes nobody wait for what has been taken already."""
+    """The result of a job. Taking it leaves it there: the exception of a signal handler may come just after the take,
+    and the result can then be taken again."""
 
     def __init__(self) -> None:
-        self._said: tuple[Any, BaseException | None] | None = None
+        self._result: tuple[Any, BaseException | None] | None = None
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def give(self, value: Any, error: BaseException | None = None) -> None:
-        """The first counts."""
-        if self._said is None:
-            self._said = (value, error)
+        """Set the result, or the exception of the job; the first one counts."""
+        if self._result is None:
+            self._result = (value, error)
             self._bell.put(None)
 
     def take(self, timeout_s: float) -> Any:
-        """Raises what the job raised; TimeoutError, for which time does not count in which this process was stopped."""
-        look_s = min(timeout_s / 4, _LOOK_S)
-        waited = OwnTime(look_s)
-        while self._said is None:
+        """The result; raises the exception of the job, or TimeoutError after `timeout_s` seconds."""
+        if self._result is None:
             try:
-                self._bell.get(timeout=look_s)
+                self._bell.get(timeout=timeout_s)
             except queue.Empty:
-                if waited.seconds() >= timeout_s:
-                    raise TimeoutError(f"nothing happened for {timeout_s:g} s") from None
-        value, error = self._said
+                pass
+        if self._result is None:
+            raise TimeoutError(f"nothing happened for {timeout_s:g} s")
+        value, error = self._result
         if error is not None:
             raise error
         return value
 
 
 class MonitorThread(threading.Thread):
-    """Does one job after the other; each gives one answer, or what it raised."""
+    """Does one job after the other; each gives one answer."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(name="nvrx-monitor-thread", daemon=True)
@@ -93,13 +63,13 @@ class MonitorThread(threading.Thread):
         while (asked := self._jobs.get()) is not None:
             job, answer = asked
             try:
-                answer.give(end_child_after(job, self._page))
+                answer.give(job())
             except BaseException as error:
                 answer.give(None, error)
             del asked, job, answer
 
     def ask(self, job: Callable[[], Any]) -> Answer:
-        """From the main thread."""
+        """Queue a job; from the main thread."""
         answer = self._asked = Answer()
         self._jobs.put((job, answer))
         if self._instead is not None:
@@ -107,7 +77,7 @@ class MonitorThread(threading.Thread):
         return answer
 
     def answer(self, asked: Answer, timeout_s: float) -> Any:
-        """What `asked` says, in the main thread; see there."""
+        """Wait for an answer in the main thread; see `Answer.take`."""
         words = self._page.words
         words[WAITING] = 1
         try:
@@ -121,11 +91,11 @@ class MonitorThread(threading.Thread):
         return self.answer(self.ask(job), timeout_s)
 
     def answer_instead(self, error: BaseException) -> None:
-        """From another thread, when this one is stuck for good: this is the answer from now on."""
+        """From another thread, when this one is stuck for good: `error` is the answer from now on."""
         self._instead = error
         self._asked.give(None, error)
 
     def stop(self) -> None:
-        """End it; if it is stuck in a call it is left behind, as a daemon."""
+        """End the thread; a thread that is stuck in a call is abandoned, as a daemon."""
         self._jobs.put(None)
         self.join(_JOIN_S)

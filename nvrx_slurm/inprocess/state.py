@@ -1,4 +1,4 @@
-"""Who this rank is in the current iteration of the wrapper."""
+"""State of this rank in the current iteration of the wrapper."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from nvrx_slurm.errors import UsageError
 
 
 class Mode(Enum):
-    """What this rank does in the current iteration."""
+    """The part of this rank in the current iteration."""
 
     INITIALIZED = auto()  # rank assignment has not decided yet
     ACTIVE = auto()  # calls the wrapped function
-    INACTIVE = auto()  # healthy, waits as a reserve
+    INACTIVE = auto()  # healthy, waits as a spare
     TERMINATED = auto()  # leaves, or has left
 
 
 @dataclass
 class State:
-    """The rank's own view; plug-ins that may change it (rank assignment) get this, all others a `FrozenState`.
+    """The rank's own view. Rank assignments get this and may change it; all other plug-ins get a `FrozenState`.
 
-    `rank` (0 <= rank < `world_size`) counts all healthy ranks, `active_rank` (0 <= active_rank <
-    `active_world_size`) only those that call the wrapped function; it is None on all others. The `initial_` pair never
-    changes. `fn_exception` is what the wrapped function raised on this rank in this iteration.
+    `rank` (0 <= rank < `world_size`) counts all healthy ranks. `active_rank` (0 <= active_rank < `active_world_size`)
+    counts the ranks that call the wrapped function, and is None on all others. The `initial_` pair never changes.
+    `fn_exception`: the exception of the wrapped function on this rank in this iteration.
     """
 
     rank: int
@@ -54,17 +54,16 @@ class State:
         return cls(rank=rank, world_size=world_size)
 
     def set_distributed_vars(self) -> None:
-        """RANK and WORLD_SIZE as `init_process_group` shall read them.
+        """Set RANK and WORLD_SIZE, which `init_process_group` reads.
 
-        An active rank gets its active pair. Any other gets `rank` and `world_size`, which are always numbers, so that
-        whatever reads the environment later still can.
+        An active rank gets its active pair; any other gets `rank` and `world_size`, which are never None.
         """
         active = self.active_rank is not None and self.active_world_size is not None
         os.environ["RANK"] = str(self.active_rank if active else self.rank)
         os.environ["WORLD_SIZE"] = str(self.active_world_size if active else self.world_size)
 
     def advance(self) -> None:
-        """To the next iteration: nothing has been raised in it yet. Ranks and mode stay until they are assigned."""
+        """Begin the next iteration. Ranks and mode stay as they are until they are assigned."""
         self.iteration += 1
         self.fn_exception = None
 
@@ -73,7 +72,7 @@ class State:
         return FrozenState(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     def copy_from(self, other: State | FrozenState, fields: Iterable[str] | None = None) -> None:
-        """Take over the fields with these names (None: all) of `other`; raises AttributeError for an unknown name."""
+        """Copy the fields with these names (None: all) from `other`; raises AttributeError for an unknown name."""
         for name in [field.name for field in dataclasses.fields(self)] if fields is None else fields:
             setattr(self, name, getattr(other, name))
 

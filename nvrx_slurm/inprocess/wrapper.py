@@ -32,7 +32,6 @@ from nvrx_slurm.inprocess.plugins.initialize import Initialize
 from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
 from nvrx_slurm.inprocess.plugins.terminate import Terminate
 from nvrx_slurm.inprocess.runner import Runner
-from nvrx_slurm.inprocess.watch.progress import ReturnedInChild
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,9 +45,9 @@ class Wrapper:
     All arguments are keyword-only, with NVRx's names and defaults (seed 002). `store_factory(**store_kwargs)` makes a
     `torch.distributed.Store`; see `store.StoreMixin` for one of your own. Times are `datetime.timedelta`. In
     `monitor_process_logfile` and `monitor_process_pidfile` (absolute paths) `{rank}` is the initial rank. With
-    `enabled=False` the function is returned as it is.
+    `enabled=False` the function is returned unchanged.
 
-    Raises TypeError for a value of the wrong type and ValueError for timeouts that cannot hold together.
+    Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
 
     def __init__(
@@ -87,8 +86,7 @@ class Wrapper:
             self._arguments = Arguments(**given, restart_health_check=_with_hardware(health_check))
 
     def __call__(self, fn: F) -> F:
-        """The wrapped function. Raises TypeError for what cannot be wrapped: no function, a generator or coroutine
-        function, or one that is wrapped already."""
+        """The wrapped function. Raises TypeError unless `fn` is a plain function that is not wrapped yet."""
         _check_function(fn)
         if not self._arguments.enabled:
             return fn
@@ -97,7 +95,7 @@ class Wrapper:
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if not _active.acquire(blocking=False):
-                # not an Exception: that would only be one more reason to restart
+                # not an Exception, which would only cause another restart
                 raise RestartAbort("a wrapped function was called inside a wrapped function; only one may be wrapped")
             try:
                 _check_caller()
@@ -118,8 +116,6 @@ def _call(
             runner = Runner(arguments, helpers)
             args, kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
             return runner.run(lambda: fn(*args, **kwargs))
-        except ReturnedInChild as child:
-            return child.args[0]
         finally:
             helpers.close()
 
@@ -130,26 +126,16 @@ def _check_function(fn: Any) -> None:
     if getattr(fn, _MARK, False):
         raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(is_kind(one) for is_kind in kinds for one in (_called(fn), type(fn).__call__)):
+    called = functools.partial(fn).func  # without any partials around it
+    if any(is_kind(one) for is_kind in kinds for one in (called, type(fn).__call__)):
         raise TypeError(
             f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
             " could be restarted; wrap a plain function that runs it to its end"
         )
 
 
-def _called(fn: Any) -> Any:
-    """What functools' own wrappers hand the call on to. (Any other may well run a generator to its end.)"""
-    while True:
-        if isinstance(fn, functools.partial):
-            fn = fn.func
-        elif isinstance(fn, functools._lru_cache_wrapper):
-            fn = fn.__wrapped__
-        else:
-            return fn
-
-
 def _check_caller() -> None:
-    if "NVRX_CYCLE" in os.environ and "NVRX_BOARD" not in os.environ:  # agent.worker_env, agent.board
+    if "NVRX_CYCLE" in os.environ and "NVRX_BOARD" not in os.environ:  # see agent.worker_env, agent.board
         raise RuntimeError(
             "nvrx-run has started this rank with --restart-policy any-failed, which ends all ranks as soon as one"
             " fails, while inprocess.Wrapper goes on in those that are left; start it with --restart-policy min-healthy"

@@ -1,4 +1,4 @@
-"""The one place where ranks tell each other what they saw. Uses the torch that the script has, imports none."""
+"""Collective calls of RankMonitorClient. Uses the torch that the script has imported; imports none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 
 def longest_of_all(times_ns: list[int]) -> list[int]:
-    """Each value replaced by the largest of all ranks. A collective call on torch.distributed's default group.
+    """Each value replaced by the largest of all ranks; a collective call on torch.distributed's default group.
 
     Takes as long as the slowest rank, at most the group's own timeout. Raises RankMonitorClientError if there is no
     group or it has neither gloo nor nccl, and what torch raises when the call fails.

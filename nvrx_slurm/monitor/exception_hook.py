@@ -1,7 +1,7 @@
-"""An uncaught exception ends the rank at once (--ft-install-exception-hook).
+"""End the rank at once after an uncaught exception (--ft-install-exception-hook).
 
-Python would run on: it waits for threads that are no daemons, then for atexit functions and destructors, and one of
-these may be in a collective whose peers wait for this rank.
+Without it, Python waits for non-daemon threads, atexit functions and destructors. One of these may be in a collective
+whose peers wait for this rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EXIT_CODE = 1  # Python's own after an uncaught exception
 
 
 class _Hook:
-    """Prints with the hook that was there before, then ends the process it belongs to (not one forked from that)."""
+    """Calls the hook that was installed before, then ends the process, unless it was forked after `install()`."""
 
     def __init__(self) -> None:
         self._before = sys.excepthook
@@ -34,7 +34,7 @@ def _flush() -> None:
         try:
             stream.flush()
         except (AttributeError, OSError, ValueError):
-            pass  # it is None or closed, or its disk is full: nothing more can be said
+            pass  # the stream is None or closed, or its disk is full
 
 
 def install() -> None:

@@ -1,7 +1,7 @@
-"""The monitor's hands: signals that hit exactly the worker it was given, or that worker's process group.
+"""Signals that reach exactly one worker, or its process group.
 
-`pidfd` names the process, also after its death and after its number was given away; `pid` is its number, and, the
-worker being a session leader, the number of its process group.
+`pidfd` names the process, even after its death and the reuse of its number. `pid` is its number and, since workers are
+session leaders, the number of its process group.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import resource
 import select
 import signal
+
+from nvrx_slurm.monitor import stacks
 
 _PIDFD_SIGNAL_PROCESS_GROUP = 4  # Linux 6.9
 
@@ -30,8 +32,8 @@ def send(pidfd: int, signum: int) -> None:
 
 
 def kill_group(pidfd: int, pid: int) -> None:
-    """SIGKILL the process and its whole group, the ones that outlived it included."""
-    send(pidfd, signal.SIGKILL)  # first and separately: whatever happens to the group, the worker dies
+    """SIGKILL the process and its group, including processes that outlived it."""
+    send(pidfd, signal.SIGKILL)  # separately, so that the worker dies even if signalling the group fails
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL, None, _PIDFD_SIGNAL_PROCESS_GROUP)
     except ProcessLookupError:
@@ -41,36 +43,23 @@ def kill_group(pidfd: int, pid: int) -> None:
 
 
 def _kill_group_by_number(pidfd: int, pid: int) -> None:
-    """For Linux before 6.9. The group's number is not given away while the worker is unreaped or a member lives."""
-    if not _is_reaped(pidfd) or not _exists(pid):
+    """For Linux before 6.9. The group's number is not reused while the worker is unreaped or a member lives."""
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+        is_ours = True
+    except ProcessLookupError:
+        is_ours = not os.path.exists(f"/proc/{pid}")  # else a new process has the number, so the group is gone
+    except OSError:
+        is_ours = True
+    if is_ours:
         try:
             os.killpg(pid, signal.SIGKILL)
         except OSError:
             pass
 
 
-def _is_reaped(pidfd: int) -> bool:
-    try:
-        signal.pidfd_send_signal(pidfd, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
 def open_member(pid: int, session: int) -> int | None:
-    """A pidfd of process `pid` if it is a member of the session and not its leader; `pid` may be any number at all."""
+    """A pidfd of process `pid` if it is a member of the session and not its leader, else None. Accepts any number."""
     if not 0 < pid < 2**31 or pid == session:
         return None
     try:
@@ -86,28 +75,34 @@ def open_member(pid: int, session: int) -> int | None:
     return None
 
 
-def prints_stacks(pidfd: int, pid: int) -> bool:
-    """Whether the process has a handler for SIGABRT (the agent has Python's faulthandler installed in workers)."""
+def stacks_signal(pidfd: int, pid: int) -> int:
+    """The signal on which the process prints its Python stacks; 0: it has no handler for either.
+
+    That is stacks.SIGNAL after init_workload_monitoring(), else SIGABRT (the agent sets PYTHONFAULTHANDLER).
+    """
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             text = status.read()
         caught = int(text.split(b"SigCgt:")[1].split(None, 1)[0], 16)
     except (OSError, IndexError, ValueError):
-        return False
-    # Alive after the reading: what was read was its status and not that of a successor with the same number.
-    return bool(caught & 1 << (signal.SIGABRT - 1)) and not is_dead(pidfd)
+        return 0
+    if is_dead(pidfd):
+        return 0  # the status may have been that of a successor with the same number
+    return next((signum for signum in (stacks.SIGNAL, signal.SIGABRT) if caught & 1 << (signum - 1)), 0)
 
 
 def ask_for_stacks(pidfd: int, pid: int) -> None:
-    """SIGABRT, also to a stopped process; faulthandler prints all threads to stderr and the process dies of it.
+    """Have the process print its stacks and die of the signal, also if it is stopped.
 
-    No core is dumped on the way: dumping tens of GB would hold up the restart. A soft limit of 1 byte is the kernel's
-    special value that also keeps a core_pattern program from being run.
+    SIGABRT must not dump a core of tens of GB: that would delay the restart. A soft limit of 1 byte is the kernel's
+    special value that also keeps a core_pattern program from running.
     """
-    try:
-        _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
-        resource.prlimit(pid, resource.RLIMIT_CORE, (1 if hard != 0 else 0, hard))
-    except (OSError, ValueError):
-        pass
-    send(pidfd, signal.SIGABRT)
+    signum = stacks_signal(pidfd, pid)
+    if signum == signal.SIGABRT:
+        try:
+            _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+            resource.prlimit(pid, resource.RLIMIT_CORE, (1 if hard != 0 else 0, hard))
+        except (OSError, ValueError):
+            pass
+    send(pidfd, signum)
     send(pidfd, signal.SIGCONT)

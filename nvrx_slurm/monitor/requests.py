@@ -1,7 +1,7 @@
-"""The rank's door to its monitor: one JSON line in, one out, on a Unix socket; strangers and slow peers cost nothing.
+"""The rank's requests to its monitor: one JSON line in, one out, on a Unix stream socket.
 
-At most MAX_CONNECTIONS are open; the oldest gives way to the newest, because an honest client sends its line at once.
-Each has REQUEST_S to send it. Only the same user and root are answered.
+At most MAX_CONNECTIONS are open; a new one replaces the oldest, because a client sends its line at once. Only processes
+of the same user and root get an answer.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from time import monotonic
 
 from nvrx_slurm.monitor import wire
 
 MAX_CONNECTIONS = 32
-REQUEST_S = 2.0
-_SENTENCE_CHARS = 500  # of a refusal, which may quote the peer: it must fit into one message, whatever was asked
+_SENTENCE_CHARS = 500  # of a refusal, which may quote the peer: it must fit into one message
 
 _PEERCRED = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 
@@ -27,20 +25,11 @@ if TYPE_CHECKING:  # typing itself is too heavy for this process
     AddReader = Callable[[int, Callable[[], None]], None]
 
 
-class _Connection:
-    __slots__ = ("deadline_s", "received", "sock")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.received = b""
-        self.deadline_s = monotonic() + REQUEST_S
-
-
 class Requests:
-    """Serves a listening socket. `answer(message, pid)` gives the reply line and the fds to send with it, or raises
-    WireError; `pid` is the sender's, 0 if it is of another pid namespace.
+    """Serves a listening socket. `answer(message, pid)` returns the reply line and the fds to send with it.
 
-    `add_reader(fd, callback)` and `remove_reader(fd)` belong to the caller's event loop; nothing here ever blocks.
+    It may raise WireError; `pid` is the sender's, 0 if it is of another pid namespace. `add_reader(fd, callback)` and
+    `remove_reader(fd)` belong to the caller's event loop. Nothing here blocks.
     """
 
     def __init__(
@@ -54,28 +43,19 @@ class Requests:
         self._answer = answer
         self._add_reader = add_reader
         self._remove_reader = remove_reader
-        self._connections: dict[int, _Connection] = {}  # by fd, oldest first
+        self._connections: dict[int, tuple[socket.socket, bytes]] = {}  # by fd, oldest first; received so far
         listener.setblocking(False)
         add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Close the door: the listener of this process (the agent keeps its own) and all connections."""
+        """Close all connections and this process's copy of the listener; the agent keeps its own."""
         self._remove_reader(self._listener.fileno())
         self._listener.close()
         for fd in list(self._connections):
             self._drop(fd)
 
-    def expire(self) -> float | None:
-        """Drop those that were too slow; returns when the next one will be (monotonic s; None = there is none)."""
-        now_s = monotonic()
-        for fd, connection in list(self._connections.items()):
-            if now_s < connection.deadline_s:
-                return connection.deadline_s  # oldest first: the others have longer
-            self._drop(fd)
-        return None
-
     def _accept(self) -> None:
-        for _ in range(MAX_CONNECTIONS):  # not until empty: the rank's deadline is looked at in between
+        for _ in range(MAX_CONNECTIONS):  # not until empty: the rank's deadline is checked in between
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -84,32 +64,30 @@ class Requests:
                 self._drop(next(iter(self._connections)))
             sock.setblocking(False)
             fd = sock.fileno()
-            self._connections[fd] = _Connection(sock)
+            self._connections[fd] = sock, b""
             self._add_reader(fd, lambda fd=fd: self._read(fd))  # type: ignore[misc]
             self._read(fd)
 
     def _drop(self, fd: int) -> None:
-        connection = self._connections.pop(fd, None)
-        if connection is not None:
-            self._remove_reader(fd)
-            connection.sock.close()
+        self._remove_reader(fd)
+        self._connections.pop(fd)[0].close()
 
     def _read(self, fd: int) -> None:
-        connection = self._connections.get(fd)
-        if connection is None:
-            return
+        if fd not in self._connections:
+            return  # dropped since poll(2)
+        sock, received = self._connections[fd]
         try:
-            data = connection.sock.recv(wire.MAX_LINE_BYTES + 1)
+            data = sock.recv(wire.MAX_LINE_BYTES + 1)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        connection.received += data
-        line, newline, _ = connection.received.partition(b"\n")
+        line, newline, _ = (received + data).partition(b"\n")
+        if data and not newline and len(line) <= wire.MAX_LINE_BYTES:
+            self._connections[fd] = sock, line  # the rest is on its way
+            return
         if newline or len(line) > wire.MAX_LINE_BYTES:
-            self._reply(connection.sock, line)
-        elif data:
-            return  # the rest of the line is on its way
+            self._reply(sock, line)
         self._drop(fd)
 
     def _reply(self, sock: socket.socket, line: bytes) -> None:
@@ -123,4 +101,4 @@ class Requests:
         try:
             socket.send_fds(sock, [reply], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
-            pass  # it does not read its answer: its own problem
+            pass  # the peer does not read its answer

@@ -1,4 +1,4 @@
-"""The rank's side of the wire: one bounded request, one answer, no threads."""
+"""The rank's side: one bounded request, one answer, no threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.monitor import wire
 
-REPLY_TIMEOUT_S = 30.0  # a monitor answers in under a millisecond; one that was killed is back within seconds
+REPLY_TIMEOUT_S = 30.0  # a monitor answers within a millisecond; a killed one is replaced within seconds
 _RETRY_S = 0.02
 
 
@@ -18,10 +18,10 @@ class RankMonitorClientError(NvrxError, RuntimeError):
 
 
 def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], int | None]:
-    """Send one request to the rank monitor at `path`; returns its `ok` answer and the fd that came with it, if any.
+    """Send one request to the rank monitor at `path`; returns its `ok` answer and the fd sent with it, if any.
 
-    Takes at most REPLY_TIMEOUT_S, also while the monitor is being restarted. Raises RankMonitorClientError: nobody
-    listens, no answer in time, or the monitor refuses (its own sentence).
+    Takes at most REPLY_TIMEOUT_S, also while the monitor is being restarted. Raises RankMonitorClientError if there is
+    no monitor, no answer in time, or the monitor refuses (with the monitor's sentence).
     """
     line = wire.encode(kind, **fields)
     deadline_s = time.monotonic() + REPLY_TIMEOUT_S
@@ -31,7 +31,7 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
             break
         if time.monotonic() + _RETRY_S > deadline_s:
             raise RankMonitorClientError(f"the rank monitor at {path} gave no answer within {REPLY_TIMEOUT_S:g} s")
-        time.sleep(_RETRY_S)  # it was killed, or had no room for us; its successor listens on the same socket
+        time.sleep(_RETRY_S)  # it was killed, or dropped the connection; its successor listens on the same socket
     try:
         message = wire.decode(reply)
     except wire.WireError as error:
@@ -44,7 +44,7 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
 
 
 def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, int | None]:
-    """One connection. An empty reply means "try again"."""
+    """One connection; returns (b"", None) if the request should be sent again."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(max(0.001, deadline_s - time.monotonic()))
         try:
@@ -54,7 +54,7 @@ def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, int | None]:
                 f"no rank monitor listens at {path}: the launcher that started this process is gone, or this process "
                 "has outlived the cycle it was started for"
             ) from None
-        except (TimeoutError, BlockingIOError):  # the latter: its backlog is full of others
+        except (TimeoutError, BlockingIOError):  # the latter: its backlog is full
             return b"", None
         except OSError as error:
             raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None

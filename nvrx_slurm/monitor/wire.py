@@ -7,7 +7,7 @@ monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"ra
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
 agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
-monitor -> agent                               `ready`, `hang`, `control`
+monitor -> agent                               `ready`, `hang`, `control`, `unmonitored`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DESCRIPTION_CHARS = 4000  # of a control request
 
 
 class WireError(ValueError):
-    """The peer sent something that no peer of this version sends; the text is one sentence for it."""
+    """A message is not one of this version; the text is one sentence for the peer."""
 
 
 def encode(kind: str, **fields: object) -> bytes:

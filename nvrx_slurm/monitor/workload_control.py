@@ -1,4 +1,4 @@
-"""What a rank may ask of the job: the request, and the way it goes (rank -> rank monitor -> agent -> coordinator)."""
+"""Requests of a rank to the job (rank -> rank monitor -> agent -> coordinator)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkloadControlRequest:
 
 
 def send(path: str, request: WorkloadControlRequest) -> None:
-    """Have the monitor at `path` pass the request on. Raises like transport.request(), TypeError for another object."""
+    """Send the request to the monitor at `path`. Raises like transport.request(), and TypeError for another object."""
     if not isinstance(request, WorkloadControlRequest):
         raise TypeError(f"a WorkloadControlRequest is needed, not {type(request).__name__}")
     description = request.description[: wire.MAX_DESCRIPTION_CHARS]

@@ -1,10 +1,10 @@
-"""PyTorch Lightning callbacks: a Trainer whose ranks are watched, without a change to the model.
+"""PyTorch Lightning callbacks that monitor the ranks of a Trainer, without a change to the model.
 
     from nvrx_slurm.ptl_resiliency import FaultToleranceCallback
 
     trainer = Trainer(callbacks=[FaultToleranceCallback(autoresume=True, calculate_timeouts=True)], ...)
 
-Works with `lightning` and with `pytorch_lightning`, whichever the script has imported (extra `lightning`). Names and
+Works with `lightning` and `pytorch_lightning`: the one that the script has imported (extra `lightning`). Names and
 arguments: nvidia_resiliency_ext.ptl_resiliency.
 """
 
@@ -27,7 +27,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Lightning takes seconds to import: only with the class that needs it."""
+    """Import Lightning, which takes seconds, only with a class that needs it."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

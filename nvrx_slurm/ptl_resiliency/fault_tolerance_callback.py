@@ -12,15 +12,15 @@ from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
 
 
 class FaultToleranceCallback(MonitoredFit):
-    """Sends a heartbeat after each training and validation batch (and around epochs and checkpoints) of a fit.
+    """Sends a heartbeat after each training and validation batch of a fit, and around epochs and checkpoints.
 
-    `autoresume`: when the training is completed, rank 0 makes the file that FAULT_TOL_FINISHED_FLAG_FILE names; the
-    script that starts job after job looks for it. `calculate_timeouts`: at the end of a fit that loaded and saved a
-    checkpoint, replace the heartbeat timeouts by calculated ones and keep them for the fits to come.
-    `simulated_fault_params`: a fault to inject, for tests. `exp_dir`: an existing directory, seen by all jobs, for the
-    calculated timeouts; None: `ft_state` in the Trainer's log_dir. `logger_name`: of the logger to use.
+    `autoresume`: when the training is complete, rank 0 creates the file named by FAULT_TOL_FINISHED_FLAG_FILE, for the
+    script that starts the next job. `calculate_timeouts`: at the end of a fit that loaded and saved a checkpoint,
+    replace the heartbeat timeouts by calculated ones and save them for the next fits. `simulated_fault_params`: a fault
+    to inject, for tests. `exp_dir`: an existing directory, shared by all jobs, for the calculated timeouts; None:
+    `ft_state` in the Trainer's log_dir. `logger_name`: name of the logger to use.
 
-    The hooks raise RankMonitorClientError where there is no rank monitor, or no timeout, configured or calculated.
+    The hooks raise RankMonitorClientError without a rank monitor, or without a timeout, configured or calculated.
     """
 
     _LEAST_BATCHES = 2
@@ -35,7 +35,7 @@ class FaultToleranceCallback(MonitoredFit):
     ) -> None:
         super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
         self._beats = 0
-        self._beats_at_save = 0  # those before the last checkpoint was written
+        self._beats_at_save = 0  # before the last checkpoint was written
         self._saw_checkpointing = False
 
     def _begin(self, client: RankMonitorClient) -> None:
@@ -49,38 +49,26 @@ class FaultToleranceCallback(MonitoredFit):
 
     def _end(self, client: RankMonitorClient, trainer: Any) -> None:
         self._beat()
-        # Reading and writing checkpoints are what makes intervals long: without them, the timeouts would be too short.
+        # Checkpoints make the longest intervals: without them, the timeouts would be too short.
         seen = self.loaded_checkpoint and self._saw_checkpointing and self.train_batches >= self._LEAST_BATCHES
         if self.calculate_timeouts and seen and client.calculate_and_set_hb_timeouts(skip_if_not_ready=True):
             self._save_timeouts(trainer)
 
-    def _beat(self, *_: Any) -> None:
+    def _beat(self, *_: Any, **__: Any) -> None:
         if self.fault_tol_client is None:
             return  # a validation or a checkpoint outside of a fit
         self.fault_tol_client.send_heartbeat()
         self._beats += 1
         self._saw_checkpointing = self._saw_checkpointing or 0 < self._beats_at_save < self._beats
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
+    on_train_start = on_train_end = _beat
+    on_validation_start = on_validation_batch_end = on_validation_end = _beat
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.train_batches += 1
         self._beat()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
-
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._beat()
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
-
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint is about to be written; two in a row are not one long interval."""
+        """Called before a checkpoint is written; two in a row are not one long interval."""
         self._beat()
         self._beats_at_save = self._beats

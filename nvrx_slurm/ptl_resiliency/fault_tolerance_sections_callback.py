@@ -18,20 +18,19 @@ SETUP, STEP, CHECKPOINTING = SECTIONS = ("setup", "step", "checkpointing")
 
 
 class FaultToleranceSectionsCallback(MonitoredFit):
-    """Tells the rank monitor which of three sections a fit is in; all of them need to be in `rank_section_timeouts`.
+    """Divides a fit into three sections, which all need a value in `rank_section_timeouts`.
 
-    "setup": until the first training or validation batch. "step": each of these batches, backward and optimizer
-    included. "checkpointing": what the strategy does to write, finalize and remove a checkpoint. The rest is time in no
-    section.
+    "setup": until the first training or validation batch. "step": each of these batches, with backward and optimizer.
+    "checkpointing": the strategy writes, finalizes or removes a checkpoint. The rest is time in no section.
 
-    `calculate_timeouts`: after a checkpoint, and at the end of the fit, replace the timeouts of the sections by
-    calculated ones, as far as this fit has seen what makes them long: "setup" if a checkpoint was loaded, "step" after
-    MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE batches, "checkpointing" if one was written, but not in the background; time in
-    no section at the end of a fit that has seen all. The other arguments are those of FaultToleranceCallback.
+    `calculate_timeouts`: after a checkpoint, and at the end of the fit, replace timeouts by calculated ones: "setup" if
+    a checkpoint was loaded, "step" after MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE batches, "checkpointing" if a checkpoint
+    was written and not in the background; time in no section at the end of a fit with all of these. The other arguments
+    are those of FaultToleranceCallback.
 
-    `exc_handling_policy(exception)` is asked on a rank where the fit fails (not where the launcher stops it) for the
-    WorkloadControlRequest to send, None = nothing. After ShutdownWorkload the file of `autoresume` is made as well: the
-    script is not to start another job. Whatever goes wrong with it is logged, the fit ends with its own exception.
+    `exc_handling_policy(exception)`: called on a rank where the fit fails, not where the launcher stops it; returns the
+    WorkloadControlRequest to send, None = nothing. A ShutdownWorkload also creates the file of `autoresume`, so that
+    the script starts no other job. Its errors are logged; the fit ends with its own exception.
     """
 
     MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE = 16
@@ -115,7 +114,7 @@ class FaultToleranceSectionsCallback(MonitoredFit):
             self.fault_tol_client.start_section(section)
 
     def _stop(self, section: str) -> None:
-        """End a section; nothing to do if it is not open: a batch may be left out, a setup is over but once."""
+        """End a section; does nothing if it is not open: a batch may be skipped, and a setup ends only once."""
         if self.fault_tol_client is None or not self._depth[section]:
             return
         self._depth[section] -= 1
@@ -123,16 +122,16 @@ class FaultToleranceSectionsCallback(MonitoredFit):
             self.fault_tol_client.end_section(section)
 
     def _wrap(self, owner: Any, name: str) -> bool:
-        """Make a method of one object a part of section "checkpointing", as long as the fit lasts."""
+        """Wrap a method of one object in section "checkpointing" until the fit ends."""
         method = getattr(owner, name, None)
         if method is None:
             return False
 
         @wraps(method)
         def in_section(*args: Any, **kwargs: Any) -> Any:
-            self._start(CHECKPOINTING)  # may be within another: writing one checkpoint removes an older one
+            self._start(CHECKPOINTING)  # may be nested: writing a checkpoint may remove an older one
             result = method(*args, **kwargs)
-            self._stop(CHECKPOINTING)  # not after an exception: then all sections end at once
+            self._stop(CHECKPOINTING)  # not after an exception: then all sections end together
             return result
 
         self._wrapped.append((owner, name, vars(owner).get(name)))
@@ -140,7 +139,7 @@ class FaultToleranceSectionsCallback(MonitoredFit):
         return True
 
     def _learn(self, client: RankMonitorClient, trainer: Any, final: bool) -> None:
-        """All ranks come here at the same batches, and have seen the same kinds of things."""
+        """Collective: all ranks call it at the same batches, after the same kinds of events."""
         if not self.calculate_timeouts:
             return
         seen = {
@@ -169,7 +168,7 @@ class FaultToleranceSectionsCallback(MonitoredFit):
             self._learn(self.fault_tol_client, trainer, final=False)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._stop(STEP)  # of a batch that the model left out
+        self._stop(STEP)  # of a batch that the model skipped
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
         self._stop(SETUP)
@@ -179,6 +178,6 @@ class FaultToleranceSectionsCallback(MonitoredFit):
         self._stop(STEP)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint is about to be written."""
+        """Called before a checkpoint is written."""
         if self.is_initialized:
             self._saved = self._saved_since_update = True

@@ -13,13 +13,14 @@ from typing import Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
 from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams, arm, parse
+from nvrx_slurm.system.files import write_atomic
 
 FINISHED_FLAG_ENV = "FAULT_TOL_FINISHED_FLAG_FILE"
 _PACKAGES = {"lightning": "lightning.pytorch.callbacks", "pytorch_lightning": "pytorch_lightning.callbacks"}
 
 
 def _callback_class() -> Any:
-    """Lightning's Callback, of the package that the script uses already, else of the one that is installed."""
+    """Lightning's Callback, from the package that the script has imported, else from the installed one."""
     for package in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(_PACKAGES[package]).Callback
@@ -33,7 +34,7 @@ Callback: Any = _callback_class()
 
 
 class MonitoredFit(Callback):
-    """A fit with a RankMonitorClient; the base of both callbacks, which say what is told to it and what is learned.
+    """A fit with a RankMonitorClient; the base of both callbacks.
 
     Active in `fit` only. The Trainer must be started by nvrx-run (or within `standalone_monitor()`).
     """
@@ -98,13 +99,13 @@ class MonitoredFit(Callback):
         self._disconnect()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Loading makes the beginning longer: only with it, the beginning is worth learning from."""
+        """A load makes the start longer: only then can the start's timeout be learned."""
         self.loaded_checkpoint = self.loaded_checkpoint or self.is_initialized
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The fit ends early; `sys.exit(0)` is how callbacks end it in order, everything else is a failure.
+        """The fit ends early: in order after `sys.exit(0)` of a callback, else as a failure.
 
-        Lightning's SIGTERMException is a SystemExit, too: then the launcher stops us, and other ranks may be dead.
+        Lightning's SIGTERMException is a SystemExit, too: the launcher stops this rank, and other ranks may be dead.
         """
         if self.fault_tol_client is None:
             return
@@ -126,14 +127,12 @@ class MonitoredFit(Callback):
         """This rank failed; nothing collective may be called."""
 
     def _save_timeouts(self, trainer: Any) -> None:
-        """Keep what was learned; it is the same on all ranks, so one writes it."""
+        """Save the calculated timeouts. They are the same on all ranks, so rank 0 writes them."""
         assert self.fault_tol_client is not None and self.timeouts_file_path is not None
         if not trainer.is_global_zero:
             return
         self.logger.info("timeouts calculated: %s", self.fault_tol_client.state_dict())
-        temporary = self.timeouts_file_path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.fault_tol_client.state_dict()))
-        temporary.replace(self.timeouts_file_path)
+        write_atomic(self.timeouts_file_path, json.dumps(self.fault_tol_client.state_dict()).encode())
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class MonitoredFit(Callback):
             self.logger.warning("%s is not used, timeouts are the configured ones: %s", path, error)
 
     def _is_completed(self, trainer: Any) -> bool:
-        """Whether nothing is left to train; at most one batch means that there was nothing left at the start."""
+        """Whether the training is complete; a fit of at most one batch was complete at its start."""
         if self.train_batches <= 1:
             return True
         limits = ((trainer.max_steps, trainer.global_step), (trainer.max_epochs, trainer.current_epoch))

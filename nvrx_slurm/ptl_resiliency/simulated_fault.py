@@ -1,4 +1,4 @@
-"""A fault to inject into a training, for trying out that it is noticed."""
+"""Faults to inject into a training, for tests of its recovery."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP}
 class SimulatedFaultParams:
     """`fault_type`: "rank_killed" (SIGKILL), "rank_hung" (SIGSTOP) or "random" (one of them).
 
-    It happens `base_delay` seconds after the fit began, and up to `rand_delay` later; to `rank_to_fail`, None = to one
-    chosen at random. Raises ValueError for another type, a negative time or rank.
+    Strikes `base_delay` seconds after the start of the fit, or up to `rand_delay` seconds later. `rank_to_fail`: None =
+    one rank at random. Raises ValueError for another type, a negative time or rank.
     """
 
     fault_type: str
@@ -41,8 +41,8 @@ def parse(params: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedF
 
 
 def arm(params: SimulatedFaultParams, rank: int, world_size: int) -> None:
-    """Have the fault happen in the background, if it is this rank's."""
-    # The same choices on all ranks without a word between them, and others in the next cycle.
+    """Start a timer for the fault, if it is this rank's."""
+    # The same choices on all ranks without communication, and other choices in the next cycle.
     seed = f"{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
     choice = random.Random(seed)
     chosen, fault_type = choice.randrange(world_size), choice.choice(sorted(_SIGNALS))

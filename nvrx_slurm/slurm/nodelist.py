@@ -8,7 +8,7 @@ and ranges; leading zeros pad; several brackets are a product whose last bracket
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 from nvrx_slurm.errors import UsageError
@@ -18,7 +18,6 @@ _MAX_TEXT = 1 << 20  # characters
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _NAME = re.compile(r"[^\s,\[\]]*")
 _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
-_LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})", re.ASCII | re.DOTALL)
 
 
 def expand(hostlist: str) -> list[str]:
@@ -35,26 +34,6 @@ def expand(hostlist: str) -> list[str]:
     for start, part in _split(text):
         hosts.extend(_expand_one(text, start, part, MAX_HOSTS - len(hosts)))
     return hosts
-
-
-def compress(hosts: Iterable[str]) -> str:
-    """The shortest list this simple scheme finds for `hosts`: `expand(compress(hosts)) == list(hosts)`.
-
-    Neighbours that differ only in the number at their end share a bracket (Slurm 22.05 refuses text after the last
-    bracket, though `expand` takes it). Order and duplicates are kept.
-    Raises UsageError for names that no host list can hold (empty, or with blanks, commas, brackets).
-    """
-    groups: list[tuple[str, list[str]]] = []  # prefix, numbers as written
-    for host in hosts:
-        if not host or not _NAME.fullmatch(host) or host == "(null)":
-            raise UsageError(f"{host!r} cannot be in a host list: no blanks, commas or brackets in names.")
-        found = _LAST_NUMBER.fullmatch(host)
-        prefix, number = found.groups() if found else (host, "")
-        if number and groups and groups[-1][1] and groups[-1][0] == prefix:
-            groups[-1][1].append(number)
-        else:
-            groups.append((prefix, [number] if number else []))
-    return ",".join(_group_text(*group) for group in groups)
 
 
 def expand_counts(text: str) -> list[int]:
@@ -135,16 +114,3 @@ def _bracket(text: str, start: int, inside: str, room: int) -> list[str]:
         numbers.extend(str(n).zfill(len(low)) for n in range(int(low), int(high) + 1))
         start += len(item) + 1
     return numbers
-
-
-def _group_text(prefix: str, numbers: list[str]) -> str:
-    if len(numbers) < 2:
-        return f"{prefix}{''.join(numbers)}"
-    runs: list[tuple[str, str]] = []
-    for number in numbers:
-        # Exactly what `expand` would write next: it pads to the width of the run's first number.
-        if runs and number == str(int(runs[-1][1]) + 1).zfill(len(runs[-1][0])):
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return f"{prefix}[{','.join(a if a == b else f'{a}-{b}' for a, b in runs)}]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -68,6 +67,8 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     Returns or raises what `fn` does. Raises Overrun after `timeout_s` seconds, RuntimeError if no thread can be made.
     Unlike a thread of an executor, an abandoned one delays neither the loop's end nor the interpreter's.
     """
+    import asyncio  # not for health checks: it takes 25 ms, and a prolog has none of it
+
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     outcome: _Outcome[T] = _Outcome()
 

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from nvrx_slurm.system.process_tree import blocked_threads, kill_tree
+
 REAP_S = 1.0  # for a killed child to end on a loaded machine
 DEFAULT_LIMIT_BYTES = 65536
 _LOOK_S = 0.07  # between two looks at a killed child
@@ -141,9 +143,10 @@ class BoundedProcess:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the process group. `go_on` reaps the child, or gives it up within REAP_S."""
+        """SIGKILL to the child, its descendants and its group. `go_on` reaps it, or gives it up within REAP_S."""
         if self.gone or self.killed:
             return
+        kill_tree(self.pid, os.getpid())
         self._kill_group()
         self.killed = True
         self._look_s = time.monotonic() + _LOOK_S
@@ -195,10 +198,9 @@ class BoundedProcess:
 
     def release(self) -> None:
         """Close the descriptors of a child that was given up; init reaps it when this process ends."""
-        if not self.gone and self.pidfd >= 0:
+        if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
-        self._close_outputs()
 
     async def _until_done(self) -> None:
         while not self.done:
@@ -233,7 +235,7 @@ class BoundedProcess:
         now_s = time.monotonic()
         if self.given_up or now_s < self._look_s:
             return
-        blocked = _blocked_threads(self.pid)
+        blocked = blocked_threads(self.pid)
         self.blocked = bool(blocked & self._seen)
         self.given_up = self.blocked or now_s >= self._give_up_s
         self._seen, self._look_s = blocked, now_s + _LOOK_S
@@ -256,7 +258,7 @@ def execute(
     Raises OSError if no process can be started.
     """
     if dies_with_parent:
-        argv = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), "0", *argv]
+        argv = through_trampoline(argv)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         source = stdin if isinstance(stdin, int) else _file_of(stdin, theirs)
         ends = []
@@ -271,6 +273,11 @@ def execute(
         pid = spawn(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
         ours.pop_all()
     return BoundedProcess(pid, Output(out, limit, last), Output(err, limit, last), time.monotonic() + timeout_s)
+
+
+def through_trampoline(argv: Sequence[str], ignored: int = 0, control_fd: int = -1) -> list[str]:
+    """The command by way of `system.trampoline`, which tells its arguments: it dies with the calling thread."""
+    return [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), str(control_fd), *argv]
 
 
 def _file_of(data: bytes, closing: contextlib.ExitStack) -> int:
@@ -365,17 +372,3 @@ async def wait_async(fds: Iterable[int], until_s: float) -> set[int]:
         for fd in watched:
             loop.remove_reader(fd)
     return ready
-
-
-def _blocked_threads(pid: int) -> set[tuple[str, ...]]:
-    """Threads in state D with their counts of context switches; none where /proc does not tell."""
-    found = set[tuple[str, ...]]()
-    try:
-        for tid in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{tid}/status", encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
-            if any(line.startswith("State:\tD") for line in lines):
-                found.add((tid, *(line for line in lines if "ctxt_switches" in line)))
-    except OSError:  # it has just ended
-        return set()
-    return found

@@ -6,14 +6,16 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import UsageError
+
+# pathlib, shutil and tempfile are imported where they are used: they take 10 ms, and Slurm's prologs need none of them.
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BOARD_NAME = "board"  # see agent.board
 HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
@@ -38,6 +40,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
 
     The new file has the permission bits `mode`. The data is not synced to disk.
     """
+    import tempfile
+
     target = os.fspath(path)
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or ".")
     try:
@@ -90,6 +94,8 @@ class PrivateDir:
 
     def remove(self) -> None:
         """Remove the directory with its content; a second call does nothing."""
+        import shutil
+
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -109,6 +115,10 @@ def lock_directory(path: Path) -> int:
 
 def _make() -> tuple[Path, int]:
     """A directory under its first name and its lock, in the first place that fits."""
+    import shutil
+    import tempfile
+    from pathlib import Path
+
     problems = []
     try:
         preferred = tempfile.gettempdir()
@@ -158,6 +168,8 @@ def _sweep(base: Path) -> None:
 
 def _remove_agent_files(directory: Path) -> None:
     """Remove the directory unless it holds a file that no agent makes: then another program owns it."""
+    import shutil
+
     try:
         ours = (BOARD_NAME, HEALTH_NAME)
         entries = list(directory.iterdir())

@@ -3,18 +3,28 @@ subreaper for their orphans."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
+import socket
 import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-_TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
+from nvrx_slurm.system.bounded_process import through_trampoline
+from nvrx_slurm.system.files import write_all
+from nvrx_slurm.system.process_tree import children, kill_tree
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
+_own: set[int] = set()  # pids of children that were started here and have not been reaped yet
+
+
+def own_pids() -> frozenset[int]:
+    """Process ids of the children that this process started by `Child`, `start` or `hold`, and has not reaped."""
+    return frozenset(_own)
 
 
 class Child:
@@ -28,6 +38,7 @@ class Child:
         self._popen = popen
         self.pid = popen.pid
         self.pidfd = os.pidfd_open(popen.pid)
+        _own.add(self.pid)
 
     def signal_group(self, signum: int) -> None:
         """Send `signum` to the whole process group; harmless when it is gone already."""
@@ -41,7 +52,63 @@ class Child:
         self.signal_group(signal.SIGKILL)
         code = self._popen.wait()
         os.close(self.pidfd)
+        _own.discard(self.pid)
         return code
+
+
+class Held:
+    """A process that waits to become a command: its interpreter is up, nothing of the command has run.
+
+    After `release` or `kill` the caller reaps `child`.
+    """
+
+    def __init__(self, child: Child, control: socket.socket) -> None:
+        self.child = child
+        self._control = control
+
+    @property
+    def waits(self) -> bool:
+        """Whether the process is still alive."""
+        return not select.select([self.child.pidfd], [], [], 0)[0]
+
+    def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
+        """Execute the command with this environment and these streams. Raises OSError if the process is gone."""
+        text = "\0".join(f"{name}={value}" for name, value in env.items())
+        with self._control, _anonymous_file(os.fsencode(text)) as fd:
+            socket.send_fds(self._control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
+        return self.child
+
+    def kill(self) -> None:
+        """End the process; it is not waited for."""
+        self._control.close()
+        self.child.signal_group(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _anonymous_file(content: bytes) -> Iterator[int]:
+    """A file in memory that holds `content` and is at its beginning. Raises OSError (no memory, no descriptors)."""
+    fd = os.memfd_create("nvrx-env", os.MFD_CLOEXEC)
+    try:
+        write_all(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
+    """Start the interpreter that will become `argv`, see `start`; it waits for `Held.release`.
+
+    It ends by itself when this process ends or closes its end of the control socket. Raises OSError as `start` does.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs:
+            child = _start(argv, env, subprocess.DEVNULL, subprocess.DEVNULL, ignored, theirs.fileno())
+    except BaseException:
+        ours.close()
+        raise
+    return Held(child, ours)
 
 
 def start(
@@ -58,16 +125,42 @@ def start(
     A command that cannot be executed ends with 126 or 127 and a sentence on its stderr. Raises OSError when no
     process can be made at all (limits, memory).
     """
+    return _start(argv, env, stdout, stderr, ignored, -1, stdin)
+
+
+def _start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes] | int,
+    ignored: int,
+    control_fd: int,
+    stdin: IO[bytes] | int = subprocess.DEVNULL,
+) -> Child:
     popen = subprocess.Popen(
-        [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), *argv],
+        through_trampoline(argv, ignored, control_fd),
         env=dict(env),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
         close_fds=True,
+        pass_fds=() if control_fd < 0 else (control_fd,),
     )
     return Child(popen)
+
+
+def start_directly(argv: Sequence[str], pass_fds: Sequence[int]) -> Child:
+    """Start a program of ours, which ends by itself when this process does. Raises OSError."""
+    popen = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=pass_fds, start_new_session=True
+    )
+    try:
+        return Child(popen)
+    except OSError:
+        popen.kill()
+        popen.wait()
+        raise
 
 
 def end_with_parent(signum: int) -> None:
@@ -85,7 +178,7 @@ class Orphans:
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._before = frozenset(_children(os.getpid()))
+        self._before = frozenset(children(os.getpid()))
 
     def reap(self, known: Iterable[int]) -> None:
         """Collect those that have ended, as init did before they came to us; call it on SIGCHLD."""
@@ -103,13 +196,13 @@ class Orphans:
         """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet."""
         spared, seen, me = self._before.union(known), set[int](), os.getpid()
         for _ in range(_MAX_ROUNDS):
-            new = [pid for pid in _children(me) if pid not in spared and pid not in seen]
+            new = [pid for pid in children(me) if pid not in spared and pid not in seen]
             if not new:
                 break
             seen.update(new)
             for pid in new:
-                _kill_tree(pid, me)
-        return sum(not _collect(pid) for pid in _children(me) if pid not in spared)
+                kill_tree(pid, me)
+        return sum(not _collect(pid) for pid in children(me) if pid not in spared)
 
 
 def _collect(pid: int) -> bool:
@@ -118,37 +211,3 @@ def _collect(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
-
-
-def _children(pid: int) -> list[int]:
-    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
-    except OSError:
-        return found  # whoever had a parent that just went is a child of ours by now
-    return found
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-
-
-def _kill_tree(root: int, parent: int) -> None:
-    """Parents first: whoever has a SIGKILL pending cannot fork any more, so nothing new comes behind our back."""
-    todo = [(root, parent)]
-    while todo:
-        pid, parent = todo.pop()
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:
-            continue  # gone
-        try:
-            if _parent(pid) == parent:  # asked with the pidfd open: no recycled pid is hit
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-                todo += [(child, pid) for child in _children(pid)]
-        except OSError:
-            continue  # gone, or another user's (setuid)
-        finally:
-            os.close(fd)

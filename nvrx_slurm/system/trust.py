@@ -1,6 +1,7 @@
-"""Whom we trust: the one rule for every file that is executed, imported or obeyed (docs/administrators.md).
+"""The one rule that decides which files may be executed, imported or obeyed (docs/administrators.md).
 
-Standard library only: prolog/start.py runs this file by its path before it may import anything of ours.
+Standard library only, and of that only what Python has loaded or hook.sh has checked: prolog/start.py executes this
+file before it imports anything of the package. hook.sh applies the same rule to what runs before Python.
 """
 
 from __future__ import annotations
@@ -9,53 +10,90 @@ import fcntl
 import os
 import stat
 import sys
+from _frozen_importlib_external import PathFinder
 
-_MAX_LINKS = 40  # as the kernel
-_OVERFLOW = "/proc/sys/kernel/overflowuid"  # the number of those who have none in this user namespace
+TYPE_CHECKING = False  # importing typing would take as long as starting Python
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_MAX_LINKS = 40  # as in the kernel
+_OVERFLOW = "/proc/sys/kernel/overflowuid"  # shown as the uid of users that have none in this user namespace
 _NS_GET_OWNER_UID = 0xB704
-_PROC = "/proc"  # /proc/PID/root, cwd, fd/N: links that say one thing and lead into what a user has mounted
+_PROC = "/proc"  # /proc/PID/root, cwd and fd/N lead into mounts that users made, whatever path they show
 
 
 def require(path: str, refused: type[Exception], known: set[str] | None = None) -> str:
-    """The same place without links. Raises `refused` if there is none, or if others could have written or replaced it:
+    """Return `path` without links. Raise `refused` if it does not exist or others could have written or replaced it:
 
-    * for root: each directory and link on the way must be root's, and only root's to write to;
-    * where we are not root: a file must be ours or root's, and neither it nor a directory on the way everybody's to
-      write to. Whose the directories are, and which group may write, is the user's choice: projects share both.
+    * As root: each directory and link on the way must belong to root, and only root may be able to write to it.
+    * As another user: a file must belong to that user or to root. Neither the file nor a directory on the way may be
+      writable by everybody. Group-writable directories of other users are accepted: projects share them.
 
-    A sticky directory (/tmp) is as good, as what is ours in it stays; to write to a socket is to connect, no change.
-    In a user namespace that does not have the host's root, what is his looks like nobody's, and is root's all the same.
-    `known`: places found good before are not looked at again, and new ones added; for a process that ends soon.
+    Sticky directories such as /tmp are accepted, because users cannot replace files of others in them. So are
+    writable sockets, because writing to a socket means to connect. In a user namespace without the host's root, files
+    of the host's root appear with the overflow uid and count as root's.
+    `known`: places that were found good before are not checked again, and new ones are added. For short processes.
     """
     try:
         place = _walk(path, refused, set() if known is None else known)
         owner = os.lstat(place)
     except OSError as error:
         raise refused(f"{path} cannot be used: {error.strerror}; correct or remove it") from None
-    ours = as_root() or owner.st_uid in (*_ROOTS, os.geteuid())  # for root the whole way was looked at
+    ours = as_root() or owner.st_uid in (*_ROOTS, os.geteuid())  # as root the whole way was checked
     if not ours and not stat.S_ISDIR(owner.st_mode):
         raise refused(f"{path} is not trusted, as it is uid {owner.st_uid}'s, neither ours nor root's; use a copy")
     return place
 
 
 def as_root() -> bool:
-    """Whether we are root among other users; not who is root only in a user namespace of his own, as in a container
-    that maps its user to root (enroot, rootless podman)."""
+    """Whether this process is root among other users. False for the root of a user namespace that its own user made, as
+    in containers that map their user to root (enroot, rootless podman)."""
     return os.geteuid() == 0 and not _OWN_NAMESPACE
 
 
+def guard_imports() -> None:
+    """From now on raise ImportError for each module that `require` refuses. The caller must not import before."""
+    known: set[str] = set()
+    for index, finder in enumerate(sys.meta_path):
+        if finder is PathFinder:
+            sys.meta_path[index] = Finder(known)
+    require(os.__file__, ImportError, known)
+
+
+class Finder:
+    """Finds modules as importlib.machinery.PathFinder does, and refuses those that are not trusted."""
+
+    def __init__(self, known: set[str] | None = None) -> None:
+        self._known = known
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As PathFinder.find_spec. Raises ImportError for a module, or a compiled form of it, that is not trusted."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or not spec.has_location:
+            return spec
+        cache = os.path.dirname(spec.cached or "")  # its owner could add the compiled form after this check
+        for place in (spec.origin, spec.cached, cache):
+            if place and os.path.lexists(place):
+                require(place, ImportError, self._known)
+        return spec
+
+
 def _roots() -> tuple[int, ...]:
-    """Whose files nobody but root can change: 0 and, where the host's root is nobody, that number. /proc/sys is his."""
+    """Uids of files that only root can change: 0, and the overflow uid where the host's root has no other number."""
     try:
         with open(_OVERFLOW, "rb") as file:
-            nobody, owner = int(file.read()), os.fstat(file.fileno()).st_uid
+            nobody, owner = int(file.read()), os.fstat(file.fileno()).st_uid  # /proc/sys belongs to the host's root
     except (OSError, ValueError):
         return (0,)
     return (0,) if owner != nobody else (0, nobody)
 
 
 def _owns_namespace() -> bool:
-    """Whether we made the user namespace that we are in (ioctl_ns(2))."""
+    """Whether this user made the current user namespace (ioctl_ns(2))."""
     owner = bytearray(4)
     try:
         with open("/proc/self/ns/user", "rb") as file:
@@ -66,7 +104,7 @@ def _owns_namespace() -> bool:
 
 
 _ROOTS = _roots()
-_OWN_NAMESPACE = len(_ROOTS) > 1 and _owns_namespace()  # the host's root makes some, too, and stays root
+_OWN_NAMESPACE = len(_ROOTS) > 1 and _owns_namespace()  # the host's root makes namespaces, too, and stays root
 
 
 def _walk(path: str, refused: type[Exception], known: set[str]) -> str:
@@ -93,12 +131,12 @@ def _walk(path: str, refused: type[Exception], known: set[str]) -> str:
 
 
 def _parts(path: str) -> list[str]:
-    """The names in it, the last one first."""
+    """The names in `path`, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
 def _mode_of(here: str, path: str, refused: type[Exception]) -> int:
-    """Of a place on the way to `path`."""
+    """The mode of `here`, a place on the way to `path`."""
     found = os.lstat(here)
     kept = stat.S_ISLNK(found.st_mode) or stat.S_ISSOCK(found.st_mode)
     kept = kept or (stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX))

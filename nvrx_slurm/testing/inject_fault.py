@@ -1,10 +1,10 @@
-"""Faults in a rank, to try out that a training recovers from them.
+"""Faults to inject into ranks, for tests of a training's recovery.
 
     from nvrx_slurm.testing import inject_fault
 
     inject_fault.inject_fault((inject_fault.Fault.SIGKILL,), num_faults=1, keep_alive=1, delay=5.0, seed=0)
 
-Every rank calls this with the same arguments; the ranks that are hit know it from the seed, without asking.
+All ranks call this with the same arguments; the seed decides which ranks are hit, without communication.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WEDGED_CYCLES = 1 << 62
 
 
 class Fault(Enum):
-    """What can happen to a rank."""
+    """Kinds of faults."""
 
     GPU_ERROR = auto()  # a kernel fails: the CUDA context is lost
     GPU_SLEEP = auto()  # a kernel that does not end
@@ -41,7 +41,7 @@ class Fault(Enum):
     ASYNC_EXC = auto()  # an InjectedException anywhere in the main thread
     SIGNAL_EXC = auto()  # the same, out of a handler of SIGUSR1: it interrupts system calls too
     OS_ABORT = auto()
-    LOCK_GIL = auto()  # nothing in this process runs Python any more
+    LOCK_GIL = auto()  # no thread of this process can run Python any more
     SEGFAULT = auto()
     SIGINT = auto()
     SIGKILL = auto()
@@ -50,7 +50,7 @@ class Fault(Enum):
 
 
 class InjectedException(Exception):
-    """What the injected exceptions are."""
+    """The type of injected exceptions."""
 
 
 def inject_fault(
@@ -61,11 +61,11 @@ def inject_fault(
     seed: int,
     callback: Callback = None,
 ) -> tuple[int, ...]:
-    """Have one of `faults`, in `num_faults` ranks (or between two numbers of them), after `delay` seconds (or between).
+    """Inject one of `faults` into `num_faults` ranks after `delay` seconds; both may be a range (least, most).
 
-    To be called on all ranks alike. RANK and WORLD_SIZE (default 0 and 1) say who this is; ranks below `keep_alive` are
-    never hit, nor more ranks than there are. `callback` is called on a rank that is hit, just before it is. Returns the
-    ranks that are hit. Raises UsageError for numbers that cannot be, or a fault nobody registered.
+    Call it on all ranks alike. RANK and WORLD_SIZE (default 0 and 1) identify this rank. Ranks below `keep_alive` are
+    never hit. `callback` is called on a rank just before its fault. Returns the ranks that are hit. Raises UsageError
+    for impossible numbers or an unknown fault.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
@@ -91,17 +91,17 @@ def inject_fault(
 
 
 def register_fault(fault_name_or_enum: Fault | str, handler: Handler) -> Fault | str:
-    """Add a fault by a name of its own, or replace how one of `Fault` is done; returns what to call it by from now on.
+    """Add a fault under a new name, or replace the handler of a `Fault`; returns the name for later calls.
 
-    `handler(delay, callback)` must return at once, and after `delay` seconds call `callback()` (if it is not None) and
-    do its deed: `threading.Timer` is handy.
+    `handler(delay, callback)` must return at once; after `delay` seconds it calls `callback()`, if that is not None,
+    and injects the fault, for example with `threading.Timer`.
     """
     _handlers[_name(fault_name_or_enum)] = handler
     return Fault.__members__.get(_name(fault_name_or_enum), fault_name_or_enum)
 
 
 def dispatch_fault_injection(fault: Fault | str, delay: float, callback: Callback) -> None:
-    """Have `fault` in this process after `delay` seconds; `callback` is called just before."""
+    """Inject `fault` into this process after `delay` seconds; calls `callback` just before."""
     _handler(fault)(delay, callback)
 
 
@@ -132,7 +132,7 @@ def _handler(fault: Fault | str) -> Handler:
 
 
 def _later(deed: Callable[[], Any], prepare: Callable[[], Any] | None = None) -> Handler:
-    """A handler that does `deed` in a thread of its own; `prepare` is called at once."""
+    """A handler that calls `deed` in a thread of its own, and `prepare` at once."""
 
     def handler(delay: float, callback: Callback) -> None:
         if prepare is not None:
@@ -189,7 +189,7 @@ def _sends(signum: signal.Signals, prepare: Callable[[], Any] | None = None) -> 
 
 
 def _gpu(deed: Callable[[Any, int], Any]) -> Handler:
-    """A handler for a deed on the caller's current GPU: another thread would be on GPU 0."""
+    """A handler for a deed on the caller's current GPU: a new thread starts on GPU 0."""
 
     def handler(delay: float, callback: Callback) -> None:
         import torch

@@ -7,6 +7,7 @@ file that an event announces; every wait ends after WAIT_S at the latest.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import select
@@ -18,13 +19,14 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
 ORPHAN_S = 1.0  # how long something of ours may outlive its agent
 MARK = "NVRX_TEST_MARK"  # in the environment of everything that a test starts
 
-# Head of every worker: `say` is one line on stdout; `forever` waits for signals only; `preflight` for Rig.open().
+# Head of every worker: `say` is one line on stdout; `forever` waits for signals only; `gate` for Rig.open().
 WORKER = f"""
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, {str(REPO)!r})
@@ -36,7 +38,7 @@ def say(*words):
 def forever():
     while True:
         signal.pause()
-def preflight(name="go"):
+def gate(name="go"):
     with open(os.path.join(os.environ["NVRX_TEST_GATES"], name)) as fifo:
         fifo.read()
 """
@@ -186,6 +188,16 @@ class Launcher:
         os.close(self.pidfd)
 
     @property
+    def said(self) -> list[str]:
+        """The launcher's own sentences, without their heads."""
+        return re.findall(r"nvrx-run\[[^]]+\]: (.*)$", self.text, re.M)
+
+    @property
+    def cycles(self) -> list[int]:
+        """The cycles that its workers saw."""
+        return sorted({int(cycle) for cycle in re.findall(r"\] up (\d+) ", self.text)})
+
+    @property
     def children(self) -> list[int]:
         """Its child processes: monitors and workers."""
         return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
@@ -215,7 +227,7 @@ class Rig:
         return str(path)
 
     def open(self, name: str = "go") -> None:
-        """Let the one worker pass that waits (or is about to) at the preflight `name`."""
+        """Let the one worker pass that waits (or is about to) at the gate `name`."""
         opened: list[int] = []
 
         def try_it() -> bool:
@@ -225,7 +237,7 @@ class Rig:
                 assert error.errno == errno.ENXIO, error  # nobody is there yet
             return bool(opened)
 
-        until(try_it, f"a worker at preflight {name}")
+        until(try_it, f"a worker at gate {name}")
         os.close(opened[0])
 
     def env(self, **more: str) -> dict[str, str]:
@@ -250,6 +262,11 @@ class Rig:
     def nodes(self, count: int, nnodes: str, script: str, *flags: str, **env: str) -> list[Launcher]:
         """Nodes 0 .. count-1."""
         return [self.node(rank, nnodes, script, *flags, **env) for rank in range(count)]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The contents of result.json."""
+        return dict(json.loads((self.run_dir / "result.json").read_text()))
 
     @property
     def run_dir(self) -> Path:
@@ -277,5 +294,7 @@ class Rig:
                 continue
         assert not unfinished, f"launchers that the test did not wait for: {unfinished}"
         assert not left, f"processes left behind: {left}"
+        if any(one.process.returncode == -signal.SIGKILL for one in self.launchers):
+            return  # what a killed agent left in TMPDIR is removed by the next one
         files = sorted(str(path) for path in (self.dir / "tmp").rglob("*"))
         assert not files, f"left in TMPDIR: {files}"

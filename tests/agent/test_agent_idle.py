@@ -3,13 +3,11 @@ somebody would."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from agent_harness import Launcher, Rig
 from test_agent_nodes import QUICK, UNTIL_TOLD, finish, kill, up
 from test_agent_preflight import events, said_of
-from test_agent_requests import cycles, last_line, result
 
 from nvrx_slurm.errors import ExitCode
 
@@ -46,7 +44,7 @@ def fall_sick(rig: Rig, nodes: list[Launcher], rank: int) -> None:
     """A spare is sick from now on: it leaves, nobody else is disturbed, and everybody is told why."""
     lustre(rig, rank).write_text(SICK)
     assert nodes[rank].wait() == ExitCode.NODE_REFUSED
-    assert last_line(nodes[rank]).endswith(WHY) and cycles(nodes[rank]) == []
+    assert nodes[rank].said[-1].endswith(WHY) and nodes[rank].cycles == []
     nodes[0].line(rf"node {rank} \(\S+\) is not healthy: lustre: ")
     assert said_of(nodes[0], rank, WHY) and "restart 1" not in nodes[0].text
     assert "says 'NOT HEALTHY'" in events(rig)
@@ -54,12 +52,6 @@ def fall_sick(rig: Rig, nodes: list[Launcher], rank: int) -> None:
 
 def lose(nodes: list[Launcher], rank: int, cycle: int) -> None:
     kill(nodes[rank], [up(nodes[rank], cycle)[1]])
-
-
-def tidy_up(rig: Rig) -> None:
-    """What an agent that was killed has left."""
-    for directory in (rig.dir / "tmp").iterdir():
-        shutil.rmtree(directory)
 
 
 def test_another_spare_is_promoted_and_not_the_sick_one(rig: Rig) -> None:
@@ -70,8 +62,7 @@ def test_another_spare_is_promoted_and_not_the_sick_one(rig: Rig) -> None:
     assert (up(nodes[0], 1)[0], up(nodes[3], 1)[0]) == (0, 1)
     finish(rig, 1)
     assert [nodes[rank].wait() for rank in (0, 3)] == [0, 0], nodes[0].text
-    assert "restart 1 of 2" in nodes[0].text and result(rig)["code"] == 0
-    tidy_up(rig)
+    assert "restart 1 of 2" in nodes[0].text and rig.result["code"] == 0
 
 
 def test_with_no_other_spare_it_is_said_that_there_is_none(rig: Rig) -> None:
@@ -79,7 +70,6 @@ def test_with_no_other_spare_it_is_said_that_there_is_none(rig: Rig) -> None:
     fall_sick(rig, nodes, 2)
     lose(nodes, 1, 0)
     assert nodes[0].wait() == ExitCode.TOO_FEW_NODES
-    assert up(nodes[0], 0)[0] == 0 and cycles(nodes[0]) == [0]
+    assert up(nodes[0], 0)[0] == 0 and nodes[0].cycles == [0]
     assert "1 of at least 2 nodes are here" in nodes[0].text
-    assert "1 of at least 2 nodes are here" in result(rig)["reason"]
-    tidy_up(rig)
+    assert "1 of at least 2 nodes are here" in rig.result["reason"]

@@ -26,8 +26,8 @@ def wait_for(*ranks):
 def test_a_dead_rank_is_told_to_the_wrappers_of_other_nodes_and_nothing_is_restarted(rig: Rig) -> None:
     os.mkfifo(rig.dir / "end")
     script = rig.script(
-        ON_THE_BOARD + "say('up', RANK)\nif RANK == 1:\n    preflight()\n    os.kill(os.getpid(), 9)\n"
-        "if RANK in (2, 3):\n    wait_for(1)\nif RANK == 0:\n    preflight('end')\n"
+        ON_THE_BOARD + "say('up', RANK)\nif RANK == 1:\n    gate()\n    os.kill(os.getpid(), 9)\n"
+        "if RANK in (2, 3):\n    wait_for(1)\nif RANK == 0:\n    gate('end')\n"
     )
     first, second = rig.nodes(2, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
     first.line(r"\[rank 1\] up 1$")
@@ -58,7 +58,7 @@ def test_below_the_minimum_all_are_restarted(rig: Rig) -> None:
 def test_a_lost_node_is_told_with_all_its_ranks_and_may_come_back_as_a_spare(rig: Rig) -> None:
     script = rig.script(
         ON_THE_BOARD + "say('up', CYCLE, 'group', GROUP, 'pid', os.getpid())\n"
-        "if GROUP == 0 and LOCAL == 0:\n    wait_for(2, 3)\n    preflight()\nelif GROUP == 1:\n    forever()\n"
+        "if GROUP == 0 and LOCAL == 0:\n    wait_for(2, 3)\n    gate()\nelif GROUP == 1:\n    forever()\n"
     )
     first, second = rig.nodes(2, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
     pids = [int(second.expect(r"up 0 group 1 pid (\d+)$")[1]) for _ in range(2)]
@@ -75,7 +75,7 @@ def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig) -> None:
     """The wrapper's monitor process speaks for its dead rank, and may hold the store of all of them."""
     script = rig.script(
         "if RANK == 1:\n    helper = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-        "    say('helper', helper.pid)\n    os._exit(3)\nif CYCLE == 0 and RANK == 0:\n    preflight()\n    os._exit(4)\n"
+        "    say('helper', helper.pid)\n    os._exit(3)\nif CYCLE == 0 and RANK == 0:\n    gate()\n    os._exit(4)\n"
     )
     first, second = rig.nodes(2, "1:2", script, "--max-restarts=3", *POLICY)
     helper = int(second.line(r"helper (\d+)$")[1])

@@ -77,7 +77,7 @@ if RANK == 0:
     helper({place!r}, note)
     say("left", note[-1], "by", os.getpid())
     sys.exit()
-preflight()
+gate()
 """
     )
     one = rig.run(script, "--nproc-per-node=2")
@@ -106,7 +106,7 @@ if RANK == 0:
     signal.signal(signal.SIGTERM, last)
     say("ready")
     forever()
-preflight()
+gate()
 os._exit(1)
 """
     )
@@ -124,11 +124,11 @@ def test_ended_orphans_of_a_living_worker_are_reaped(rig: Rig) -> None:
         if os.fork() == 0:
             if os.fork() == 0:
                 os.write(writer, b"%d" % os.getpid())
-                preflight("go2")
+                gate("go2")
             os._exit(0)
         os.wait()
         say("orphan", int(os.read(reader, 20)))
-        preflight()
+        gate()
     """)
     one = rig.run(script)
     orphan = int(one.line(r"orphan (\d+)")[1])

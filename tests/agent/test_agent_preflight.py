@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from agent_harness import WAIT_S, Launcher, Rig, status, until
 from standin import StandIn
 from test_agent_nodes import QUICK, UNTIL_TOLD, UP, finish, kill, up
-from test_agent_requests import cycles, last_line, result
 
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode
@@ -26,6 +24,7 @@ FAILS_ONCE = UP + "if CYCLE == 0:\n    sys.exit(3) if RANK == 0 else forever()\n
 WAITS_ONCE = UP + "if CYCLE == 0:\n    forever()\n"
 INJECTED = "is not healthy: a failure was injected for cycle {} (NVRX_INJECT_GPU_FAILURE)"
 WELL = ("count 2", "links 0")
+OFF = "--ft-node-health-checks=false"
 OFTEN = "--ft-node-health-check-interval=0.2"
 
 
@@ -53,7 +52,7 @@ def resident(one: Launcher) -> int:
 
 
 def said_of(one: Launcher, node: int, sentence: str) -> bool:
-    return re.search(rf"^nvrx-run\[\S+\]: node {node} \(\S+\) {re.escape(sentence)}", one.text, re.M) is not None
+    return any(re.match(rf"node {node} \(\S+\) {re.escape(sentence)}", line) for line in one.said)
 
 
 # --- a node that is not fit -----------------------------------------------------------------------------------------
@@ -63,17 +62,17 @@ def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig) -> N
     nodes = rig.nodes(3, "2:3", rig.script(FAILS_ONCE), "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="1:1")
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
     assert said_of(nodes[0], 1, INJECTED.format(1))
-    assert last_line(nodes[1]).endswith(INJECTED.format(1))
+    assert nodes[1].said[-1].endswith(INJECTED.format(1))
     assert "a failure was injected for cycle 1" in events(rig)
-    assert up(nodes[2], 1)[0] == 1 and cycles(nodes[1]) in ([], [0])
-    assert nodes[0].text.count("restart 1 of 1") == 1 and result(rig)["code"] == 0
+    assert up(nodes[2], 1)[0] == 1 and nodes[1].cycles in ([], [0])
+    assert nodes[0].text.count("restart 1 of 1") == 1 and rig.result["code"] == 0
 
 
 def test_a_node_that_is_not_fit_at_the_start_costs_no_restart(rig: Rig) -> None:
     nodes = rig.nodes(3, "2:3", rig.script(UP), "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:1")
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
     assert said_of(nodes[0], 1, INJECTED.format(0)) and "injected for cycle 0" in events(rig)
-    assert (up(nodes[0], 0)[0], up(nodes[2], 0)[0], cycles(nodes[1])) == (0, 1, [])
+    assert (up(nodes[0], 0)[0], up(nodes[2], 0)[0], nodes[1].cycles) == (0, 1, [])
     assert "restart 1" not in nodes[0].text
 
 
@@ -85,24 +84,22 @@ def test_a_spare_that_is_not_fit_when_it_is_needed_is_passed_over(rig: Rig) -> N
     assert (up(nodes[0], 1)[0], up(nodes[3], 1)[0]) == (0, 1)
     finish(rig, 1)
     assert [nodes[rank].wait() for rank in (0, 2, 3)] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert said_of(nodes[0], 2, INJECTED.format(1)) and cycles(nodes[2]) == []
+    assert said_of(nodes[0], 2, INJECTED.format(1)) and nodes[2].cycles == []
     assert "was lost" in events(rig) and "injected for cycle 1" in events(rig)
-    for directory in (rig.dir / "tmp").iterdir():  # nobody was left to tidy up after the agent that was killed
-        shutil.rmtree(directory)
 
 
 def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig) -> None:
     one = rig.run(rig.script(UP), "--ft-storage-health-check-path=/nonexistent")
     assert one.wait() == ExitCode.TOO_FEW_NODES
-    why = result(rig)
+    why = rig.result
     assert (why["code"], why["first_cause"]["kind"]) == (ExitCode.TOO_FEW_NODES, "unhealthy")
     assert "/nonexistent" in why["first_cause"]["message"] and "storage-paths" in why["first_cause"]["message"]
-    assert "is not healthy: storage-paths: " in one.text and cycles(one) == []
+    assert "is not healthy: storage-paths: " in one.text and one.cycles == []
 
 
 def test_paths_that_are_there_are_well(rig: Rig) -> None:
     one = rig.run(rig.script(UP), f"--ft-storage-health-check-path={rig.dir},{rig.script('', 'data')}")
-    assert one.wait() == 0 and cycles(one) == [0]
+    assert one.wait() == 0 and one.cycles == [0]
     assert "health check" not in one.text and "not healthy" not in one.text
 
 
@@ -131,9 +128,9 @@ def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig: Rig, gpus: S
     gpus.say(*WELL, "action.1 1")
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
     why = "is not healthy: gpu-recovery: GPU 1 (GPU-1000) needs GPU_RESET"
-    assert said_of(nodes[0], 1, f"{why}; restart 1 of 1") and last_line(nodes[1]).endswith(why)
+    assert said_of(nodes[0], 1, f"{why}; restart 1 of 1") and nodes[1].said[-1].endswith(why)
     assert "needs GPU_RESET" in events(rig)
-    assert up(nodes[2], 1)[0] == 1 and cycles(nodes[1]) == [0]
+    assert up(nodes[2], 1)[0] == 1 and nodes[1].cycles == [0]
 
 
 def test_a_spare_whose_gpu_breaks_leaves_and_the_job_goes_on(rig: Rig, gpus: StandIn) -> None:
@@ -141,7 +138,7 @@ def test_a_spare_whose_gpu_breaks_leaves_and_the_job_goes_on(rig: Rig, gpus: Sta
     gpus.say(*WELL, "action.0 1")
     assert nodes[2].wait() == ExitCode.NODE_REFUSED
     why = "is not healthy: gpu-recovery: GPU 0 (GPU-0000) needs GPU_RESET"
-    assert last_line(nodes[2]).endswith(why)
+    assert nodes[2].said[-1].endswith(why)
     nodes[0].line(re.escape(why))
     os.kill(up(nodes[1], 0)[1], signal.SIGKILL)
     assert [one.wait() for one in nodes[:2]] == [0, 0]
@@ -151,11 +148,11 @@ def test_a_spare_whose_gpu_breaks_leaves_and_the_job_goes_on(rig: Rig, gpus: Sta
 # --- GPU memory ------------------------------------------------------------------------------------------------------
 
 
-def crashed(rig: Rig, gpus: StandIn, *flags: str) -> Launcher:
-    """A node whose worker holds memory of GPU 0, and has just crashed."""
+def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -> Launcher:
+    """A node whose worker has just crashed, and left its GPUs with `facts`."""
     one = rig.run(rig.script(WAITS_ONCE), "--max-restarts=1", "--ft-gpu-memory-poll-interval=0.05", *flags, **gpus.env)
     _, pid = up(one, 0)
-    gpus.say(*WELL, "used.0 70000")
+    gpus.say(*WELL, facts)
     os.kill(pid, signal.SIGKILL)
     return one
 
@@ -167,7 +164,7 @@ def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: Sta
     gpus.say(*WELL, "used.0 5")
     assert one.wait() == 0
     assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) 70000 -> 5 MiB, GPU 1 ", one.text)
-    assert cycles(one) == [0, 1]
+    assert one.cycles == [0, 1]
 
 
 def test_memory_that_is_never_free_holds_a_restart_up_for_the_timeout_only(rig: Rig, gpus: StandIn) -> None:
@@ -175,13 +172,44 @@ def test_memory_that_is_never_free_holds_a_restart_up_for_the_timeout_only(rig: 
     assert one.wait() == 0
     held = r"1 of 2 GPUs hold more than 512 MiB after 1\.\d+ s: GPU 0 \(GPU-0000\) 70000 -> 70000 MiB, .*; going on all"
     assert re.search(held, one.text), one.text
-    assert cycles(one) == [0, 1]
+    assert one.cycles == [0, 1]
 
 
-def test_a_timeout_of_0_waits_for_nothing(rig: Rig, gpus: StandIn) -> None:
-    one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=0")
-    assert one.wait() == 0 and cycles(one) == [0, 1]
-    assert "GPU memory" not in one.text
+def checks(pid: int) -> bool:
+    """Whether a process is that of the checks; it may be gone."""
+    try:
+        return b"nvrx_slurm.health" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_without_checks_memory_is_waited_for_all_the_same(rig: Rig, gpus: StandIn) -> None:
+    """By a process that is there only from now on; a GPU that a check would refuse is no reason for anything."""
+    one = crashed(rig, gpus, OFF, facts="used.0 70000\naction.1 1")
+    until(lambda: any(map(checks, one.children)), "a process that reads GPU memory")
+    assert one.cycles == [0]
+    gpus.say(*WELL, "used.0 5", "action.1 1")
+    assert one.wait() == 0 and one.cycles == [0, 1]
+    assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) \d+ -> 5 MiB, GPU 1 ", one.text)
+
+
+def test_without_checks_and_without_a_wait_there_is_no_process_at_all(rig: Rig, gpus: StandIn) -> None:
+    one = crashed(rig, gpus, OFF, "--ft-gpu-memory-reclaim-timeout=0")
+    one.line("restart 1 of 1")
+    assert one.wait() == 0 and one.cycles == [0, 1]
+    assert "GPU memory" not in one.text and gpus.met() == []
+
+
+def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, gpus: StandIn) -> None:
+    """The agent never has NVML in it, so that nothing of it can be blocked in the driver when it ends."""
+    one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=1", facts="nvmlDeviceGetMemoryInfo_v2 hang")
+    until(lambda: gpus.met(), "that the driver hangs")
+    assert "libnvidia-ml" not in Path(f"/proc/{one.pid}/maps").read_text()
+    assert one.wait() == 0 and one.cycles == [0, 1]
+    why = (
+        r"GPU memory cannot be read: timed out after \d\.\d s, asking NVML for the memory in use of GPU 0; going on all"
+    )
+    assert re.search(why, one.text), one.text
 
 
 # --- a node that is lost to its checks -------------------------------------------------------------------------------
@@ -201,7 +229,7 @@ def test_a_killed_process_of_checks_is_said_and_another_one_checks_the_next_cycl
 
 
 def test_a_stopped_process_of_checks_is_no_reason_to_wait_in_the_end(rig: Rig) -> None:
-    one = rig.run(rig.script(UP + "preflight()"))
+    one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
     stopped = resident(one)
     os.kill(stopped, signal.SIGSTOP)
@@ -211,7 +239,7 @@ def test_a_stopped_process_of_checks_is_no_reason_to_wait_in_the_end(rig: Rig) -
 
 
 def test_signals_for_the_whole_step_end_no_checks(rig: Rig) -> None:
-    one = rig.run(rig.script(UP + "preflight()"))
+    one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
     checks = resident(one)
     for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -219,17 +247,6 @@ def test_signals_for_the_whole_step_end_no_checks(rig: Rig) -> None:
     rig.open()
     assert one.wait() == 0
     assert "health" not in one.text
-
-
-def test_switched_off_there_is_no_such_process(rig: Rig) -> None:
-    script = rig.script(UP + "preflight()")
-    flags = ("--ft-node-health-checks=false", "--ft-storage-health-check-path=/nonexistent")
-    one = rig.run(script, *flags, NVRX_INJECT_GPU_FAILURE="0:0")
-    up(one, 0)
-    words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in one.children]
-    assert len(words) == 2 and not [w for w in words if b"health.__main__" in w]  # a worker, its monitor
-    rig.open()
-    assert one.wait() == 0
 
 
 # --- what the checks refuse ------------------------------------------------------------------------------------------
@@ -252,7 +269,7 @@ def test_a_broken_site_file_ends_a_node_with_2_and_the_sentence(rig: Rig, name: 
     text, said = BROKEN[name]
     one = rig.run(rig.script(UP), broken(rig, text))
     assert one.wait() == ExitCode.USAGE
-    assert said in one.text and "health.yaml" in one.text and cycles(one) == []
+    assert said in one.text and "health.yaml" in one.text and one.cycles == []
     assert "Traceback" not in one.text
 
 
@@ -269,14 +286,14 @@ def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -
         assert codes[1] in (ExitCode.USAGE, ExitCode.COORDINATOR_LOST)  # it was told, or came too late for that
 
 
+def test_a_job_goes_on_without_a_check_that_cannot_be_run(rig: Rig) -> None:
+    own = '[{"name": "mine", "run": "/nowhere/check", "when": ["preflight"], "on_unknown": "drain"}]'
+    one = rig.run(rig.script(UP), broken(rig, f'{{"own": {own}}}'), "--nnodes=1")
+    assert one.wait() == 0, one.text
+    assert "health check mine cannot tell: /nowhere/check" in one.text
+
+
 # --- a service of the node -------------------------------------------------------------------------------------------
-
-
-def test_a_service_that_is_not_there_is_said_once_and_the_job_goes_on(rig: Rig) -> None:
-    flags = (f"--ft-node-health-check-endpoint={rig.dir}/no.sock", "--max-restarts=1")
-    one = rig.run(rig.script(FAILS_ONCE), *flags)
-    assert one.wait() == 0 and cycles(one) == [0, 1]
-    assert one.text.count("health check node-service cannot tell: ") == 1
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -25,9 +24,7 @@ def test_success_ends_with_0_and_leaves_the_log_tree(rig: Rig) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] out {rank}\n" in one.text and f"[rank {rank}] err {rank}\n" in one.text
     assert (rig.logs / "latest").resolve() == rig.run_dir.resolve()
-    assert json.loads((rig.run_dir / "result.json").read_text()) == {
-        "code": 0, "reason": "all ranks finished", "slurm_restart_count": None, "first_cause": None,
-    }  # fmt: skip
+    assert (rig.result["code"], rig.result["first_cause"]) == (0, None)
     assert "first cause" not in one.text
 
 
@@ -35,7 +32,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     script = rig.script("""
         say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
         if CYCLE == 0 and RANK == 1:
-            preflight()
+            gate()
             raise ValueError("bad luck")
         if CYCLE == 0:
             forever()
@@ -66,29 +63,8 @@ def test_budget_used_up_gives_1_and_the_first_cause_last_and_once(rig: Rig) -> N
     assert os.uname().nodename in last
     assert "rank_1.err" in last and "Traceback (most recent call last)" in last and "in inner" in last
     assert last.rstrip().endswith("| RuntimeError: the reason in cycle 1")
-    result = json.loads((rig.run_dir / "result.json").read_text())
+    result = rig.result
     assert result["code"] == 1 and result["first_cause"]["rank"] == 1 and result["first_cause"]["exit_code"] == 1
-
-
-# What torchelastic's @record writes (torch.distributed.elastic.multiprocessing.errors.error_handler).
-RECORD = """
-import traceback
-try:
-    raise KeyError("recorded")
-except KeyError as error:
-    reply = {"message": {"message": "KeyError: 'recorded'", "extraInfo": {
-        "py_callstack": traceback.format_exc(), "timestamp": "1"}}}
-    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
-        json.dump(reply, file)
-    os._exit(7)
-"""
-
-
-def test_error_file_of_record_is_the_cause(rig: Rig) -> None:
-    one = rig.run(rig.script(RECORD))
-    assert one.wait() == 1
-    _, _, last = one.text.rpartition("first cause:")
-    assert "exited with code 7: KeyError: 'recorded'" in last and "in <module>" in last
 
 
 @pytest.mark.torch
@@ -104,20 +80,6 @@ def test_the_real_record_decorator(rig: Rig) -> None:
     assert one.wait(60) == 1
     _, _, last = one.text.rpartition("first cause:")
     assert "LookupError" in last.splitlines()[0] and "from torch" in last.splitlines()[0] and "in main" in last
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{", "[]", '{"message": 3}', '{"message": {"message": null}}', '"x"', "[" * 5000, "\\x00\\xff",
-        '{"message": {"message": "\\\\ud800 lone", "extraInfo": {"py_callstack": "\\\\udfff"}}}',
-    ],
-)  # fmt: skip
-def test_damaged_error_files_do_no_harm(rig: Rig, content: str) -> None:
-    code = f"open(os.environ['TORCHELASTIC_ERROR_FILE'], 'wb').write(b'''{content}'''); os._exit(5)"
-    coordinator, other = rig.nodes(2, "2", rig.script(f"if RANK == 0: forever()\n{code}"))
-    assert (coordinator.wait(), other.wait()) == (1, 1)
-    assert "exited with code 5" in coordinator.text.rpartition("first cause:")[2]
 
 
 def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> None:
@@ -140,7 +102,7 @@ def test_first_cause_is_the_first_of_several(rig: Rig) -> None:
     """Rank 1 fails because rank 0 did, and says so only in its last words."""
     script = rig.script("""
         if RANK == 0:
-            preflight()
+            gate()
             os._exit(3)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(4))
         say("up")
@@ -181,7 +143,7 @@ client.shutdown_workload_monitoring()
     assert one.wait() == 0
     assert "rank 1 " in one.expect(r"hung: no heartbeat for .*")[0] or "rank 1 (local rank 1" in one.text
     stacks = rig.log(0, 1, "err")
-    assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks
+    assert "most recent call first" in stacks and "Fatal Python error" not in stacks
     if kind == "busy":
         assert "in spin_for_ever" in stacks
     assert rig.log(1, 1, "out") == "up 1\n"
@@ -213,6 +175,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
     )
     one = rig.run(script, "--ft-rank-heartbeat-timeout=1")
     worker = int(one.expect(r"up (\d+)")[1])
+    until(one.monitors, "the monitor")
     (monitor,) = one.monitors()
     os.kill(monitor, signal.SIGKILL)
     until(lambda: [m for m in one.monitors() if m != monitor], "a new monitor")
@@ -238,8 +201,8 @@ def test_sigkill_of_the_agent_takes_everything_down_within_a_second(rig: Rig) ->
     pids = [int(pid) for _ in range(2) for pid in one.expect(r"family (\d+) (\d+)").groups()]
     for _ in range(2):
         one.line("child up")
+    until(lambda: len(one.monitors()) == 2, "both monitors")
     monitors = one.monitors()
-    assert len(monitors) == 2
     fds = [os.pidfd_open(pid) for pid in (*pids, *monitors)]
     one.signal(signal.SIGKILL)
     survivors = [status(pid, "Name") for pid, fd in zip((*pids, *monitors), fds, strict=True) if not ended(fd, 1.0)]
@@ -250,7 +213,7 @@ def test_sigkill_of_the_agent_takes_everything_down_within_a_second(rig: Rig) ->
 
 
 def test_grandchildren_of_a_crashed_worker_are_killed(rig: Rig) -> None:
-    one = rig.run(rig.script(FAMILY + "preflight()\nos._exit(9)"))
+    one = rig.run(rig.script(FAMILY + "gate()\nos._exit(9)"))
     one.expect(r"family \d+ (\d+)")
     one.line("child up")
     rig.open()
@@ -262,7 +225,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) 
         signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
         say("up", CYCLE)
         if CYCLE == 0 and RANK == 1:
-            preflight()
+            gate()
             os._exit(1)
         if CYCLE == 0:
             while True:
@@ -273,3 +236,30 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) 
     rig.open()
     assert one.wait() == 0
     assert rig.log(0, 0, "out") == "up 0\nignored\n"
+
+
+def test_a_rank_that_overwrites_its_shared_page_goes_on_unmonitored(rig: Rig) -> None:
+    """The job restarts it like any other rank (D8)."""
+    script = rig.script(
+        CLIENT
+        + """
+import mmap
+client.init_workload_monitoring()
+for fd in os.listdir("/proc/self/fd"):
+    if "nvrx-rank" in os.readlink(f"/proc/self/fd/{fd}"):
+        os.pwrite(int(fd), b"\\xff" * 4096, 0)
+        break
+else:
+    for line in open("/proc/self/maps"):
+        if "nvrx-rank" in line:
+            begin = int(line.split("-")[0], 16)
+            import ctypes
+            ctypes.memset(begin, 255, 4096)
+say("overwritten", CYCLE)
+os._exit(0 if CYCLE else 7)
+"""
+    )
+    one = rig.run(script, "--max-restarts=1")
+    assert one.wait() == 0, one.text
+    assert rig.log(1, 0, "out") == "overwritten 1\n"
+    assert one.text.count("without its monitor") == 1

@@ -1,9 +1,12 @@
-"""The agent's private directory below TMPDIR is cleared away while the job runs (tmp cleaner, epilog)."""
+"""What the agent needs of its host: a private directory below TMPDIR, which may be removed, and descriptors."""
 
 from __future__ import annotations
 
 import re
+import resource
 import shutil
+import subprocess
+import sys
 
 import pytest
 from agent_harness import Rig, until
@@ -23,22 +26,21 @@ client.init_workload_monitoring()
 client.send_heartbeat()
 say("beaten in", CYCLE)
 if CYCLE == 0 and RANK == 0:
-    preflight()
+    gate()
     os.kill(os.getpid(), signal.SIGKILL)
 if CYCLE == 0:
     forever()
 """
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_job_restarts_and_is_monitored_after_its_directory_was_removed(rig: Rig, nproc: int) -> None:
-    one = rig.run(rig.script(WORK), "--standalone", f"--nproc-per-node={nproc}", "--max-restarts=2")
-    for rank in range(nproc):
+def test_job_restarts_and_is_monitored_after_its_directory_was_removed(rig: Rig) -> None:
+    one = rig.run(rig.script(WORK), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    for rank in (0, 1):
         one.line(rf"\[rank {rank}\] beaten in 0$")
     clear_tmp(rig)
     rig.open()
     assert one.wait() == 0
-    for rank in range(nproc):
+    for rank in (0, 1):
         assert rig.log(1, rank, "out") == "beaten in 1\n"
     assert "without its monitor" not in one.text and "internal error" not in one.text
 
@@ -80,3 +82,25 @@ def test_nothing_of_ours_is_predictable_or_open_to_others_in_a_shared_tmp(rig: R
     assert names[0] != names[1]
     assert all(len(name.removeprefix("nvrx-agent-")) >= 8 for name in names)
     assert not list(shared.iterdir())
+
+
+@pytest.mark.parametrize(("soft", "hard", "code"), [(24, 24, 2), (24, 4096, 0)])
+def test_open_files(rig: Rig, soft: int, hard: int, code: int) -> None:
+    """Too low a soft limit is raised, too low a hard one is an error of usage."""
+    script = rig.script("say('soft', RANK)")
+    argv = [sys.executable, "-m", "nvrx_slurm.cli.run", f"--log-dir={rig.logs}", "--nproc-per-node=8", script]
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "bash", *argv],
+        env=rig.env(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > hard
+        assert "this process may open 24 files but 8 workers with their monitors need 112" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    else:
+        assert all(f"[rank {rank}] soft {rank}" in done.stdout for rank in range(8))

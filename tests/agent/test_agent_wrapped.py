@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 
 import minicluster_init as init
@@ -64,5 +63,3 @@ def test_a_lost_node_is_told_by_the_agents_long_before_a_heartbeat_is_late(rig: 
     for fd in fds:
         assert ended(fd)
         os.close(fd)
-    for directory in (rig.dir / "tmp").iterdir():  # nobody of that node was left to tidy up
-        shutil.rmtree(directory)

@@ -1,209 +1,217 @@
-"""The console's thread: fair between our sentences and chatty ranks, and useful where inotify is not to be had."""
+"""The console's thread: fair between sentences and chatty ranks, useful without inotify, readable."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import select
-import subprocess
-import sys
-import textwrap
-import time
+import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import REPO, WAIT_S
+from agent_harness import WAIT_S
 
-F_SETPIPE_SZ = 1031
+from nvrx_slurm.agent import console
+from nvrx_slurm.agent.console import Console
+from nvrx_slurm.system.inotify import Inotify
 
-
-class Program:
-    """A process that has a console `c` and reads its next step from stdin; we read its output, or do not."""
-
-    def __init__(self, code: str, directory: Path) -> None:
-        head = f"""
-            import errno, os, sys
-            sys.path.insert(0, {str(REPO)!r})
-            from pathlib import Path
-            from nvrx_slurm.agent import console
-            from nvrx_slurm.system.inotify import Inotify
-            here = Path({str(directory)!r})
-            c = console.Console("us")
-            def new(name, text=""):
-                path = here / name
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
-                return path
-        """
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(code)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert self.process.stdout is not None
-        self.out = self.process.stdout.fileno()
-        fcntl.fcntl(self.out, F_SETPIPE_SZ, 4096)
-        self.text = ""
-
-    def until(self, wanted: str) -> str:
-        """Read until `wanted` was printed; all that was printed."""
-        deadline_s = time.monotonic() + WAIT_S
-        while wanted not in self.text:
-            ready, _, _ = select.select([self.out], [], [], max(0.0, deadline_s - time.monotonic()))
-            chunk = os.read(self.out, 4096) if ready else b""
-            assert chunk, f"no {wanted!r} in {self.text[-2000:]}"
-            self.text += chunk.decode()
-        return self.text
-
-    def tell(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
-
-    def end(self) -> str:
-        rest, _ = self.process.communicate(timeout=WAIT_S)
-        assert self.process.returncode == 0
-        self.text += rest.decode()
-        return self.text
+US = re.compile(rb"^\d\d:\d\d:\d\d \+\d+\.\ds us: ", re.MULTILINE)
 
 
-FAIL = "def fail(*_): raise OSError(errno.{0}, os.strerror(errno.{0}))\nInotify.{1} = fail\n"
+class Screen:
+    """Takes what a console writes instead of descriptors 1 and 2; `before(fd, data)` may hold a write up."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.before: Callable[[int, bytes], object] = lambda fd, data: None
+        self._news = threading.Condition()
+
+    def write(self, fd: int, data: bytes) -> None:
+        self.before(fd, data)
+        with self._news:
+            self.text += data
+            self._news.notify_all()
+
+    def until(self, wanted: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: wanted.encode() in self.text, WAIT_S), (wanted, self.text[-2000:])
+
+    @property
+    def lines(self) -> list[str]:
+        """Complete lines, the heads of sentences shortened."""
+        return US.sub(b"us: ", self.text).decode().splitlines()
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr(console, "_write", screen.write)
+    return screen
+
+
+@pytest.fixture
+def us(screen: Screen) -> Iterator[Console]:
+    """A started console."""
+    made = Console("us")
+    made.start()
+    yield made
+    made.finish(WAIT_S)
+    assert not made._thread.is_alive()
+
+
+def new(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen: Screen, tmp_path: Path) -> None:
+    us.follow(new(tmp_path / "rank_0.out", "old\nnew\n"), "[0] ", 1, start=4)
+    us.follow(tmp_path / "gone", "[1] ", 1)
+    us.say("two\nlines")
+    us.finish(WAIT_S)
+    assert "[0] new" in screen.lines and "[0] old" not in screen.lines
+    assert f"us: cannot follow {tmp_path}/gone: No such file or directory" in screen.lines
+    assert screen.lines.index("us: lines") == screen.lines.index("us: two") + 1
 
 
 @pytest.mark.parametrize(("number", "method"), [("EMFILE", "__init__"), ("ENOSPC", "watch")])
-def test_without_inotify_the_files_are_looked_at(tmp_path: Path, number: str, method: str) -> None:
-    code = """
-c.start()
-path = new("a/rank_0.out")
-c.follow(path, "[0] ", 1)
-c.say("following")
-sys.stdin.readline()
-path.write_text("hello\\n")
-sys.stdin.readline()
-c.finish(5)
-"""
-    one = Program(FAIL.format(number, method) + code, tmp_path)
-    one.until("us: following")
-    one.tell()
-    one.until("[0] hello")
-    one.tell()
-    text = one.end()
-    assert text.count("us: no inotify here (") == 1 and os.strerror(getattr(errno, number)) in text
+def test_without_inotify_the_files_are_looked_at(
+    us: Console, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    monkeypatch.setattr(Inotify, method, fail)
+    path = new(tmp_path / "rank_0.out")
+    us.follow(path, "[0] ", 1)
+    screen.until("no inotify here (")
+    append(path, "hello\n")
+    screen.until("[0] hello")
+    assert screen.text.count(b"no inotify") == 1
 
 
-def test_sentences_get_out_whatever_breaks(tmp_path: Path) -> None:
-    code = """
-def broken(**_): raise RuntimeError("a defect")
-c._round = broken
-c.start()
-c.say("first")
-sys.stdin.readline()
-c.say("last")
-c.finish(5)
-"""
-    one = Program(code, tmp_path)
-    one.until("a defect")
-    one.tell()
-    text = one.end()
-    assert text.splitlines()[0] == "us: first" and text.splitlines()[-1] == "us: last"
+def test_an_overflow_of_the_kernels_queue_loses_no_line(
+    us: Console, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Inotify.wait
+    monkeypatch.setattr(Inotify, "wait", lambda self: real(self) and {""})  # what IN_Q_OVERFLOW looks like
+    path = new(tmp_path / "rank_0.out", "first\n")
+    us.follow(path, "[0] ", 1)
+    screen.until("[0] first")
+    append(path, "hello\n")
+    screen.until("[0] hello")
 
 
-def test_an_overflow_of_the_kernels_queue_loses_no_line(tmp_path: Path) -> None:
-    code = """
-real = Inotify.wait
-Inotify.wait = lambda self: real(self) and {""}  # what IN_Q_OVERFLOW looks like
-c.start()
-path = new("a/rank_0.out")
-c.follow(path, "[0] ", 1)
-c.say("following")
-sys.stdin.readline()
-path.write_text("hello\\n")
-sys.stdin.readline()
-c.finish(5)
-"""
-    one = Program(code, tmp_path)
-    one.until("us: following")
-    one.tell()
-    one.until("[0] hello")
-    one.tell()
-    one.end()
+def test_sentences_get_out_whatever_breaks(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Console, "_round", broken)
+    us = Console("us")
+    us.say("first")
+    us.start()
+    screen.until("a defect")
+    us.say("last")
+    us.finish(WAIT_S)
+    assert (screen.lines[0], screen.lines[-1]) == ("us: first", "us: last")
 
 
-def test_sentences_do_not_wait_for_a_chatty_rank(tmp_path: Path) -> None:
-    """20 MB are waiting; what we say comes after some pieces of them, and before the rest of them at the end."""
-    code = """
-c.start()
-path = new("a/rank_0.out")
-c.follow(path, "[0] ", 1)
-path.write_text(("x" * 99 + "\\n") * 200_000)
-c.say("begun")
-sys.stdin.readline()
-c.say("the first cause")
-sys.stdin.readline()
-c.say("the last word")
-c.finish(0.8)
-"""
-    one = Program(code, tmp_path)
-    one.until("[0] xxx")
-    one.tell()
-    before = len(one.text)
-    assert len(one.until("us: the first cause")) - before < 1_000_000
-    one.tell()
-    # from here on nobody reads until the program has ended or given up waiting for its console
-    one.process.wait(WAIT_S)
-    assert len(one.text) < 10_000_000
+def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path) -> None:
+    """A sentence is printed after at most two pieces of a long file, and before the rest of it at the end."""
+    steps, us = threading.Semaphore(1), Console("us")
+    screen.before = lambda fd, data: fd == 2 or steps.acquire(timeout=WAIT_S)
+    us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
+    us.start()
+    screen.until("[0] xxx")
+    us.say("the first cause")
+    steps.release(2)
+    screen.until("us: the first cause")
+    assert len(screen.text) < 100_000
+    us.say("the last sentence")
+    us._finishing, us._cut_off_s = True, float("inf")
+    steps.release(1000)
+    us.finish(WAIT_S)
+    assert len(screen.text) > 1_000_000 and screen.text.index(b"the last sentence") < 200_000
 
 
-def test_a_backlog_that_is_cut_off_is_said(tmp_path: Path) -> None:
-    code = """
-real = console._write
-def slow(fd, data):
-    real(fd, data)
-    if fd == 1:
-        import time
-        while time.monotonic() < c._cut_off_s: os.sched_yield()
-console._write = slow
-path = new("a/rank_0.out")
-c.follow(path, "[0] ", 1)
-path.write_text(("x" * 99 + "\\n") * 10_000)
-c.say("the last word")
-c._finishing = True  # as if finish() had been faster than the thread
-c._cut_off_s = console.time.monotonic() + 0.2
-c.start()
-c.finish(2)
-"""
-    text = Program(code, tmp_path).end()
-    lines = text.splitlines()
-    assert lines[0] == "us: the last word"
-    assert lines[-1].startswith("us: ... ") and lines[-1].endswith(f" bytes more in {tmp_path}/a/rank_0.out")
-    printed = sum(len(line) - 3 for line in lines if line.startswith("[0] "))  # less prefix, plus newline
-    assert printed + int(lines[-1].split()[2]) == 1_000_000
+def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path: Path) -> None:
+    us = Console("us")
+    us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
+
+    def slow(fd: int, data: bytes) -> None:
+        if fd == 1:
+            us._cut_off_s = 0.0  # this piece has taken all the time there was
+
+    screen.before = slow
+    us._finishing, us._cut_off_s = True, float("inf")
+    us.start()
+    us._thread.join(WAIT_S)
+    *_, last = screen.lines
+    assert re.fullmatch(rf"us: \.\.\. \d+ bytes more in {tmp_path}/rank_0.out", last)
+    printed = sum(len(line) - 3 for line in screen.lines if line.startswith("[0] "))  # less prefix, plus newline
+    assert printed + int(last.split()[2]) == 1_000_000
 
 
-def test_directories_of_earlier_cycles_are_let_go(tmp_path: Path) -> None:
-    code = """
-c.start()
-for cycle in range(30):
-    for rank in (cycle, cycle + 1):
-        path = new(f"cycle_{cycle}/rank_{rank}.out")
-        c.follow(path, f"[{rank}] ", 1)
-        with path.open("a") as file:
-            file.write(f"cycle {cycle}\\nno newline")
-c.say("following")
-sys.stdin.readline()
-while len(c._followed) > 2:  # the thread reads the others to their ends
-    os.sched_yield()
-print(len(c._changes), len(c._followed), flush=True)
-c.finish(5)
-"""
-    one = Program(code, tmp_path)
-    one.until("[30] cycle 29\n")
-    one.tell()
-    lines = one.end().splitlines()
-    assert "1 2" in lines
+def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, tmp_path: Path) -> None:
+    for cycle in range(30):
+        for rank in (cycle, cycle + 1):
+            path = new(tmp_path / f"cycle_{cycle}" / f"rank_{rank}.out")
+            us.follow(path, f"[{rank}] ", 1)
+            append(path, f"cycle {cycle}\nno newline")
+    screen.until("[30] cycle 29\n")
+    us.finish(WAIT_S)
+    assert (len(us._changes), len(us._followed)) == (1, 2)
     for rank in range(31):
-        got = [line for line in lines if line.startswith(f"[{rank}] ")]
+        got = [line for line in screen.lines if line.startswith(f"[{rank}] ")]
         cycles = [cycle for cycle in (rank - 1, rank) if 0 <= cycle < 30]
         assert got == [f"[{rank}] {what}" for c in cycles for what in (f"cycle {c}", "no newline")]
+
+
+TRACEBACK = "loss 3.2\n[rank0]: Traceback (most recent call last):\n  Connection closed by peer\n"
+
+
+def test_a_traceback_waits_for_the_sentence_about_another_node(screen: Screen, tmp_path: Path) -> None:
+    us = Console("us", hold_s=WAIT_S)
+    us.start()
+    us.follow(new(tmp_path / "rank_0.err", TRACEBACK), "[rank 0] ", 2)
+    screen.until("loss 3.2")
+    us.say("rank 3 failed")
+    screen.until("us: rank 3 failed")
+    us.finish(WAIT_S)
+    trace = [
+        "[rank 0] Traceback (most recent call last):",
+        "[rank 0]   Connection closed by peer",
+    ]  # without torch's prefix
+    assert screen.lines == ["[rank 0] loss 3.2", "us: rank 3 failed", *trace]
+
+
+def test_a_traceback_without_a_fault_is_shown_after_a_moment_and_the_next_at_once(
+    screen: Screen, tmp_path: Path
+) -> None:
+    us = Console("us", hold_s=0.05)
+    us.start()
+    path = new(tmp_path / "rank_0.err", TRACEBACK)
+    us.follow(path, "[0] ", 2)
+    screen.until("[0]   Connection closed by peer\n")
+    us._hold_s = 1000.0
+    append(path, TRACEBACK.replace("closed", "reset"))
+    screen.until("[0]   Connection reset by peer\n")
+    us.finish(WAIT_S)
+
+
+def test_faulthandlers_dump_is_named_on_the_console(us: Console, screen: Screen, tmp_path: Path) -> None:
+    dump = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 1 in f\n\n'
+    path = new(tmp_path / "rank_0.err", dump + "Extension modules: numpy, torch (total: 2)\n")
+    us.follow(path, "", 2)
+    us.follow(new(tmp_path / "rank_0.out", "Extension modules: of the user\n"), "", 1)
+    us.finish(WAIT_S)
+    assert "Fatal" not in " ".join(screen.lines) and any("SIGABRT" in line for line in screen.lines)
+    assert [line for line in screen.lines if "modules" in line] == ["Extension modules: of the user"]
+    assert '  File "t.py", line 1 in f' in screen.lines

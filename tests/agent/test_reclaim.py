@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from nvrx_slurm.agent.reclaim import READING_S, Ended, Reading, Reclaim, from_json, wait_until_free
+from nvrx_slurm.agent.preflight_settings import Reclaim
+from nvrx_slurm.agent.reclaim import READING_S, Ended, Reading, reading, wait_until_free
+from nvrx_slurm.agent.resident import Answer
+from nvrx_slurm.health import report
 
 FULL, FREE = Reading({"GPU 0": 70000.0, "GPU 1": 3.0}), Reading({"GPU 0": 5.0, "GPU 1": 3.0})
 LONG = Reclaim(1000.0, 512.0, 0.001)
 SHORT = Reclaim(0.02, 512.0, 0.001)
-LINE = '{"node": "n", "when": "preflight", "findings": [%s], "notes": [], "seconds": 0, "asked": true, "used_mb": %s}'
+LINE = '{"node": "n", "when": "preflight", "findings": [%s], "notes": [], "seconds": 0}'
 FINDING = '{"check": "gpu-memory", "verdict": "%s", "text": "%s", "seconds": 0, "age_s": 0, "action": ""}'
 
 
@@ -75,14 +78,14 @@ def test_without_gpus_or_with_sick_ones_it_goes_on() -> None:
     assert waited(LONG, FULL, sick) == (False, "GPU memory cannot be read: GPU 0: GPU is lost", True)
 
 
-def test_readings_are_told_from_other_reports() -> None:
-    assert from_json(LINE % (FINDING % ("pass", ""), '{"GPU 0": 5.5}')) == Reading({"GPU 0": 5.5})
-    assert from_json(LINE % (FINDING % ("unknown", "timed out"), "{}")) == Reading({}, "timed out")
-    assert from_json(LINE % (FINDING % ("not applicable", "no GPU"), "{}")) == Reading({}, "no GPU", there=False)
-    assert from_json(LINE.replace(', "used_mb": %s', "") % "") is None
-
-
-@pytest.mark.parametrize("used_mb", ["[]", "7", '"x"', '{"GPU 0": "much"}', '{"GPU 0": null}', '{"GPU 0": [1]}'])
-def test_what_is_no_reading_is_an_error(used_mb: str) -> None:
-    with pytest.raises(ValueError, match="not a reading of GPU memory"):
-        from_json(LINE % ("", used_mb))
+@pytest.mark.parametrize(
+    ("finding", "used_mb", "expected"),
+    [
+        (("pass", ""), {"GPU 0": 5.5}, Reading({"GPU 0": 5.5})),
+        (("unknown", "timed out"), {}, Reading({}, "timed out")),
+        (("not applicable", "no GPU"), {}, Reading({}, "no GPU", there=False)),
+    ],
+)
+def test_an_answer_tells_the_memory_or_why_it_cannot(finding: tuple[str, str], used_mb, expected: Reading) -> None:
+    found = report.from_json(LINE % (FINDING % finding))
+    assert reading(Answer(found, used_mb)) == expected

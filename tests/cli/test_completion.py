@@ -12,10 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from nvrx_slurm.cli import completion, run, toolbox
+from nvrx_slurm.config import SETTINGS
 
 BIN = Path(sys.executable).parent
 WAIT_S = 30.0
-pytestmark = pytest.mark.skipif(not (BIN / "nvrx-run").exists(), reason="nvrx-run is not installed (pip install -e .)")
+installed = pytest.mark.skipif(not (BIN / "nvrx-run").exists(), reason="nvrx-run is not installed (pip install -e .)")
 
 
 def clean_env(home: Path, **more: str) -> dict[str, str]:
@@ -23,25 +27,16 @@ def clean_env(home: Path, **more: str) -> dict[str, str]:
     return kept | more
 
 
-def run(argv: list[str], cwd: Path, **env: str) -> str:
-    done = subprocess.run(argv, cwd=cwd, env=clean_env(cwd, **env), capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return done.stdout
-
-
-def asked(shell: str, words: str, cwd: Path) -> list[str]:
+def asked(shell: str, words: str) -> list[str]:
     """What the program answers to `shell` for the last of `words`, each as "type,value"."""
     program = words.split()[0]
-    variable = "_NVRX_COMPLETE" if program == "nvrx" else "_NVRX_RUN_COMPLETE"
-    last = words.rpartition(" ")[2]
-    place = last if shell == "fish" else str(words.count(" "))
-    out = run([str(BIN / program)], cwd, COMP_WORDS=words, COMP_CWORD=place, **{variable: f"{shell}_complete"})
-    if not out.strip():
-        return []
-    if shell == "zsh":  # three lines each: type, value, help
-        lines = out.splitlines()
+    command, variable = (toolbox.main, "_NVRX") if program == "nvrx" else (run.main, "_NVRX_RUN")
+    place = words.rpartition(" ")[2] if shell == "fish" else str(words.count(" "))
+    env = {"COMP_WORDS": words, "COMP_CWORD": place, f"{variable}_COMPLETE": f"{shell}_complete"}
+    lines = CliRunner().invoke(command, [], env=env, prog_name=program).output.splitlines()
+    if shell == "zsh" and any(lines):  # three lines each: type, value, help
         return [",".join(pair) for pair in zip(lines[::3], lines[1::3], strict=True)]
-    return [line.split("\t")[0] for line in out.splitlines()]
+    return [line.split("\t")[0] for line in lines if line]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -65,14 +60,12 @@ def asked(shell: str, words: str, cwd: Path) -> list[str]:
         ("nvrx completion f", ["plain,fish"]),
     ],
 )
-def test_what_may_stand_there(tmp_path: Path, shell: str, words: str, expected: list[str]) -> None:
-    assert asked(shell, words, tmp_path) == expected
+def test_what_may_stand_there(shell: str, words: str, expected: list[str]) -> None:
+    assert asked(shell, words) == expected
 
 
-def test_every_built_flag_is_offered_and_no_other(tmp_path: Path) -> None:
-    from nvrx_slurm.config import SETTINGS
-
-    offered = {line.partition(",")[2] for line in asked("bash", "nvrx-run --", tmp_path)}
+def test_every_supported_flag_is_offered_and_no_other() -> None:
+    offered = {line.partition(",")[2] for line in asked("bash", "nvrx-run --")}
     built = {flag for item in SETTINGS.values() if item.built for flag in item.flags if flag.startswith("--")}
     assert offered == built | {"--version", "--help"}
 
@@ -85,86 +78,59 @@ def test_an_answer_loads_little(tmp_path: Path) -> None:
         "from nvrx_slurm.cli.run import main\n"
         "main()\n"
     )
-    assert run([sys.executable, "-c", code], tmp_path).split() == ["plain,--nnodes", "set()"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout.split() == ["plain,--nnodes", "set()"]
+
+
+@pytest.mark.parametrize(("shell", "code"), [("/bin/zsh", 0), ("/bin/csh", 2), ("", 2)])
+def test_the_shell_is_known_from_the_environment(shell: str, code: int) -> None:
+    result = CliRunner().invoke(toolbox.main, ["completion"], env={"SHELL": shell})
+    assert result.exit_code == code
+    assert result.output.startswith("#compdef nvrx-run") or code == 2
 
 
 # --- the shells themselves ------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """An interactive shell on a terminal of its own."""
-
-    def __init__(self, argv: list[str], cwd: Path, **env: str) -> None:
-        self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            argv, cwd=cwd, env=clean_env(cwd, **env), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-        )
+def type_and_expect(shell: list[str], cwd: Path, steps: list[tuple[str, str]], **env: str) -> None:
+    """Start an interactive shell on a terminal; of each step type the keys and wait for the text."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        shell, cwd=cwd, env=clean_env(cwd, **env), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    ) as process:
         os.close(slave)
-        self.text = ""
-
-    def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def expect(self, text: str) -> None:
-        deadline_s = time.monotonic() + WAIT_S
-        while text not in self.text:
-            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline_s - time.monotonic()))
-            assert ready, f"no {text!r} in {self.text!r}"
-            self.text += os.read(self._master, 65536).decode(errors="replace")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
+        seen, deadline_s = "", time.monotonic() + WAIT_S
+        try:
+            for keys, text in steps:
+                os.write(master, keys.encode())
+                while text not in seen:
+                    left_s = max(0.0, deadline_s - time.monotonic())
+                    assert select.select([master], [], [], left_s)[0], f"no {text!r} in {seen!r}"
+                    seen += os.read(master, 65536).decode(errors="replace")
+        finally:
+            process.kill()
+            os.close(master)
 
 
-@pytest.mark.parametrize(
-    ("shell", "setup"),
-    [
-        (["bash", "--norc", "--noprofile", "-i"], 'eval "$(nvrx completion)"'),
-        (["zsh", "-f", "-i"], 'autoload -U compinit && compinit -u && eval "$(nvrx completion)"'),
-    ],
-    ids=["bash", "zsh"],
-)
-def test_typed_in_a_real_shell(tmp_path: Path, shell: list[str], setup: str) -> None:
+@installed
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_typed_in_a_real_shell(tmp_path: Path, shell: str) -> None:
     """Flags and the script by the Tab key; the job that they start proves what was completed."""
-    path = shutil.which(shell[0])
+    path = shutil.which(shell)
     if path is None:
-        pytest.skip(f"{shell[0]} is not installed")
+        pytest.skip(f"{shell} is not installed")
     (tmp_path / "train_it.py").write_text("print('com' + 'pleted')")
-    terminal = Terminal(shell, tmp_path, SHELL=path, PS1="ready> ", SLURM_CONF="/nonexistent")
-    try:
-        terminal.expect("ready> ")
-        terminal.type(f"{setup}; echo set''up\n")
-        terminal.expect("setup")
-        terminal.type("nvrx-run --standa\t--log_di\t logs tra\t\n")
-        terminal.expect("[rank 0] completed")
-    finally:
-        terminal.close()
+    argv = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"]}[shell]
+    load = "autoload -U compinit && compinit -u && " if shell == "zsh" else ""
+    steps = [
+        ("", "ready> "),
+        (f"{load}eval \"$(nvrx completion)\"; echo set''up\n", "setup"),
+        ("nvrx-run --standa\t--log_di\t logs tra\t\n", "[rank 0] completed"),
+    ]
+    type_and_expect([path, *argv], tmp_path, steps, SHELL=path, PS1="ready> ", SLURM_CONF="/nonexistent")
 
 
-def test_asked_by_fish(tmp_path: Path) -> None:
-    fish = shutil.which("fish")
-    if fish is None:
-        pytest.skip("fish is not installed")
-    (tmp_path / "train_it.py").write_text("")
-    for words, expected in (("nvrx-run --nno", "--nnodes"), ("nvrx-run --max-restarts 3 tra", "train_it.py")):
-        code = f"nvrx completion fish | source; complete -C '{words}'"
-        out = run([fish, "--no-config", "-c", code], tmp_path)
-        assert [line.split("\t")[0] for line in out.splitlines()] == [expected]
-
-
-@pytest.mark.parametrize(("shell", "code"), [("/bin/zsh", 0), ("/bin/csh", 2), ("", 2)])
-def test_the_shell_is_known_from_the_environment(tmp_path: Path, shell: str, code: int) -> None:
-    done = subprocess.run(
-        [BIN / "nvrx", "completion"],
-        env=clean_env(tmp_path, SHELL=shell),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == code
-    if code:
-        assert "name one, as in: nvrx completion bash" in done.stderr
-    else:
-        assert done.stdout.startswith("#compdef nvrx-run") and "compdef _nvrx_completion nvrx\n" in done.stdout
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_the_script_of_a_shell_asks_for_all_programs(shell: str) -> None:
+    text = completion.script(shell)
+    assert all(word in text for word in ("nvrx-run", "ft_launcher", "_NVRX_RUN_COMPLETE", "_NVRX_COMPLETE"))

@@ -38,82 +38,60 @@ def test_section_at_any_depth(tmp_path: Path, content: str) -> None:
 
 
 def test_types_of_yaml(tmp_path: Path) -> None:
-    content = (
-        "fault_tolerance:\n  rank_termination_signal: 10\n  log_level: dbg\n  initial_rank_heartbeat_timeout: null\n"
-    )
-    ft = ft_of(write(tmp_path, content))
+    content = "rank_termination_signal: 10, log_level: dbg, initial_rank_heartbeat_timeout: null"
+    ft = ft_of(write(tmp_path, section(content)))
+    assert ft_of(write(tmp_path, "fault_tolerance:\n")) == FaultToleranceConfig()
     assert (ft.rank_termination_signal, ft.log_level, ft.initial_rank_heartbeat_timeout) == (signal.SIGUSR1, 10, None)
 
 
-def test_empty_section_is_all_defaults(tmp_path: Path) -> None:
-    assert ft_of(write(tmp_path, "fault_tolerance:\n")) == FaultToleranceConfig()
+def section(text: str) -> str:
+    return f"fault_tolerance: {{{text}}}"
 
 
-BAD_FILES = {
-    "unknown key": (
-        "fault_tolerance: {rank_heartbeat_timout: 3}",
-        "rank_heartbeat_timout is not a known key; did you mean rank_heartbeat_timeout",
+# content, what the sentence has
+BAD_FILES: list[tuple[str | bytes, str]] = [
+    (
+        section("rank_heartbeat_timout: 3"),
+        "rank_heartbeat_timout is not .* did you mean rank_heartbeat_timeout",
     ),
-    "unknown, nothing near": ("fault_tolerance: {zzzzzz: 3}", "fault_tolerance.zzzzzz is not a known key; remove it"),
-    "key that is no text": ("fault_tolerance: {1: 3}", "fault_tolerance.1 is not a known key"),
-    "flag as key": ("fault_tolerance: {max_restarts: 3}", "max_restarts is no YAML key; use the flag --max-restarts"),
-    "bad type": (
+    (section("zzzzzz: 3"), "fault_tolerance.zzzzzz is not a known key; remove it"),
+    (section("1: 3"), "fault_tolerance.1 is not a known key"),
+    (section("max_restarts: 3"), "use the flag --max-restarts"),
+    (
         "a: {fault_tolerance: {rank_heartbeat_timeout: true}}",
-        "a.fault_tolerance.rank_heartbeat_timeout = True: must be a number",
+        "a.fault_tolerance.rank_heartbeat_timeout = True: ",
     ),
-    "bad list": ("fault_tolerance: {log_level: [1]}", r"log_level = \[1\]: must be DEBUG"),
-    "bad level": ("fault_tolerance: {log_level: LOUD}", "log_level = 'LOUD': must be DEBUG"),
-    "bad signal": ("fault_tolerance: {rank_termination_signal: SIGKIL}", "did you mean SIGKILL"),
-    "null where a value must be": ("fault_tolerance: {log_level: null}", "log_level = None: must be DEBUG"),
-    "not built": (
-        "fault_tolerance: {segment: 4}",
-        "fault_tolerance.segment is not built yet in this version; remove it",
-    ),
-    "no policy": ("fault_tolerance: {restart_policy: healthy}", "must be any-failed or min-healthy"),
-    "no fault": ("fault_tolerance: {max_restarts_by_fault: {hung: 2}}", "must be FAULT:N,... with N >= 0, each FAULT"),
-    "no count": ("fault_tolerance: {max_restarts_by_fault: {hang: -2}}", "for example hang:2,node-lost:5"),
-    "no section": ("x: 1", "has no fault_tolerance: section"),
-    "empty": ("", "has no fault_tolerance: section"),
-    "just text": ("hello", "has no fault_tolerance: section"),
-    "two sections": (
-        "a: {fault_tolerance: {}}\nb: {fault_tolerance: {}}",
-        "has 2 fault_tolerance: sections .*; keep one",
-    ),
-    "twice at one place": (
-        "fault_tolerance: {}\nx: 1\nfault_tolerance: {}",
-        "line 3 column 1: not valid YAML: key fault_tolerance is there twice",
-    ),
-    "key twice": (
-        "fault_tolerance:\n  log_level: INFO\n  log_level: DEBUG\n",
-        "line 3 column 3: .* log_level is there twice",
-    ),
-    "section is a list": ("fault_tolerance: [1]", "fault_tolerance must be a mapping of names to values, not list"),
-    "tabs": (
-        "fault_tolerance:\n\tlog_level: INFO\n",
-        "line 2 column 1: not valid YAML: .*; use spaces instead of tabs",
-    ),
-    "unclosed": ("fault_tolerance: {log_level: ", "not valid YAML"),
-    "python tag": (
-        "fault_tolerance: !!python/object/apply:os.getcwd []",
-        "not valid YAML: could not determine a constructor",
-    ),
-    "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),
-    "bad date": ("a: 2024-99-99\n", "not valid YAML"),
-    "control characters": (b"a: \x00\n", "not valid YAML"),
-    "not UTF-8": (b"a: \xff\n", "is not UTF-8 text .byte 3."),
-    "deep": ("[" * 100_000, "nested too deeply"),
-    "huge": (b"#" * 300_000, "is larger than 256 KiB"),
-}
+    (section("log_level: [1]"), r"log_level = \[1\]: must be"),
+    (section("log_level: null"), "log_level = None: must be"),
+    (section("rank_termination_signal: SIGKIL"), "did you mean SIGKILL"),
+    (section("segment: 4"), "fault_tolerance.segment is not supported"),
+    (section("restart_policy: healthy"), "any-failed or min-healthy"),
+    (section("max_restarts_by_fault: {hung: 2}"), "FAULT:N"),
+    ("x: 1", "no fault_tolerance: section"),
+    ("", "no fault_tolerance: section"),
+    ("hello", "no fault_tolerance: section"),
+    ("a: {fault_tolerance: {}}\nb: {fault_tolerance: {}}", "has 2 fault_tolerance: sections"),
+    ("fault_tolerance: {}\nx: 1\nfault_tolerance: {}", "line 3 column 1: .* fault_tolerance is there twice"),
+    ("fault_tolerance:\n  log_level: INFO\n  log_level: DEBUG\n", "line 3 column 3: .* log_level is there twice"),
+    ("fault_tolerance: [1]", "fault_tolerance must be a mapping"),
+    ("fault_tolerance:\n\tlog_level: INFO\n", "line 2 column 1: .*; use spaces"),
+    ("fault_tolerance: {log_level: ", "not valid YAML"),
+    ("fault_tolerance: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    ("a: 1\n---\nb: 2\n", "not valid YAML"),
+    ("a: 2024-99-99\n", "not valid YAML"),
+    (b"a: \x00\n", "not valid YAML"),
+    (b"a: \xff\n", "not UTF-8 text .byte 3."),
+    ("[" * 100_000, "nested too deeply"),
+    (b"#" * 300_000, "larger than 256 KiB"),
+]
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_file_is_one_sentence(tmp_path: Path, name: str) -> None:
-    content, sentence = BAD_FILES[name]
+@pytest.mark.parametrize(("content", "sentence"), BAD_FILES, ids=range(len(BAD_FILES)))
+def test_bad_file_is_one_sentence(tmp_path: Path, content: str | bytes, sentence: str) -> None:
     path = write(tmp_path, content)
     with pytest.raises(UsageError, match=sentence) as caught:
         ft_of(path)
-    assert str(caught.value).startswith(path)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(path) and "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(path)
 
 

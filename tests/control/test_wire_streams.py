@@ -1,4 +1,4 @@
-"""Broken, silent and slow streams; strangers; fake coordinators; ports that somebody else has."""
+"""Broken, silent and slow streams; strangers; fake coordinators; ports that are taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from wire_harness import JOB, NODE, SLOW, TOKEN, Client, Process, Raw, Server, run
+from wire_harness import JOB, NODE, SLOW, TOKEN, Client, Process, Raw, Server, story
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth
@@ -41,134 +41,100 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         assert server.inbox.empty() and client.inbox.empty()
 
 
-def test_messages_go_both_ways_and_both_ends_part() -> None:
-    async def body() -> None:
-        async with Server() as server:
-            async with good_agent(server):
-                pass
+@story
+async def test_messages_go_both_ways_and_both_ends_part() -> None:
+    async with Server() as server:
+        async with good_agent(server):
+            pass
+        assert (await server.inbox.next(ev.Lost)).node_id == "n0"
+
+
+@story
+async def test_what_is_pushed_before_a_drop_arrives() -> None:
+    async with Server() as server, Client(server.port) as client:
+        await client.inbox.next(ag.Connected)
+        await server.inbox.next(ev.Joined)
+        server.server.send("n0", t.Refused(95, "not wanted"))
+        server.server.drop("n0")
+        assert (await client.inbox.next(t.Refused)).reason == "not wanted"
+        assert "closed" in (await client.inbox.next(ag.Disconnected)).why
+
+
+@story
+async def test_second_stream_of_the_same_agent_ends_the_first() -> None:
+    async with Server() as server, Raw(server.port) as first, Raw(server.port) as second:
+        for raw in (first, second):
+            await raw.greet()
+            await raw.say(_register(NODE))
+            await server.inbox.next(ev.Joined)
+        assert await first.hear() is None
+        server.server.send("n0", PLAN)
+        assert (await second.hear()).WhichOneof("what") == "plan"
+        assert server.inbox.empty()  # it has not left
+
+
+@pytest.mark.parametrize(
+    ("signum", "keepalive", "least_s"), [(signal.SIGKILL, SLOW, 0.0), (signal.SIGSTOP, (0.5, 0.5), 0.3)]
+)
+@story
+async def test_a_killed_client_is_lost_at_once_and_a_stopped_one_within_the_keepalive(
+    signum: signal.Signals, keepalive: tuple[float, float], least_s: float
+) -> None:
+    async with Server(keepalive=keepalive) as server:
+        with Process("client", server.port, keepalive) as peer:
+            await server.inbox.next(ev.Joined)
+            peer.process.send_signal(signum)
+            since_s = time.monotonic()
             assert (await server.inbox.next(ev.Lost)).node_id == "n0"
+            assert least_s < time.monotonic() - since_s < 5
 
-    run(body())
+
+@story
+async def test_idle_peers_stay_connected_over_many_keepalives() -> None:
+    keepalive = (0.3, 0.3)
+    async with Server(keepalive=keepalive) as server, Client(server.port, keepalive=keepalive) as client:
+        await client.inbox.next(ag.Connected)
+        await server.inbox.next(ev.Joined)
+        with pytest.raises(asyncio.TimeoutError):
+            await server.inbox.next(ev.Lost, 1.5)
+        assert client.inbox.empty()
 
 
-def test_what_is_pushed_before_a_drop_arrives() -> None:
-    async def body() -> None:
-        async with Server() as server, Client(server.port) as client:
+@story
+async def test_a_stopped_server_is_found_again_and_a_killed_ones_successor_too() -> None:
+    keepalive = (0.5, 0.5)
+    with Process("server", 0, keepalive) as peer:
+        port = int(await peer.line())
+        async with Client(port, keepalive=keepalive) as client:
             await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
-            server.server.send("n0", t.Refused(95, "not wanted"))
-            server.server.drop("n0")
-            assert (await client.inbox.next(t.Refused)).reason == "not wanted"
-            assert "closed" in (await client.inbox.next(ag.Disconnected)).why
-
-    run(body())
-
-
-def test_second_stream_of_the_same_agent_ends_the_first() -> None:
-    async def body() -> None:
-        async with Server() as server, Raw(server.port) as first, Raw(server.port) as second:
-            for raw in (first, second):
-                await raw.greet()
-                await raw.say(_register(NODE))
-                await server.inbox.next(ev.Joined)
-            assert await first.hear() is None
-            server.server.send("n0", PLAN)
-            assert (await second.hear()).WhichOneof("what") == "plan"
-            assert server.inbox.empty()  # it has not left
-
-    run(body())
-
-
-def test_killed_client_is_lost_at_once() -> None:
-    async def body() -> None:
-        async with Server() as server:
-            with Process("client", server.port, SLOW) as peer:
-                await server.inbox.next(ev.Joined)
-                peer.process.send_signal(signal.SIGKILL)
-                since_s = time.monotonic()
-                assert (await server.inbox.next(ev.Lost)).node_id == "n0"
-                assert time.monotonic() - since_s < 5  # of a keepalive of 60
-
-    run(body())
-
-
-def test_stopped_client_is_lost_within_the_keepalive() -> None:
-    async def body() -> None:
-        keepalive = (0.5, 0.5)
-        async with Server(keepalive=keepalive) as server:
-            with Process("client", server.port, keepalive) as peer:
-                await server.inbox.next(ev.Joined)
-                peer.process.send_signal(signal.SIGSTOP)
-                since_s = time.monotonic()
-                assert (await server.inbox.next(ev.Lost)).node_id == "n0"
-                assert 0.3 < time.monotonic() - since_s < 5
-
-    run(body())
-
-
-def test_idle_peers_stay_connected_over_many_keepalives() -> None:
-    async def body() -> None:
-        keepalive = (0.3, 0.3)
-        async with Server(keepalive=keepalive) as server, Client(server.port, keepalive=keepalive) as client:
+            assert (await peer.line()).startswith("Joined")
+            peer.process.send_signal(signal.SIGSTOP)
+            await client.inbox.next(ag.Disconnected)
+            peer.process.send_signal(signal.SIGCONT)
             await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
-            with pytest.raises(asyncio.TimeoutError):
-                await server.inbox.next(ev.Lost, 2.0)
-            assert client.inbox.empty()
-
-    run(body())
-
-
-def test_stopped_server_is_noticed_and_found_again() -> None:
-    async def body() -> None:
-        keepalive = (0.5, 0.5)
-        with Process("server", 0, keepalive) as peer:
-            port = int(await peer.line())
-            async with Client(port, keepalive=keepalive) as client:
+            peer.process.send_signal(signal.SIGKILL)
+            await client.inbox.next(ag.Disconnected, 5)
+            peer.process.wait()  # only then is its port free for certain
+            async with Server(ports=(port,)) as server:
                 await client.inbox.next(ag.Connected)
-                assert (await peer.line()).startswith("Joined")
-                peer.process.send_signal(signal.SIGSTOP)
-                await client.inbox.next(ag.Disconnected)
-                peer.process.send_signal(signal.SIGCONT)
-                await client.inbox.next(ag.Connected)
-
-    run(body())
+                await server.inbox.next(ev.Joined)
 
 
-def test_killed_server_is_noticed_at_once_and_its_successor_found() -> None:
-    async def body() -> None:
-        with Process("server", 0, SLOW) as peer:
-            port = int(await peer.line())
-            async with Client(port) as client:
-                await client.inbox.next(ag.Connected)
-                peer.process.send_signal(signal.SIGKILL)
-                await client.inbox.next(ag.Disconnected, 5)
-                peer.process.wait()  # only then is its port free for certain
-                async with Server(ports=(port,)) as server:
-                    await client.inbox.next(ag.Connected)
-                    await server.inbox.next(ev.Joined)
-
-    run(body())
-
-
-def test_peer_that_takes_nothing_is_lost() -> None:
+@story
+async def test_peer_that_takes_nothing_is_lost() -> None:
     """It keeps its stream open and answers keepalives, but never reads."""
-
-    async def body() -> None:
-        async with Server() as server, Raw(server.port) as slow:
-            await slow.greet()
-            await slow.say(_register(NODE))
-            await server.inbox.next(ev.Joined)
-            message = t.Stop(1, 0, "x" * 4000)
-            for _ in range(40 * QUEUE_LENGTH):
-                if not server.inbox.empty():
-                    break
-                server.server.send("n0", message)
-                await asyncio.sleep(0.0005)  # so slowly that the network's own buffers fill up before our queue does
-            lost = await server.inbox.next(ev.Lost)
-            assert f"did not take {QUEUE_LENGTH} messages" in lost.why
-
-    run(body())
+    async with Server() as server, Raw(server.port) as slow:
+        await slow.greet()
+        await slow.say(_register(NODE))
+        await server.inbox.next(ev.Joined)
+        message = t.Stop(1, 0, "x" * 4000)
+        for _ in range(40 * QUEUE_LENGTH):
+            if not server.inbox.empty():
+                break
+            server.server.send("n0", message)
+            await asyncio.sleep(0.0005)  # so slowly that the network's own buffers fill up before our queue does
+        lost = await server.inbox.next(ev.Lost)
+        assert f"did not take {QUEUE_LENGTH} messages" in lost.why
 
 
 def _register(node: t.Node) -> pb.FromAgent:
@@ -202,103 +168,90 @@ HELLO = pb.Hello(version=auth.VERSION, nonce=b"n" * 16, job=JOB)
         (pb.FromAgent(end_job=pb.EndJob(code=0, reason="stop")), "did not send its hello"),
     ],
 )
-def test_wrong_beginnings_are_refused_with_a_reason(first: pb.FromAgent, why: str) -> None:
-    async def body() -> None:
-        async with Server() as server, good_agent(server), Raw(server.port) as raw:
-            await raw.say(first)
-            assert why in await _refusal(raw)
-            assert any("refused a connection" in line and why in line for line in server.said)
-
-    run(body())
+@story
+async def test_wrong_beginnings_are_refused_with_a_reason(first: pb.FromAgent, why: str) -> None:
+    async with Server() as server, good_agent(server), Raw(server.port) as raw:
+        await raw.say(first)
+        assert why in await _refusal(raw)
+        assert any("refused a connection" in line and why in line for line in server.said)
 
 
 @pytest.mark.parametrize("nonce", [b"", b"n", b"n" * 15, b"n" * 17, b"n" * 100_000])
-def test_nonces_of_a_wrong_length_are_refused(nonce: bytes) -> None:
-    async def body() -> None:
-        async with Server() as server, good_agent(server), Raw(server.port) as raw:
-            await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=nonce, job=JOB)))
-            answer = await raw.hear()
-            assert answer is not None
-            if answer.WhichOneof("what") == "challenge":
-                proof = auth.proof(TOKEN, "agent", JOB, nonce, answer.challenge.nonce)
-                await raw.say(pb.FromAgent(proof=pb.Proof(proof=proof)))
-                assert "nonce of a wrong length" in await _refusal(raw)
-
-    run(body())
+@story
+async def test_nonces_of_a_wrong_length_are_refused(nonce: bytes) -> None:
+    async with Server() as server, good_agent(server), Raw(server.port) as raw:
+        await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=nonce, job=JOB)))
+        answer = await raw.hear()
+        assert answer is not None
+        if answer.WhichOneof("what") == "challenge":
+            proof = auth.proof(TOKEN, "agent", JOB, nonce, answer.challenge.nonce)
+            await raw.say(pb.FromAgent(proof=pb.Proof(proof=proof)))
+            assert "nonce of a wrong length" in await _refusal(raw)
 
 
-def test_wrong_token_and_replayed_or_reflected_proofs_are_refused() -> None:
-    async def body() -> None:
-        async with Server() as server, good_agent(server):
+@story
+async def test_wrong_token_and_replayed_or_reflected_proofs_are_refused() -> None:
+    async with Server() as server, good_agent(server):
+        async with Raw(server.port) as raw:
+            await raw.greet(token="wrong")
+            assert "does not hold this job's token" in await _refusal(raw)
+        old = auth.proof(TOKEN, "agent", JOB, HELLO.nonce, b"c" * 16)  # was right for the challenge c...c
+        for reflect in (False, True):
             async with Raw(server.port) as raw:
-                await raw.greet(token="wrong")
-                assert "does not hold this job's token" in await _refusal(raw)
-            old = auth.proof(TOKEN, "agent", JOB, HELLO.nonce, b"c" * 16)  # was right for the challenge c...c
-            for reflect in (False, True):
-                async with Raw(server.port) as raw:
-                    await raw.say(pb.FromAgent(hello=HELLO))
-                    challenge = (await raw.hear()).challenge
-                    given = challenge.proof if reflect else old
-                    await raw.say(pb.FromAgent(proof=pb.Proof(proof=given)))
-                    assert "does not hold this job's token" in await _refusal(raw)
-
-    run(body())
-
-
-def test_authenticated_agent_that_breaks_the_protocol_is_lost_and_nothing_else() -> None:
-    async def body() -> None:
-        async with Server() as server, good_agent(server):
-            for number, bad in enumerate([_register(NODE), pb.FromAgent(), pb.FromAgent(hello=HELLO), b"\xff" * 50]):
-                async with Raw(server.port) as raw:
-                    await raw.greet()
-                    await raw.say(_register(replace(NODE, node_id=f"bad{number}", infra_rank=5)))
-                    await server.inbox.next(ev.Joined)
-                    await raw.say(bad)
-                    assert (await server.inbox.next(ev.Lost)).node_id == f"bad{number}"
-
-    run(body())
-
-
-def test_garbage_and_silence_do_not_reach_the_job() -> None:
-    async def body() -> None:
-        async with Server() as server, good_agent(server):
-            for data in (b"", b"\0" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096):
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(data)
-                writer.close()
-            async with Raw(server.port) as raw:
-                await raw.say(b"\xff" * 50)
-                assert await raw.hear() is None
-            async with Raw(server.port) as raw:  # larger than any message may be
-                await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=b"n" * (1 << 21), job=JOB)))
-                assert await raw.hear() is None
-
-    run(body())
-
-
-def test_flood_of_silent_connections_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.5)
-
-    async def body() -> None:
-        async with Server() as server, good_agent(server):
-            sockets = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
-            streams = [Raw(server.port) for _ in range(100)]
-            for raw in streams:
                 await raw.say(pb.FromAgent(hello=HELLO))
-            for raw in streams:
-                assert (await raw.hear()).WhichOneof("what") == "challenge"
-            async with Client(server.port, node=replace(NODE, node_id="n1", infra_rank=1)) as second:
-                await second.inbox.next(ag.Connected)
-                assert (await server.inbox.next(ev.Joined)).message.node.node_id == "n1"
-            assert (await server.inbox.next(ev.Lost)).node_id == "n1"
-            assert "in time" in await _refusal(streams[0])  # nobody may stay without a proof
-            for raw in streams:
-                await raw.__aexit__()
-            for _, writer in sockets:
-                writer.close()
-            assert len(server.said) <= 6  # a flood of strangers is no flood of log lines
+                challenge = (await raw.hear()).challenge
+                given = challenge.proof if reflect else old
+                await raw.say(pb.FromAgent(proof=pb.Proof(proof=given)))
+                assert "does not hold this job's token" in await _refusal(raw)
 
-    run(body())
+
+@story
+async def test_authenticated_agent_that_breaks_the_protocol_is_lost_and_nothing_else() -> None:
+    async with Server() as server, good_agent(server):
+        for number, bad in enumerate([_register(NODE), pb.FromAgent(), pb.FromAgent(hello=HELLO), b"\xff" * 50]):
+            async with Raw(server.port) as raw:
+                await raw.greet()
+                await raw.say(_register(replace(NODE, node_id=f"bad{number}", infra_rank=5)))
+                await server.inbox.next(ev.Joined)
+                await raw.say(bad)
+                assert (await server.inbox.next(ev.Lost)).node_id == f"bad{number}"
+
+
+@story
+async def test_garbage_and_silence_do_not_reach_the_job() -> None:
+    async with Server() as server, good_agent(server):
+        for data in (b"", b"\0" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(data)
+            writer.close()
+        async with Raw(server.port) as raw:
+            await raw.say(b"\xff" * 50)
+            assert await raw.hear() is None
+        async with Raw(server.port) as raw:  # larger than any message may be
+            await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=b"n" * (1 << 21), job=JOB)))
+            assert await raw.hear() is None
+
+
+@story
+async def test_flood_of_silent_connections_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.5)
+    async with Server() as server, good_agent(server):
+        sockets = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
+        streams = [Raw(server.port) for _ in range(100)]
+        for raw in streams:
+            await raw.say(pb.FromAgent(hello=HELLO))
+        for raw in streams:
+            assert (await raw.hear()).WhichOneof("what") == "challenge"
+        async with Client(server.port, node=replace(NODE, node_id="n1", infra_rank=1)) as second:
+            await second.inbox.next(ag.Connected)
+            assert (await server.inbox.next(ev.Joined)).message.node.node_id == "n1"
+        assert (await server.inbox.next(ev.Lost)).node_id == "n1"
+        assert "in time" in await _refusal(streams[0])  # no stream stays open without a proof
+        for raw in streams:
+            await raw.__aexit__()
+        for _, writer in sockets:
+            writer.close()
+        assert len(server.said) <= 6  # a flood of strangers is no flood of log lines
 
 
 # --- fake coordinators and foreign listeners --------------------------------------------------------------------------
@@ -341,14 +294,12 @@ class Fake:
         pb.FromCoordinator(),
     ],
 )
-def test_fake_coordinator_gets_no_proof_and_the_agent_goes_on(answer: pb.FromCoordinator) -> None:
-    async def body() -> None:
-        async with Fake(answer) as fake, Server() as server, Client(fake.port, server.port) as client:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
-            assert fake.heard == ["hello"]  # a nonce, the job's name, and nothing that the token was used for
-
-    run(body())
+@story
+async def test_fake_coordinator_gets_no_proof_and_the_agent_goes_on(answer: pb.FromCoordinator) -> None:
+    async with Fake(answer) as fake, Server() as server, Client(fake.port, server.port) as client:
+        await client.inbox.next(ag.Connected)
+        await server.inbox.next(ev.Joined)
+        assert fake.heard == ["hello"]  # a nonce, the job's name, and nothing that the token was used for
 
 
 def test_proof_of_the_agent_cannot_serve_as_the_coordinators() -> None:
@@ -369,56 +320,70 @@ async def _http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @pytest.mark.parametrize("kind", [_mute, _http])
-def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides go on to the next candidate, whoever has the first."""
+@story
+async def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides go on to the next candidate, whatever has the first."""
     monkeypatch.setattr(client_module, "HANDSHAKE_TIMEOUT_S", 0.7)
-
-    async def body() -> None:
-        foreign = await asyncio.start_server(kind, "127.0.0.1", 0)  # type: ignore[arg-type]
-        taken = foreign.sockets[0].getsockname()[1]
-        async with Server(ports=(taken, 0)) as server:
-            assert server.port != taken
-            async with Client(taken, server.port) as client:
-                await client.inbox.next(ag.Connected)
-                await server.inbox.next(ev.Joined)
-        foreign.close()
-
-    run(body())
+    foreign = await asyncio.start_server(kind, "127.0.0.1", 0)  # type: ignore[arg-type]
+    taken = foreign.sockets[0].getsockname()[1]
+    async with Server(ports=(taken, 0)) as server:
+        assert server.port != taken
+        async with Client(taken, server.port) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+    foreign.close()
 
 
-def test_another_jobs_coordinator_on_the_first_port() -> None:
-    async def body() -> None:
-        async with Server(job="another", token="its own") as other, Server(ports=(other.port, 0)) as server:
-            assert server.port != other.port
-            async with Client(other.port, server.port) as client:
-                await client.inbox.next(ag.Connected)
-                await server.inbox.next(ev.Joined)
-            assert other.inbox.empty()
-
-    run(body())
+@story
+async def test_another_jobs_coordinator_on_the_first_port() -> None:
+    async with Server(job="another", token="its own") as other, Server(ports=(other.port, 0)) as server:
+        assert server.port != other.port
+        async with Client(other.port, server.port) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+        assert other.inbox.empty()
 
 
-def test_no_port_left_is_one_sentence() -> None:
-    async def body() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(NvrxError, match=rf"ports {port}, {port} are taken"):
-                async with Server(ports=(port, port)):
-                    raise AssertionError("unreachable")
-
-    run(body())
+@story
+async def test_no_port_left_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NvrxError, match=rf"ports {port}, {port} are taken"):
+            async with Server(ports=(port, port)):
+                raise AssertionError("unreachable")
 
 
-def test_client_that_finds_nobody_keeps_looking_and_can_be_closed() -> None:
-    async def body() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        async with Client(port) as client:
-            while f"127.0.0.1:{port}" not in client.client.last_problem:
-                await asyncio.sleep(0.01)
-            assert client.inbox.empty()
-            async with Server(ports=(port,)) as server:
-                await client.inbox.next(ag.Connected)
-                await server.inbox.next(ev.Joined)
+@story
+async def test_client_that_finds_nobody_keeps_looking_and_can_be_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    async with Client(port) as client:
+        while f"127.0.0.1:{port}" not in client.client.last_problem:
+            await asyncio.sleep(0.01)
+        assert client.inbox.empty()
+        async with Server(ports=(port,)) as server:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
 
-    run(body())
+
+@pytest.mark.parametrize(
+    ("host", "found", "address"),
+    [
+        ("n1", ["127.0.1.1"], "0.0.0.0"),  # Debian's /etc/hosts of n1 itself
+        ("n1", ["::1"], "::"),
+        ("n1", ["127.0.1.1", "10.0.0.7"], "10.0.0.7"),
+        ("n1", ["10.0.0.7", "10.0.0.8"], "10.0.0.7"),
+        ("n1", ["fe80::1%eth0"], "fe80::1%eth0"),
+        ("localhost", ["127.0.0.1"], "127.0.0.1"),
+        ("127.0.0.1", ["127.0.0.1"], "127.0.0.1"),
+    ],
+)
+@story
+async def test_a_name_never_means_loopback_only(
+    host: str, found: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def getaddrinfo(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(0, 0, 0, "", (one, 0)) for one in found]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    assert await server_module.resolve(host) == address

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from wire_harness import JOB, NODE, TOKEN, Client, Server, run
+from wire_harness import JOB, NODE, TOKEN, Client, Server, story
 
 from nvrx_slurm.control import auth
 from nvrx_slurm.control import control_pb2 as pb
@@ -106,14 +106,12 @@ def test_contract_of_credentials(credentials: Both) -> None:
             ours.open(wrong)
 
 
-def test_agent_without_a_token_gets_it_and_joins(credentials: Both) -> None:
-    async def body() -> None:
-        ours, theirs = credentials
-        async with Server(credentials=ours) as server, Client(server.port, token="", credentials=theirs) as client:
-            await client.inbox.next(ag.Connected)
-            assert (await server.inbox.next(ev.Joined)).message.node == NODE
-
-    run(body())
+@story
+async def test_agent_without_a_token_gets_it_and_joins(credentials: Both) -> None:
+    ours, theirs = credentials
+    async with Server(credentials=ours) as server, Client(server.port, token="", credentials=theirs) as client:
+        await client.inbox.next(ag.Connected)
+        assert (await server.inbox.next(ev.Joined)).message.node == NODE
 
 
 def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None:
@@ -136,53 +134,44 @@ async def _ask(port: int, credential: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> None:
-    async def body() -> None:
-        ours, theirs = credentials
-        request = auth.seal_request(theirs, JOB)
-        async with Server(credentials=ours) as server:
-            assert await _ask(server.port, request) is grpc.StatusCode.OK
-            for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 500_000):
-                assert await _ask(server.port, forged) is grpc.StatusCode.UNAUTHENTICATED
-            assert server.inbox.empty()
-
-    run(body())
+@story
+async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> None:
+    ours, theirs = credentials
+    request = auth.seal_request(theirs, JOB)
+    async with Server(credentials=ours) as server:
+        assert await _ask(server.port, request) is grpc.StatusCode.OK
+        for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 500_000):
+            assert await _ask(server.port, forged) is grpc.StatusCode.UNAUTHENTICATED
+        assert server.inbox.empty()
 
 
-def test_other_users_get_no_token_and_cannot_give_one() -> None:
+@story
+async def test_other_users_get_no_token_and_cannot_give_one() -> None:
     """A stranger's coordinator on the first candidate cannot make the agent take a token of its own."""
-
-    async def body() -> None:
-        vault: dict[str, tuple[str, bytes]] = {}
-        me, stranger = FakeMunge(vault, "me"), FakeMunge(vault, "stranger")
-        async with Server(token="evil", credentials=stranger) as fake, Server(credentials=me) as server:
-            async with Client(fake.port, server.port, token="", credentials=me) as client:
-                await client.inbox.next(ag.Connected)
-                await server.inbox.next(ev.Joined)
-            async with Client(server.port, token="", credentials=stranger, node=replace(NODE, node_id="x")) as bad:
-                await server.inbox.next(ev.Lost)
-                with pytest.raises(asyncio.TimeoutError):
-                    await bad.inbox.next(ag.Connected, 0.3)
-            assert fake.inbox.empty() and server.inbox.empty()
-
-    run(body())
+    vault: dict[str, tuple[str, bytes]] = {}
+    me, stranger = FakeMunge(vault, "me"), FakeMunge(vault, "stranger")
+    async with Server(token="evil", credentials=stranger) as fake, Server(credentials=me) as server:
+        async with Client(fake.port, server.port, token="", credentials=me) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+        async with Client(server.port, token="", credentials=stranger, node=replace(NODE, node_id="x")) as bad:
+            await server.inbox.next(ev.Lost)
+            with pytest.raises(asyncio.TimeoutError):
+                await bad.inbox.next(ag.Connected, 0.3)
+        assert fake.inbox.empty() and server.inbox.empty()
 
 
-def test_no_credentials_at_all_is_said() -> None:
-    async def body() -> None:
-        async with Server() as server, Client(server.port, token="", credentials=None) as client:
-            await client.hear("NVRX_TOKEN is not set and there is no MUNGE")
-            assert client.inbox.empty()
-
-    run(body())
+@story
+async def test_no_credentials_at_all_is_said() -> None:
+    async with Server() as server, Client(server.port, token="", credentials=None) as client:
+        await client.hear("NVRX_TOKEN is not set and there is no MUNGE")
+        assert client.inbox.empty()
 
 
-def test_coordinator_without_munge_hands_out_nothing() -> None:
-    async def body() -> None:
-        async with Server() as server:
-            assert await _ask(server.port, "x") is grpc.StatusCode.UNIMPLEMENTED
-
-    run(body())
+@story
+async def test_coordinator_without_munge_hands_out_nothing() -> None:
+    async with Server() as server:
+        assert await _ask(server.port, "x") is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_munge_that_is_not_there_is_an_error_not_a_crash(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,20 @@ SLOW = (30.0, 30.0)  # keepalive that plays no part
 NODE = t.Node("n0", 0, "host0", "127.0.0.1", 2)
 
 
-def run(body: Coroutine[Any, Any, None]) -> None:
-    """Run a test's coroutine; an exception that nobody caught in a task or callback fails the test."""
+def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine function; an exception that no task or callback caught fails it."""
 
-    async def guarded() -> None:
+    async def guarded(**fixtures: Any) -> None:
         uncaught: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
-        await asyncio.wait_for(body, 60)
+        await asyncio.wait_for(test(**fixtures), 60)
         assert uncaught == []
 
-    asyncio.run(guarded())
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(guarded(**fixtures))
+
+    return run
 
 
 class Inbox:

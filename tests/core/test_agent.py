@@ -72,7 +72,7 @@ def test_a_plan_that_comes_twice_or_from_an_older_term_starts_nothing() -> None:
 
 
 def test_no_coordinator_in_time() -> None:
-    agent = AgentBench()
+    agent = AgentBench(connected=False)
     agent.wait()
     assert (agent.now, agent.state) == (300.0, "GONE")
     assert agent.exit() == ag.Exit(96, "no coordinator could be reached within 300 s (join timeout)")

@@ -17,7 +17,7 @@ def test_the_document_is_generated() -> None:
 
 def test_a_diagram_begins_ends_and_leaves_out_what_does_nothing() -> None:
     lines = diagram.mermaid(Agent).splitlines()
-    assert lines[:2] == ["stateDiagram-v2", "    [*] --> IDLE"]
+    assert lines[:2] == ["stateDiagram-v2", "    [*] --> PREPARING"]
     assert lines[-1] == "    GONE --> [*]"
     assert "    RUNNING --> SUCCEEDED: WorkerExited" in lines
     assert not any(line.startswith("    LEAVING --> LEAVING") and "Plan" in line for line in lines)

@@ -33,16 +33,18 @@ _MOUNTINFO = """\
 24 22 0:5 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - proc proc rw
 25 22 0:22 / /sys rw,nosuid,nodev,noexec,relatime shared:2 - sysfs sysfs rw
 30 22 0:26 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw
+33 22 8:3 / /tmp rw,nosuid,nodev,relatime shared:7 - ext4 /dev/nvme0n1p3 rw
+34 22 8:4 / /var rw,relatime shared:8 - ext4 /dev/nvme0n1p4 rw
 41 22 9:1 / /raid rw,relatime shared:30 - xfs /dev/md1 rw,attr2
 77 22 0:61 / /lustre/fs0 rw,relatime shared:41 - lustre 10.1.0.2@o2ib:10.1.0.3@o2ib:/fs0 rw,flock,lazystatfs
 78 22 0:62 / /home rw,relatime shared:42 - nfs4 nfs01:/export/home rw,vers=4.2,hard,proto=tcp
 79 22 0:63 / /mnt/data\\040sets ro,relatime shared:43 - nfs nfs02:/datasets ro,vers=3,hard
 """
 _STATVFS = """\
-/ 4096 468843606 350000000 119144448 115000000
-/tmp 4096 468843606 350000000 119144448 115000000
-/var 4096 468843606 350000000 119144448 115000000
-/dev/shm 4096 264191287 264000000 264191287 264191000
+/ 4096 468843606 350000000 119144448 115000000 0
+/tmp 4096 468843606 350000000 119144448 115000000 0
+/var 4096 468843606 350000000 119144448 115000000 0
+/dev/shm 4096 264191287 264000000 264191287 264191000 0
 """
 _MEMINFO = f"""\
 MemTotal:       {MEMORY_KIB} kB

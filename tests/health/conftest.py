@@ -1,4 +1,4 @@
-"""The recorded node; the daemon of the node health check service."""
+"""The recorded node, with and without GPUs; the daemon of the node health check service."""
 
 from __future__ import annotations
 
@@ -6,14 +6,57 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpu_harness import Examiner, GpuNode
 from nvhcd_harness import Daemon
-from recorded import Node
+from recorded import HungMount, Node
 
 
 @pytest.fixture
 def dgx(tmp_path: Path) -> Node:
     """A healthy one."""
     return Node(tmp_path / "dgx")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Node:
+    """Without any file of the system, for tests of everything but checks."""
+    return Node(tmp_path / "dgx", empty=True)
+
+
+@pytest.fixture(scope="session")
+def examiner(nvml_standin: Path) -> Iterator[Examiner]:
+    """A process that does one check after the other on the stand-in of NVML."""
+    found = Examiner(nvml_standin)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def gpus(dgx: Node, examiner: Examiner) -> GpuNode:
+    """A healthy node whose NVML can be broken."""
+    return GpuNode(dgx, examiner)
+
+
+@pytest.fixture(scope="session")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    return Node(tmp_path_factory.mktemp("shared") / "dgx")
+
+
+@pytest.fixture
+def nvml(shared_node: Node, examiner: Examiner) -> GpuNode:
+    """As `gpus`, for tests that change no file of the node."""
+    return GpuNode(shared_node, examiner)
+
+
+@pytest.fixture
+def hung_home(dgx: Node) -> Iterator[Node]:
+    """A node whose /home, an NFS mount by its mountinfo, never answers."""
+    try:
+        mount = HungMount(dgx / "/home")
+    except OSError as error:
+        pytest.skip(f"no FUSE mount can be made here: {error}")
+    yield dgx
+    mount.close()
 
 
 @pytest.fixture

@@ -7,13 +7,11 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from recorded import Node
-from standin import StandIn, built
+from standin import StandIn
 
 from nvrx_slurm.health.check import Verdict
 from nvrx_slurm.health.report import Report, from_json
@@ -36,7 +34,7 @@ class Examiner:
     """A process that does one check after the other."""
 
     def __init__(self, library: Path) -> None:
-        self.stand_in = StandIn(library, library / "state")
+        self.stand_in = StandIn(library, library / "examined")
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
             stdin=subprocess.PIPE,
@@ -58,16 +56,6 @@ class Examiner:
             self.process.kill()
 
 
-def examiners(directory: Path) -> Iterator[Examiner]:
-    """For a fixture. Skips without a compiler."""
-    try:
-        found = Examiner(built(directory))
-    except LookupError as error:
-        pytest.skip(str(error))
-    yield found
-    found.close()
-
-
 class GpuNode:
     """A healthy node with 8 GPUs of 18 NVLinks each, until told otherwise."""
 
@@ -76,7 +64,6 @@ class GpuNode:
         self.examiner = examiner
         self.stand_in = examiner.stand_in
         Path(f"{self.stand_in.state}.met").unlink(missing_ok=True)
-        (node / f"/run/user/{os.geteuid()}").mkdir(parents=True, exist_ok=True)
         addresses = node.recorded.GPUS
         self._healthy = ["count 8", "links 18", "field208 0", "field215 0"]
         self._healthy += [f"bus.{index} 0x{address[5:7]}" for index, address in enumerate(addresses)]
@@ -86,7 +73,7 @@ class GpuNode:
         """Healthy but for these facts (see tests/nvml/standin.c)."""
         self.stand_in.say(*self._healthy, *lines)
 
-    def found(self, check: str, env: dict[str, str] | None = None, **expect: object) -> tuple[Verdict, str]:
+    def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
         """What a check says."""
         verdict, text = self.examiner.ask(check, str(self.node.root), env or {}, expect)
         assert text.isprintable() and text

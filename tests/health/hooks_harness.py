@@ -1,7 +1,8 @@
-"""The hooks of prolog/ as Slurm runs them, with a scontrol that writes down what it was asked."""
+"""Slurm's hooks in this process and through hook.sh, with a scontrol that behaves as slurmctld would."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,23 +11,54 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from recorded import Node
+import pytest
+
+from nvrx_slurm.health import registry, runner
+from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.hooks import run as hooks_run
 
 REPO = Path(__file__).resolve().parents[2]
 BOUND_S = 60.0
-SLACK_S = 10.0  # of a loaded machine, where what hangs would hang for ever
-IDLE = "NodeName=n1 State=IDLE ThreadsPerCore=1"
-# Answers `show node` from a file; says what it was asked, one line per call.
+SLACK_S = 10.0  # of a loaded machine, where a defect would hang for ever
+NOBODY, ANOTHER = 65534, 65533
+SUCCESS, FAILED = {"SLURM_JOB_EXIT_CODE2": "0:0"}, {"SLURM_JOB_EXIT_CODE2": "1:0"}
+CHECKS = ("lustre",)  # the others are switched off: these tests are not about them
+LUSTRE = "nvrx:lustre:/sys/fs/lustre/health_check says 'NOT HEALTHY' instead of healthy"
+SHOW, UNDRAIN = "show node n1 -o", "update NodeName=n1 State=UNDRAIN"
+DRAIN = f"update NodeName=n1 State=DRAIN Reason={LUSTRE}"
+# Keeps what it is told, as slurmctld does, and each call as a line of `asked`. `show` waits while FIFO `hold` exists.
 SCONTROL = """#!/bin/sh
 echo "$*" >>{root}/asked
 if [ -e {root}/scontrol-hangs ]; then exec sleep 600; fi
 if [ -e {root}/scontrol-fails ]; then echo "slurm_update error: Invalid user id" >&2; exit 1; fi
-case $1 in show) cat {root}/note ;; esac
+drained() {{ echo "NodeName=n1 State=IDLE+DRAIN Reason=${{1#Reason=}} [root@2026-11-21T12:00:00]" >{root}/note; }}
+case "$1 $3" in
+show*) cat {root}/note; if [ -p {root}/hold ]; then read -r word <{root}/hold; fi; exit 0 ;;
+*State=DRAIN) drained "$4" ;;
+*State=UNDRAIN) if [ -x {root}/during ]; then {root}/during; fi; echo "NodeName=n1 State=IDLE" >{root}/note ;;
+*Reason=*) drained "$3" ;;
+esac
+"""
+# A site's own check, which fails while there is a file.
+OWN = """#!/bin/sh
+if [ -e {flag} ]; then echo it stands still; exit 1; fi
+echo it turns
 """
 
 
+def drained(reason: str = LUSTRE, states: str = "IDLE+DRAIN", who: str = "root") -> str:
+    """A line of `scontrol show node`."""
+    return f"NodeName=n1 State={states} ThreadsPerCore=1 Reason={reason} [{who}@2026-11-21T12:00:00]"
+
+
+def script(place: Path, body: str) -> Path:
+    place.write_text(body if body.startswith("#!") else f"#!/bin/sh\n{body}\n")
+    place.chmod(0o755)
+    return place
+
+
 class Ran(NamedTuple):
-    """`code`: exit code; `took_s`: wall time; `log`: what it wrote to LOG."""
+    """`code`: exit code; `took_s`: wall time; `log`: the text of LOG."""
 
     code: int
     took_s: float
@@ -34,71 +66,115 @@ class Ran(NamedTuple):
 
 
 class Hooks:
-    """An installed copy of prolog/ below `root`, which is root's, for the node `n1` recorded in `node`."""
+    """The hooks below `root`, which is root's, on the node `n1`: a tree with a Lustre client and nothing else."""
 
-    def __init__(self, root: Path, node: Node, **settings: object) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.node = node
-        self.directory = root / "hooks"
-        shutil.copytree(REPO / "prolog", self.directory)
-        scontrol = root / "scontrol"
-        scontrol.write_text(SCONTROL.format(root=root))
-        scontrol.chmod(0o755)
-        self.slurm_says(IDLE)
-        (node / "/run").mkdir(exist_ok=True)
-        self.spool = root / "spool"
-        self.around: list[str] = []  # a command that runs the hook
+        self.node = root / "node"
+        self.around: list[str] = []  # a command that runs hook.sh
+        for folder in ("run", "sys/fs/lustre", "proc/sys/kernel/random"):
+            (self.node / folder).mkdir(parents=True)
+        (self.node / "proc/sys/kernel/random/boot_id").write_text("one\n")
+        self.mend_lustre()
+        self.settings: dict[str, object] = {
+            "PYTHON": sys.executable, "PACKAGE": REPO, "LOG": root / "log", "SYSROOT": self.node,
+            "SCONTROL": script(root / "scontrol", SCONTROL.format(root=root)), "CONFIG": root / "health.yaml",
+        }  # fmt: skip
+        self.slurm_says("NodeName=n1 State=IDLE ThreadsPerCore=1")
         self.site()
-        self.configure(
-            PYTHON=sys.executable, PACKAGE=REPO, LOG=root / "log", SCONTROL=scontrol, SYSROOT=node.root,
-            CONFIG=root / "health.yaml", **settings,
-        )  # fmt: skip
 
-    def configure(self, **settings: object) -> None:
-        """Write hooks.conf anew."""
-        text = "".join(f"{name}={value}\n" for name, value in settings.items())
-        (self.directory / "hooks.conf").write_text(text)
+    @property
+    def view(self) -> NodeView:
+        return NodeView(str(self.node))
 
-    def add(self, **settings: object) -> None:
-        """Later lines of hooks.conf go over earlier ones."""
-        with (self.directory / "hooks.conf").open("a") as file:
-            file.writelines(f"{name}={value}\n" for name, value in settings.items())
+    @property
+    def record(self) -> Path:
+        return self.node / "run/nvrx-health/drained-n1.json"
 
-    def site(self, hooks: dict[str, object] | None = None, **document: object) -> None:
-        """Write the site file; suspicions are always below `root`."""
-        written = Path(self.node.site(hooks={"suspicions": str(self.spool), **(hooks or {})}, **document))
-        written.replace(self.root / "health.yaml")
+    def site(self, checks: dict[str, dict[str, object]] | None = None, **document: object) -> None:
+        """Write the site file (YAML is a superset of JSON)."""
+        off: dict[str, dict[str, object]] = {name: {"when": []} for name in registry.built_in() if name not in CHECKS}
+        (self.root / "health.yaml").write_text(json.dumps({"checks": {**off, **(checks or {})}, **document}))
+
+    def own(self, name: str, when: list[str], **more: object) -> Path:
+        """Add a check of the site's own; the file that makes it fail."""
+        flag = self.root / f"{name}-broken"
+        file = script(self.root / name, OWN.format(flag=flag))
+        self.site(own=[{"name": name, "run": [str(file)], "when": when, **more}])
+        return flag
 
     def slurm_says(self, line: str) -> None:
-        """What `scontrol show node` answers from now on."""
+        """The answer of `scontrol show node` from now on."""
         (self.root / "note").write_text(f"{line}\n")
 
+    def note(self) -> str:
+        """State and the checks of the reason as Slurm shows them."""
+        found = (self.root / "note").read_text().partition("State=")[2]
+        return " ".join(found.replace("Reason=", "").replace("ThreadsPerCore=1 ", "").partition(":/")[0].split())
+
     def asked(self) -> list[str]:
-        """What scontrol was asked so far."""
+        """The calls of scontrol so far."""
         file = self.root / "asked"
         return file.read_text().splitlines() if file.exists() else []
 
-    def run(self, hook: str, **env: str) -> Ran:
-        """One run, as Slurm starts it: nothing in the environment that helps, a pipe for its output."""
-        (self.root / "log").unlink(missing_ok=True)
-        job = {} if hook == "healthcheck" else {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
-        started_s = time.monotonic()
-        done = subprocess.run(
-            [*self.around, str(self.directory / hook)], env={"SLURMD_NODENAME": "n1", **job, **env},
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S, check=False,
-        )  # fmt: skip
-        took_s = time.monotonic() - started_s
-        assert (done.stdout, done.stderr) == (b"", b""), "slurmd's pipe is for people in terminals only"
-        log = (self.root / "log").read_text() if (self.root / "log").exists() else ""
-        return Ran(done.returncode, took_s, log)
+    def updates(self) -> list[str]:
+        return [line for line in self.asked() if line.startswith("update")]
 
     def break_lustre(self) -> None:
-        """A fact of the recorded node that the check `lustre` fails for."""
-        self.node.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
+        (self.node / "sys/fs/lustre/health_check").write_text("NOT HEALTHY\n")
 
     def mend_lustre(self) -> None:
-        """As it was."""
-        self.node.write("/sys/fs/lustre/health_check", "healthy\n")
+        (self.node / "sys/fs/lustre/health_check").write_text("healthy\n")
+
+    def _env(self, hook: str) -> dict[str, str]:
+        (self.root / "log").unlink(missing_ok=True)
+        return {} if hook == "healthcheck" else {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(NOBODY)}
+
+    def _ran(self, code: int, started_s: float) -> Ran:
+        log = self.root / "log"
+        return Ran(code, time.monotonic() - started_s, log.read_text() if log.exists() else "")
+
+    def run(self, hook: str, **env: str) -> Ran:
+        """One run in this process; the exit code is start.py's, with 1 for a refusal."""
+        given = {f"NVRX_{name}": str(self.settings[name]) for name in ("LOG", "SYSROOT", "SCONTROL", "CONFIG")}
+        budget = {"NVRX_BUDGET": str(self.settings.get("PROLOG_BUDGET", 6))}
+        started_s = time.monotonic()
+        when = "periodic" if hook == "healthcheck" else hook
+        code = hooks_run.main(when, {**given, **budget, **self._env(hook), **env})
+        return self._ran(1 if code == hooks_run.REFUSE else code, started_s)
+
+    def install(self, **settings: object) -> Path:
+        """Copy prolog/ below `root` and write hooks.conf; the folder. Later calls change settings."""
+        self.settings.update(settings)
+        folder = self.root / "hooks"
+        if not folder.exists():
+            shutil.copytree(REPO / "prolog", folder)
+        text = "".join(f"{name}={value}\n" for name, value in self.settings.items())
+        (folder / "hooks.conf").write_text(text)
+        return folder
+
+    def sh(self, hook: str, **env: str) -> Ran:
+        """One run as Slurm starts it: nothing helpful in the environment, a pipe for its output."""
+        folder = self.root / "hooks"
+        started_s = time.monotonic()
+        done = subprocess.run(
+            [*self.around, str(folder / hook)], env={"SLURMD_NODENAME": "n1", **self._env(hook), **env},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S, check=False,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == (b"", b""), "slurmd's pipe is for terminals only"
+        return self._ran(done.returncode, started_s)
+
+    def version(self) -> subprocess.CompletedProcess[str]:
+        """What `nvrx doctor` asks: everything a hook needs is checked and loaded."""
+        argv = ["/bin/sh", str(self.root / "hooks/hook.sh"), "version"]
+        return subprocess.run(argv, env={}, capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+def made(root: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    """Hooks that can run in this process."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(runner, "stop_on_sigterm", lambda: None)  # it would end pytest
+    return Hooks(root)
 
 
 def as_root() -> bool:

@@ -1,30 +1,38 @@
-"""`nvrx health serve` in a directory of its own, and a client for it."""
+"""`nvrx health serve` in a folder of its own, and a client for it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from nvrx_slurm.health.checks.node_service import METHOD
-from nvrx_slurm.health.service import nvhcd_pb2 as pb
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # other tests fork; their children make no calls
+import grpc  # noqa: E402
 
-BOUND_S = 60.0
-NVRX_ARGS = ["--no-slurm", "--group", "prolog", "epilog", "logs", "gpu"]
+from nvrx_slurm.health.checks.node_service import METHOD  # noqa: E402
+from nvrx_slurm.health.service import nvhcd_pb2 as pb  # noqa: E402
+
+BOUND_S = 30.0
 WELL = '{"fail_count": 0, "failed_checks": []}'
 
 
+def call_of(channel: grpc.Channel) -> Any:
+    """RunHealthCheck by way of `channel`."""
+    return channel.unary_unary(METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
+
+
 class Daemon:
-    """A daemon, its files in a directory with a short name."""
+    """A daemon, its files in a folder with a short name. Its script may be replaced between runs."""
 
     def __init__(self) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="nvhcd-"))
@@ -34,23 +42,32 @@ class Daemon:
         self.args: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
-        self.ask = self.channel.unary_unary(
-            METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
-        )
+        self.ask = call_of(self.channel)
+        self._log: list[str] = []
+        self._read = 0  # lines of the log that `wait_for` has passed
+        self._more = threading.Condition()
 
     def script(self, body: str) -> Path:
-        """The health check script: `body` of a shell script that runs in the directory."""
+        """The health check script: `body` of a shell script that runs in the folder, without files of earlier ones."""
+        for name in ("log", "args", "go", "ready", "own", "pid"):
+            (self.dir / name).unlink(missing_ok=True)
         file = self.dir / "check.sh"
         file.write_text(f"#!/bin/bash\ncd {self.dir}\n{body}\n")
         file.chmod(0o755)
         self.settings["healthcheck_path"] = str(file)
         return file
 
+    def fifo(self, name: str) -> Path:
+        os.mkfifo(self.dir / name)
+        return self.dir / name
+
     def launch(self) -> subprocess.Popen[str]:
         file = self.dir / "nvhcd.yaml"
         file.write_text(json.dumps(self.settings))
         argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file), *self.args]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self._log, self._read = [], 0
+        threading.Thread(target=self._follow, args=[self.process, self._log], daemon=True).start()
         return self.process
 
     def start(self, body: str | None = None) -> Daemon:
@@ -62,21 +79,24 @@ class Daemon:
         return self
 
     def wait_for(self, words: str, times: int = 1) -> None:
-        """Read its log until so many lines have these words."""
-        assert self.process is not None and self.process.stderr is not None
-        lines = []
-        while times:
-            line = self.process.stderr.readline()  # pytest-timeout bounds it
-            assert line, f"it ended: {lines}"
-            lines.append(line)
-            times -= words in line
+        """Wait until so many further lines of its log have these words."""
+        with self._more:
+            while times:
+                while self._read == len(self._log):
+                    assert self._more.wait(BOUND_S), f"{words!r} is not in its log: {self._log}"
+                line = self._log[self._read]
+                assert line, f"it ended: {self._log}"
+                self._read += 1
+                times -= words in line
 
-    def refused(self) -> str:
-        """The one sentence of a daemon that does not start."""
-        out, err = self.launch().communicate(timeout=BOUND_S)
-        assert self.process is not None
-        assert (self.process.returncode, out) == (2, "") and err.count("\n") == 1, err
-        return err
+    def _follow(self, process: subprocess.Popen[str], log: list[str]) -> None:
+        assert process.stderr is not None
+        line = "x"
+        while line:
+            line = process.stderr.readline()  # "" at its end
+            with self._more:
+                log.append(line)
+                self._more.notify_all()
 
     def answer(self, *args: str) -> Any:
         return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
@@ -93,30 +113,22 @@ class Daemon:
         with ExitStack() as stack:
             options = [("grpc.use_local_subchannel_pool", 1)]
             channels = [grpc.insecure_channel(f"unix:{self.socket}", options) for _ in range(count)]
-            yield [
-                stack.enter_context(channel).unary_unary(
-                    METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
-                )
-                for channel in channels
-            ]
+            yield [call_of(stack.enter_context(channel)) for channel in channels]
 
     def lines(self, name: str) -> list[str]:
         file = self.dir / name
         return file.read_text().splitlines() if file.exists() else []
 
     def close(self) -> None:
-        """However it ended."""
         self.channel.close()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.communicate(timeout=BOUND_S)
+            self.process.wait(BOUND_S)
         shutil.rmtree(self.dir)
 
-    def stop(self) -> str:
-        """The rest of its log."""
+    def stop(self) -> None:
+        """By SIGTERM; it leaves no socket."""
         assert self.process is not None
         self.process.terminate()
-        out, err = self.process.communicate(timeout=BOUND_S)
-        assert (self.process.returncode, out) == (0, "")
-        assert sorted(path.name for path in self.dir.glob("s*")) == [], "its socket is gone"
-        return err
+        assert self.process.wait(BOUND_S) == 0, self._log
+        assert not self.socket.exists() and "Traceback" not in "".join(self._log)

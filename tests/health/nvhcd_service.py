@@ -1,6 +1,6 @@
-"""`python nvhcd_service.py BEHAVIOUR SOCKET`: a service of another make for our client, behaving well or not.
+"""`python nvhcd_service.py DIR BEHAVIOUR...`: services of another make for our client, one at DIR/BEHAVIOUR each.
 
-Prints "ready" when it listens. `late` prints "asked", and waits for somebody to open the FIFO beside the socket.
+Prints "ready" when all listen. `late` prints "asked", and waits until a process opens the FIFO beside its socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ def answer(behaviour: str, path: str, args: list[str]) -> Any:
         with open(f"{path}.go"):  # until the test opens it, too
             return WELL
     return {
-        "well": WELL,
         "sick": pb.HealthCheckResponse(
             success=False,
             exit_code=1,
@@ -43,10 +42,10 @@ def answer(behaviour: str, path: str, args: list[str]) -> Any:
         "huge": pb.HealthCheckResponse(success=True, output='{"fail_count": 0}' + " " * (16 << 20)),
         "not UTF-8": b"\x08\x01\x1a\x02\xff\xff",
         "no message": b"\xff\xff\xff",
-    }[behaviour]
+    }.get(behaviour, WELL)
 
 
-def main(behaviour: str, path: str) -> None:
+def serve(behaviour: str, path: str) -> grpc.Server:
     def run(request: Any, context: Any) -> Any:
         if behaviour == "raises":
             raise RuntimeError("of its own")
@@ -57,13 +56,18 @@ def main(behaviour: str, path: str) -> None:
 
     name = "Other" if behaviour == "another service" else "RunHealthCheck"
     handler = grpc.unary_unary_rpc_method_handler(run, pb.HealthCheckRequest.FromString, to_bytes)
-    server = grpc.server(ThreadPoolExecutor(4))
+    server = grpc.server(ThreadPoolExecutor(2))
     handlers = grpc.method_handlers_generic_handler("nvhcd.HealthCheckService", {name: handler})
     server.add_generic_rpc_handlers((handlers,))
     server.add_insecure_port(f"unix:{quote(path)}")
     server.start()
+    return server
+
+
+def main(folder: str, *behaviours: str) -> None:
+    servers = [serve(behaviour, f"{folder}/{behaviour}") for behaviour in behaviours]
     print("ready", flush=True)
-    server.wait_for_termination()
+    servers[0].wait_for_termination()
 
 
 if __name__ == "__main__":

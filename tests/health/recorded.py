@@ -1,22 +1,36 @@
-"""A DGX-like node as a tree of files, and checks run on it as programs do."""
+"""A DGX-like node as a tree of files, copied on write, and checks run on it."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.util
 import json
 import os
 import select
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from nvrx_slurm.health import registry
+from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.report import Report, from_json
+from nvrx_slurm.health.runner import examine
 
 BOUND_S = 60.0
 DATA = Path(__file__).resolve().parents[1] / "data" / "dgx.py"
+CHECKS = registry.built_in()
+EXPECTED = registry.defaults(CHECKS.values())
+F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
+LUSTRE = "/sys/fs/lustre/health_check"
+XID79 = "4,3000,8211000001,-;NVRM: Xid (PCI:0000:52:00): 79, GPU has fallen off the bus.\n"
 
 
+@functools.cache
 def _recorded() -> ModuleType:
     spec = importlib.util.spec_from_file_location("dgx", DATA)
     assert spec is not None and spec.loader is not None
@@ -25,20 +39,62 @@ def _recorded() -> ModuleType:
     return module
 
 
-class Node:
-    """A recorded node whose files a test may break."""
+@functools.cache
+def _template(directory: str) -> str:
+    """The healthy tree, built once per worker beside the tests' own directories."""
+    root = tempfile.mkdtemp(prefix="dgx-", dir=directory)
+    _recorded().build(Path(root))
+    Path(root, f"run/user/{os.geteuid()}").mkdir(parents=True)
+    return root
 
-    def __init__(self, root: Path) -> None:
+
+class Node:
+    """A recorded node whose files a test may break, by `node / path` and `write` only: other files are shared."""
+
+    def __init__(self, root: Path, empty: bool = False) -> None:
         self.recorded = _recorded()
         self.root = root
-        self.recorded.build(root)
-        (root / f"run/user/{os.geteuid()}").mkdir(parents=True)
+        if empty:
+            (root / f"run/user/{os.geteuid()}").mkdir(parents=True)
+        else:
+            shutil.copytree(_template(str(root.parents[1])), root, symlinks=True, copy_function=os.link)
 
     def __truediv__(self, path: str) -> Path:
-        return self.root / path.lstrip("/")
+        """The path of a file or directory; a shared file becomes this node's own."""
+        place = self.root / path.lstrip("/")
+        if place.is_file() and place.stat().st_nlink > 1:
+            self._replace(place.resolve(), place.read_bytes())
+        return place
 
     def write(self, path: str, text: str) -> None:
-        self.recorded.write(self.root, path, text)
+        """Replace one file, at once for its readers."""
+        place = self.root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._replace(place.resolve(), text.encode())
+
+    def _replace(self, place: Path, data: bytes) -> None:
+        new = place.with_name(f".new-{place.name}")
+        new.write_bytes(data)
+        new.replace(place)
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace `old`, which must be there, in one file."""
+        text = (self / path).read_text()
+        assert old in text
+        self.write(path, text.replace(old, new))
+
+    def add(self, path: str, text: str) -> None:
+        """Append to one file."""
+        self.write(path, (self / path).read_text() + text)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, a link or a directory."""
+        place = self.root / path.lstrip("/")
+        shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+
+    def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
+        """The finding of one check, in this process."""
+        return examine(CHECKS[check], NodeView(str(self.root), env or {}), EXPECTED | expect)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """`python -I -m nvrx_slurm.health` on this node, as a hook or the agent starts it."""
@@ -57,6 +113,30 @@ class Node:
         file = self.root.parent / f"{self.root.name}.yaml"
         file.write_text(json.dumps(document))
         return str(file)
+
+
+class HungMount:
+    """A FUSE file system without a server: a process that looks into it blocks in the kernel."""
+
+    def __init__(self, target: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._target = os.fsencode(target)
+        self._fd = os.open("/dev/fuse", os.O_RDWR)
+        options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0"
+        if self._libc.mount(b"hung", self._target, b"fuse", 0, options.encode()) != 0:
+            os.close(self._fd)
+            raise OSError(ctypes.get_errno(), "mount")
+
+    def close(self) -> None:
+        assert self._libc.umount2(self._target, 2) == 0
+        os.close(self._fd)
+
+    def take(self) -> None:
+        """Take a question and never answer: not even SIGKILL ends the process that asked."""
+        while (question := os.read(self._fd, 1 << 20))[4:8] == b"\x1a\0\0\0":  # FUSE_INIT has to be answered
+            header, version = struct.unpack_from("<IIQ", question), struct.unpack_from("<II", question, 40)
+            answer = struct.pack("<IIIIHHIIHHI28x", *version, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
+            os.write(self._fd, struct.pack("<IiQ", 16 + len(answer), 0, header[2]) + answer)
 
 
 def ended(pid: int) -> bool:

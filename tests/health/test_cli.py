@@ -176,7 +176,7 @@ def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Nod
     mountinfo = (dgx / "/proc/self/mountinfo").read_text()
     dgx.write("/proc/self/mountinfo", "\n".join(line for line in mountinfo.splitlines() if "nfs4" not in line))
     dgx.write("/sys/fs/cgroup/system.slice/slurmd.service/cgroup.events", "populated 0\n")
-    dgx.write("/proc/meminfo", "MemTotal: 1981434653 kB\n")
+    dgx.edit("/proc/meminfo", "2113530296", "1981434653")
     dgx.write("/sys/devices/system/cpu/online", "0-222\n")
     found = nvrx(dgx, "run", "--node", "dgx07", "--config", str(file))
     assert found.exit_code == 1

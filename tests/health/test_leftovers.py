@@ -68,29 +68,33 @@ def test_a_node_without_gpus_is_not_searched(tmp_path: Path) -> None:
         leftovers.end(NodeView(str(tmp_path)), JOB)
 
 
-def test_nobody_is_ended_who_is_gone(tmp_path: Path) -> None:
-    """The number belongs to nobody on this machine by the time it would be used."""
+def test_a_process_that_has_ended_is_not_signalled(tmp_path: Path) -> None:
+    """No process on this machine has its pid by the time it would be used."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia3").touch()
     gone = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(gone, 0)
-    assert leftovers.end(process(tmp_path, V2.format(job=7), pid=gone), JOB) == Facts([], [])
+    assert leftovers.end(process(tmp_path, V2.format(job=7), pid=gone), JOB) == Facts([], [], [])
 
 
-def test_one_that_does_not_end_is_a_failure() -> None:
-    assert leftovers.judge(Facts(["a (1)"], ["b (2)"]), {}) == (
-        Verdict.FAIL, "GPU processes of a job that ended do not end: b (2)",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("facts", "verdict", "named"),
+    [(Facts([], [], []), Verdict.PASS, "no GPU process"), (Facts(["a (1)"], [], []), Verdict.PASS, "a (1)"),
+     (Facts(["a (1)"], ["b (2)"], ["c (3)"]), Verdict.FAIL, "b (2)"),
+     (Facts([], [], ["c (3)"]), Verdict.UNKNOWN, "c (3)")],
+)  # fmt: skip
+def test_only_a_process_that_the_driver_holds_is_a_failure(facts: Facts, verdict: Verdict, named: str) -> None:
+    found, text = leftovers.judge(facts, {})
+    assert found is verdict and named in text
 
 
-# --- processes that somebody traces -----------------------------------------------------------------------------------
+# --- real processes ---------------------------------------------------------------------------------------------------
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 NOBODY, BOUND_S = 65534, 60.0
-# As UID, a process with a GPU open and two threads; one of them is traced, as TRACER, by who never lets it end.
-TRACED = """
-import ctypes, os, signal, sys, threading
-uid, tracer, which, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+# As UID, a process with a GPU open; if TRACER is not empty, that user traces it and never lets it end.
+TARGET = """
+import ctypes, os, signal, sys
+uid, tracer, device = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 libc = ctypes.CDLL(None, use_errno=True)
 ours, theirs = os.pipe()
 target = os.fork()
@@ -98,72 +102,44 @@ if target == 0:
     os.open(device, os.O_RDONLY)
     os.setresuid(uid, uid, uid)
     libc.prctl(4, 1)  # PR_SET_DUMPABLE: setresuid has taken that away
-    def work():
-        os.write(theirs, b"%d %d" % (os.getpid(), threading.get_native_id()))
-        signal.pause()
-    threading.Thread(target=work).start()
+    os.write(theirs, b"x")
     signal.pause()
-thread = dict(zip(("leader", "thread"), map(int, os.read(ours, 64).split())))[which]
-os.setresuid(tracer, tracer, tracer)
-if libc.ptrace(0x4206, thread, None, ctypes.c_void_p(0x40)):  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
-    sys.exit(f"ptrace: {os.strerror(ctypes.get_errno())}")
+os.read(ours, 1)
+if tracer:
+    os.setresuid(int(tracer), int(tracer), int(tracer))
+    if libc.ptrace(0x4206, target, None, ctypes.c_void_p(0x40)):  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
+        sys.exit(f"ptrace: {os.strerror(ctypes.get_errno())}")
 print(target, flush=True)
 signal.pause()
 """
 
 
-class Traced:
-    """It, and what the check finds about its job; `tracer`: as whom."""
-
-    def __init__(self, root: Path, tracer: int, which: str) -> None:
-        (root / "proc").symlink_to("/proc")
-        (root / "dev").mkdir()
-        (root / "dev/nvidia0").touch()
-        self.node = NodeView(str(root))
-        self.job = Job((str(os.getpid()),), NOBODY)
-        argv = [sys.executable, "-c", TRACED, str(NOBODY), str(tracer), which, str(root / "dev/nvidia0")]
-        env = {"SLURM_JOB_ID": self.job.ids[0]}
-        self.tracer = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.tracer.stdout is not None and self.tracer.stderr is not None
-        self.pid = int(self.tracer.stdout.readline() or "0")
-        if not self.pid:
-            pytest.skip(f"nobody can trace here: {self.tracer.stderr.read()}")
-
-    def end(self, within_s: float) -> Facts:
-        self.node.deadline_s = time.monotonic() + within_s
-        return leftovers.end(self.node, self.job)
-
-    def close(self) -> None:
-        """The tracer's end lets the process end."""
-        pidfd = os.pidfd_open(self.pid) if os.path.exists(f"/proc/{self.pid}") else -1
-        self.tracer.kill()
-        self.tracer.communicate(timeout=BOUND_S)
-        if pidfd >= 0:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize(
+    ("uid", "tracer", "fate"), [(NOBODY, "", "ended"), (NOBODY, "0", "traced"), (65533, "", "alive")]
+)
+def test_processes_of_the_job_are_ended_and_no_others(tmp_path: Path, uid: int, tracer: str, fate: str) -> None:
+    (tmp_path / "proc").symlink_to("/proc")
+    (tmp_path / "dev").mkdir()
+    device = tmp_path / "dev/nvidia0"
+    device.touch()
+    job, node = Job((str(os.getpid()),), NOBODY), NodeView(str(tmp_path))
+    argv = [sys.executable, "-c", TARGET, str(uid), tracer, str(device)]
+    env = {"SLURM_JOB_ID": job.ids[0]}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        pid = int(parent.stdout.readline() or "0")
+        if not pid:
+            pytest.skip(f"no process can be traced here: {parent.stderr.read()}")
+        pidfd = os.pidfd_open(pid)
+        try:
+            node.deadline_s = time.monotonic() + (BOUND_S if fate == "ended" else 1.0)
+            facts = leftovers.end(node, job)
+        finally:
+            parent.kill()
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
-
-
-@root_only
-@pytest.mark.parametrize("which", ["leader", "thread"])
-def test_a_user_cannot_keep_his_process_from_its_end(tmp_path: Path, which: str) -> None:
-    traced = Traced(tmp_path, NOBODY, which)
-    try:
-        facts = traced.end(BOUND_S)
-        assert (facts.left, facts.held) == ([], ()) and [who.split()[-1] for who in facts.ended] == [f"({traced.pid})"]
-        assert traced.tracer.wait(BOUND_S) == -signal.SIGKILL
-        assert leftovers.judge(facts, {})[0] is Verdict.PASS
-    finally:
-        traced.close()
-
-
-@root_only
-def test_a_process_that_somebody_else_traces_is_unknown(tmp_path: Path) -> None:
-    """Root's debugger, as it were."""
-    traced = Traced(tmp_path, 0, "leader")
-    try:
-        facts = traced.end(1.5)
-        assert (facts.ended, facts.left) == ([], []) and [who.split()[-1] for who in facts.held] == [f"({traced.pid})"]
-        assert traced.tracer.poll() is None
-        assert leftovers.judge(facts, {})[0] is Verdict.UNKNOWN
-    finally:
-        traced.close()
+    found = {"ended": facts.ended, "traced": facts.traced, "left": facts.left}
+    assert {name: [who.split()[-1] for who in whom] for name, whom in found.items() if whom} == (
+        {} if fate == "alive" else {fate: [f"({pid})"]}
+    )

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import re
-import select
 import signal
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import BOUND_S, Node, ended
+from recorded import BOUND_S, LUSTRE, HungMount, Node, ended
 
 from nvrx_slurm.health import runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent, HardwareError
-
-SILENT = "; on_unknown decides whether that is a failure"
 
 
 def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
@@ -87,17 +81,16 @@ def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
         (lambda node, expected: os._exit(0), Verdict.UNKNOWN, "ended without an answer"),
         (lambda node, expected: "a\n\x1b[31m" + "b" * 9999, Verdict.PASS, "a ?[31m" + "b" * 390 + "..."),
         (lambda node, expected: print("x" * 100_000) or "said", Verdict.PASS, "said"),
+        (lambda node, expected: "junk verdict", Verdict.UNKNOWN, "is not a valid Verdict"),
     ],
 )
 def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str) -> None:
-    (finding,) = run(check(gather)).findings
+    one = check(gather)
+    if text == "is not a valid Verdict":
+        one = one._replace(judge=lambda facts, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
+    (finding,) = run(one).findings
     assert finding.verdict is verdict
     assert text in finding.text
-
-
-def test_a_junk_verdict_is_unknown() -> None:
-    junk = check(lambda node, expected: 0)._replace(judge=lambda facts, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
-    assert "'well' is not a valid Verdict" in run(junk).findings[0].text
 
 
 def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_up() -> None:
@@ -112,13 +105,6 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     ]
     assert result.findings[1].text == "timed out after 0.3 s, reading /lustre/a b"
     assert result.findings[1].seconds >= 0.3
-
-
-def test_the_deadline_ends_all_checks_whatever_their_budgets() -> None:
-    hung = [check(forever, f"hung-{n}", budget_s=3600.0) for n in range(20)]
-    result = run(*hung, deadline_s=0.5)
-    assert len(result.findings) == 20
-    assert all(re.fullmatch(r"timed out after 0.\d s, reading /lustre/a b", f.text) for f in result.findings)
 
 
 def test_what_a_check_started_ends_with_it(tmp_path: Path) -> None:
@@ -207,20 +193,7 @@ def test_what_could_not_begin_before_the_deadline_is_said() -> None:
     many = [forever] * 30
     found = run(*lane(*many, budget_s=BOUND_S), deadline_s=1.0).findings
     assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
-    assert found[0].text.startswith("timed out after 1.0 s") and found[-1].text == "timed out before it could begin"
-
-
-def test_one_whose_process_is_there_only_after_the_deadline_took_no_less_than_no_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pidfd_open = os.pidfd_open
-
-    def late(pid: int) -> int:
-        select.select([], [], [], 0.3)
-        return pidfd_open(pid)
-
-    monkeypatch.setattr(runner.os, "pidfd_open", late)
-    assert run(check(forever), deadline_s=0.1).findings[0].text.startswith("timed out after 0.0 s")
+    assert found[0].text.startswith("timed out after ") and found[-1].text == "timed out before it could begin"
 
 
 def test_two_runs_go_on_side_by_side() -> None:
@@ -243,25 +216,18 @@ def test_two_runs_go_on_side_by_side() -> None:
     assert ended(hung) and runs[0].gone
 
 
-def test_no_process_left_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left() -> int:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "fork", none_left)
-    (finding,) = run(check(lambda n, e: 1)).findings
-    assert (finding.verdict, finding.text) == (
-        Verdict.UNKNOWN,
-        "no process could be started for it: Resource temporarily unavailable",
-    )
+@pytest.fixture
+def fifo(dgx: Node) -> Path:
+    """In the place of the file that the check `lustre` reads: its child opens it, and only then can we."""
+    dgx.remove(LUSTRE)
+    os.mkfifo(dgx / LUSTRE)
+    return dgx / LUSTRE
 
 
-def test_sigterm_ends_the_program_and_its_checks(dgx: Node) -> None:
-    """slurmd ends a prolog that is too slow, the agent one that is not wanted any more."""
-    os.unlink(dgx / "/sys/fs/lustre/health_check")
-    os.mkfifo(dgx / "/sys/fs/lustre/health_check")
+def test_sigterm_ends_the_program_and_its_checks(dgx: Node, fifo: Path) -> None:
+    """slurmd ends a prolog that is too slow, the agent one that it needs no more."""
     process = dgx.start("--only", "lustre", "--deadline", "600")
-    # Its child opens the FIFO for reading: only then can we open it for writing.
-    writer = os.open(dgx / "/sys/fs/lustre/health_check", os.O_WRONLY)
+    writer = os.open(fifo, os.O_WRONLY)
     pid = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=BOUND_S)
@@ -270,11 +236,9 @@ def test_sigterm_ends_the_program_and_its_checks(dgx: Node) -> None:
     assert ended(pid)
 
 
-def test_checks_end_themselves_when_the_program_was_killed(dgx: Node) -> None:
-    os.unlink(dgx / "/sys/fs/lustre/health_check")
-    os.mkfifo(dgx / "/sys/fs/lustre/health_check")
+def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path) -> None:
     process = dgx.start("--only", "lustre", "--deadline", "0.5")
-    writer = os.open(dgx / "/sys/fs/lustre/health_check", os.O_WRONLY)
+    writer = os.open(fifo, os.O_WRONLY)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.communicate(timeout=BOUND_S)
@@ -283,9 +247,7 @@ def test_checks_end_themselves_when_the_program_was_killed(dgx: Node) -> None:
     os.close(writer)
 
 
-def test_a_file_that_blocks_is_named(dgx: Node) -> None:
-    os.unlink(dgx / "/sys/fs/lustre/health_check")
-    os.mkfifo(dgx / "/sys/fs/lustre/health_check")
+def test_a_file_that_blocks_is_named(dgx: Node, fifo: Path) -> None:
     code, report = dgx.program("--when", "prolog", "--deadline", "0.7")
     wrong = [(f.check, f.verdict.value, f.text) for f in report.findings if f.verdict is Verdict.UNKNOWN]
     assert [name for name, *_ in wrong] == ["lustre"]
@@ -293,61 +255,14 @@ def test_a_file_that_blocks_is_named(dgx: Node) -> None:
     assert code == 3
 
 
-class HungMount:
-    """A FUSE file system without a server: whoever looks into it blocks in the kernel."""
-
-    def __init__(self, target: Path) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._target = os.fsencode(target)
-        self._fd = os.open("/dev/fuse", os.O_RDWR)
-        options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0"
-        if self._libc.mount(b"hung", self._target, b"fuse", 0, options.encode()) != 0:
-            os.close(self._fd)
-            raise OSError(ctypes.get_errno(), "mount")
-
-    def close(self) -> None:
-        assert self._libc.umount2(self._target, 2) == 0
-        os.close(self._fd)
-
-    def take(self) -> None:
-        """Take a question, and never answer: who asked cannot even be killed any more."""
-        while (question := os.read(self._fd, 1 << 20))[4:8] == b"\x1a\0\0\0":  # FUSE_INIT has to be answered
-            header, version = struct.unpack_from("<IIQ", question), struct.unpack_from("<II", question, 40)
-            answer = struct.pack("<IIIIHHIIHHI28x", *version, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
-            os.write(self._fd, struct.pack("<IiQ", 16 + len(answer), 0, header[2]) + answer)
-
-
-@pytest.fixture
-def hung_home(dgx: Node) -> Iterator[Node]:
-    """A node whose /home, an NFS mount by its mountinfo, never answers."""
-    try:
-        mount = HungMount(dgx / "/home")
-    except OSError as error:
-        pytest.skip(f"no FUSE mount can be made here: {error}")
-    yield dgx
-    mount.close()
-
-
-def test_paths_that_nobody_came_to_ask_are_not_said_to_be_silent(hung_home: Node) -> None:
-    """32 hang at most at a time."""
-    paths = [f"/home/{number}" for number in range(40)]
-    site = hung_home.site(expect={"storage_paths": paths}, checks={"storage-paths": {"budget": 1}})
-    code, report = hung_home.program("--only", "storage-paths", "--config", site)
-    (finding,) = report.findings
-    assert (code, finding.verdict) == (3, Verdict.UNKNOWN)
-    asked, unasked = "/home/0, /home/1, /home/2 and 29 more", "/home/32, /home/33, /home/34 and 5 more"
-    assert finding.text == f"timed out: {asked} did not answer, {unasked} not asked{SILENT}"
-
-
 def test_a_mount_that_hangs_is_named_and_hides_no_other(hung_home: Node) -> None:
     site = hung_home.site(checks={"mounts": {"budget": 1, "on_unknown": "drain"}})
     code, report = hung_home.program("--only", "mounts", "--config", site)
     (finding,) = report.findings
     assert (code, finding.verdict, finding.action) == (1, Verdict.UNKNOWN, "drain")
-    assert finding.text == f"timed out: /home did not answer{SILENT}"
+    assert finding.text.startswith("timed out: /home did not answer")
 
-    (hung_home / "/lustre/fs0/projects").rmdir()
-    (hung_home / "/lustre/fs0").rmdir()
+    hung_home.remove("/lustre/fs0")
     code, report = hung_home.program("--only", "mounts", "--config", site)
     assert code == 1
     assert report.findings[0].verdict is Verdict.FAIL
@@ -358,43 +273,7 @@ def test_a_storage_path_that_hangs_is_named(hung_home: Node) -> None:
     expect = ("--expect", "storage_paths=/home/alice,/raid")
     code, report = hung_home.program("--only", "storage-paths", "--deadline", "1", *expect)
     (finding,) = report.findings
-    assert (code, finding.text) == (3, f"timed out: /home/alice did not answer{SILENT}")
-
-
-# --- killed, and not gone yet -----------------------------------------------------------------------------------------
-
-
-def test_one_that_takes_its_time_to_end_is_not_said_to_be_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a busy machine: SIGKILL takes effect only later."""
-    timers = []
-
-    def late(pid: int, signum: int) -> None:
-        timers.append(threading.Timer(0.4, kill, (pid, signum)))
-        timers[-1].start()
-
-    def kill(pid: int, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            send(pid, signum)
-
-    send = os.kill
-    monkeypatch.setattr(runner.os, "kill", late)
-    monkeypatch.setattr(runner.os, "killpg", late)
-    result = runner.run([check(forever, budget_s=0.1)], NodeView("/", {}), {}, BOUND_S)
-    for timer in timers:
-        timer.join()
-    assert len(timers) == 2 and (result.left, result.notes) == (0, [])
-
-
-def test_one_that_does_not_end_at_all_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = []
-    monkeypatch.setattr(runner, "_REAP_S", 0.3)
-    monkeypatch.setattr(runner.os, "kill", lambda pid, signum: killed.append(pid))
-    monkeypatch.setattr(runner.os, "killpg", lambda pid, signum: None)
-    result = runner.run([check(forever, budget_s=0.1)], NodeView("/", {}), {}, BOUND_S)
-    monkeypatch.undo()
-    os.kill(killed[0], signal.SIGKILL)
-    os.waitpid(killed[0], 0)
-    assert (result.left, result.notes) == (1, ["1 check process(es) were killed and have not ended within 0.3 s"])
+    assert code == 3 and finding.text.startswith("timed out: /home/alice did not answer")
 
 
 def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> None:

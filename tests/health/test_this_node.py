@@ -44,8 +44,8 @@ def test_a_process_that_is_really_blocked_is_found(tmp_path: Path) -> None:
             assert not poller.poll(10)
         facts = processes.gather(LIVE, {**EXPECTED, "stuck_s": 0.2})
         assert pid in {found.pid for found in facts.stuck}
-        verdict, text = processes.judge(facts, EXPECTED)
-        assert verdict is Verdict.FAIL and text.startswith("blocked in the kernel for 0.2 s")
+        verdict, text = processes.stuck_processes.judge(facts, EXPECTED)
+        assert verdict is Verdict.FAIL and "for 0.2 s" in text
     finally:
         with fifo.open("w"):
             process.communicate(timeout=BOUND_S)
@@ -70,22 +70,19 @@ def test_the_kernel_log_is_read_to_its_end() -> None:
 def test_processes_and_services() -> None:
     comm = Path("/proc/self/comm").read_text().strip()
     assert comm in services.running(LIVE)
-    verdict, text = examine(
-        registry.built_in()["services"], LIVE, {**EXPECTED, "services": ("no-such-service-of-ours",)}
-    )
-    assert (verdict, text) == (Verdict.FAIL, "not running: no-such-service-of-ours")
+    verdict, text = examine(services.services, LIVE, {**EXPECTED, "services": ("no-such-service-of-ours",)})
+    assert verdict is Verdict.FAIL and text.startswith("no-such-service-of-ours")
 
 
 def test_the_clock_is_asked() -> None:
-    facts = services.gather_time(LIVE, EXPECTED)
-    assert isinstance(facts.synchronized, bool)
+    assert isinstance(services.gather_time(LIVE, EXPECTED)[0], bool)
     for synchronized, daemons, verdict in (
         (True, [], Verdict.PASS),
         (True, ["chronyd"], Verdict.PASS),
         (False, ["chronyd"], Verdict.UNKNOWN),
         (False, [], Verdict.FAIL),
     ):
-        assert services.judge_time(services.TimeSync(synchronized, daemons), EXPECTED)[0] is verdict
+        assert services.time_sync.judge((synchronized, daemons), EXPECTED)[0] is verdict
 
 
 def test_room_is_what_the_kernel_says(tmp_path: Path) -> None:
@@ -96,7 +93,9 @@ def test_room_is_what_the_kernel_says(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_is_mounted_read_only_is_told() -> None:
-    frozen = [mount.target for mount in storage.mounts(LIVE) if "ro" in mount.options and mount.target.count("/") < 4]
+    frozen = [
+        mount.target for mount in storage.mounts(LIVE).values() if "ro" in mount.options and mount.target.count("/") < 4
+    ]
     places = [place for place in frozen if os.access(place, os.X_OK)]
     if not places:
         pytest.skip("nothing is mounted read-only here")
@@ -104,9 +103,9 @@ def test_a_file_system_that_is_mounted_read_only_is_told() -> None:
 
 
 def test_all_mounts_of_this_machine_are_understood() -> None:
-    found = storage.mounts(LIVE)
+    found = storage.mounts(LIVE).values()
     assert "/proc" in {mount.target for mount in found}
-    assert len(found) == len({mount.target for mount in found})
+    assert any(space._device({mount.target: mount.device for mount in found}, path) for path in ("/", "/tmp", "/var"))
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "/etc", "/dev/null", "/dev/tty0"])

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Node
+from recorded import CHECKS, Node
 
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks.kernel_log import gather, judge
+from nvrx_slurm.health.checks.kernel_log import gather
 from nvrx_slurm.health.checks.xid import XIDS, Event, Remedy, meaning, parsed, remedy
 
 EXPECTED = {"xid_ignore": (), "xid_fail": ()}
-
-
+judge = CHECKS["kernel-log"].judge
 CHANGED = "GPU recovery action changed from"
 
 

@@ -12,7 +12,7 @@ from ranks_harness import Job, Zygote, jobs
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Has imported torch."""
-    process = Zygote()
+    process = Zygote("scenarios_lost", "scenarios_meet", "scenarios_stop")
     yield process
     process.close()
 

@@ -137,7 +137,7 @@ class Job:
             "MASTER_PORT": str(self.port),
             **(env or {}),
         }
-        module = arguments.pop("module", "scenarios_use")
+        module = arguments.pop("module", "scenarios")
         request = {"module": module, "scenario": scenario, "arguments": arguments}
         arguments.update(tmp=str(self._tmp), world_size=world_size)
         request["env"] = {name: value for name, value in place.items() if value is not None}
@@ -181,6 +181,13 @@ class Job:
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], signum)
+
+    def suspend(self, pids: list[int], seconds: float) -> None:
+        """Stop them for at least so many seconds."""
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        until_s = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= until_s, "the time has passed")
 
     def await_end(self, rank: int, timeout_s: float = WAIT_S) -> int:
         try:

@@ -1,11 +1,13 @@
-"""What ranks do in the tests of the wrapper. Each scenario is a function of `Rank`; tests name it."""
+"""The ranks' side of the tests of the wrapper. Each scenario is a function of `Rank`; tests name it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -14,8 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess.monitor_thread import RankShouldRestart
+from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 
 SCENARIOS: dict[str, Callable[[Rank], None]] = {}
 pause = time.sleep
@@ -27,26 +33,23 @@ def scenario(fn: Callable[[Rank], None]) -> Callable[[Rank], None]:
 
 
 class Rank:
-    """This rank's arguments, and its way to tell the test something."""
+    """This rank's arguments, and its way to report to the test."""
 
     def __init__(self, events: int, arguments: dict[str, Any]) -> None:
         self.events = events  # a file descriptor
         self.arguments = arguments
+        self.tmp = Path(arguments.get("tmp", "."))
         self.initial = int(os.environ.get("RANK", "-1"))
 
     def say(self, event: str, **fields: Any) -> None:
         os.write(self.events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
 
-    def wrapper(self, **more: Any) -> inprocess.Wrapper:
-        """With `last_call_wait` of 0 and the times of the test, in seconds."""
+    def call(self, fn: Callable[..., Any], **more: Any) -> Any:
+        """Call `fn` wrapped, with the times of the test in seconds; report its end, with the chain of causes."""
         seconds = {"last_call_wait": 0.0, **self.arguments.get("times", {})}
         times = {name: datetime.timedelta(seconds=value) for name, value in seconds.items()}
-        return inprocess.Wrapper(**times, **more)
-
-    def call(self, fn: Callable[..., Any], **more: Any) -> Any:
-        """Call `fn` wrapped; the end is told: returned, or raised with the chain of causes."""
         try:
-            value = self.wrapper(**more)(fn)()
+            value = inprocess.Wrapper(**times, **more)(fn)()
         except BaseException as error:
             chain: list[str] = []
             one: BaseException | None = error
@@ -60,14 +63,17 @@ class Rank:
 
     def together(self, name: str, gone: int = 0) -> None:
         """Wait until all ranks of the start are here, except `gone` of them."""
-        place = Path(self.arguments["tmp"])
         with contextlib.suppress(FileExistsError):
-            os.mknod(place / f"{name}.{self.initial}")  # touch() would leave it open if it is stopped in the middle
-        while len(list(place.glob(f"{name}.*"))) < int(self.arguments["world_size"]) - gone:
-            pause(0.001)
+            os.mknod(self.tmp / f"{name}.{self.initial}")  # touch() would leave it open if it is stopped in the middle
+        while len(list(self.tmp.glob(f"{name}.*"))) < int(self.arguments["world_size"]) - gone:
+            pause(0.005)
+
+    def await_file(self, name: str) -> None:
+        while not (self.tmp / name).exists():
+            pause(0.005)
 
     def entered(self, call: CallWrapper, **fields: Any) -> None:
-        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
         self.say("entered", iteration=call.iteration, **{name: os.environ[name] for name in names}, **fields)
 
 
@@ -76,239 +82,224 @@ def run(name: str, events: int, arguments: dict[str, Any]) -> None:
 
 
 def block() -> None:
-    """Until stopped from outside: in Python code that gives up the GIL."""
+    """Until stopped from outside: a wait that gives up the GIL and ends with any signal."""
     while True:
-        pause(0.01)
+        select.select([], [], [], 0.1)
 
 
-@scenario
-def fault_once(rank: Rank) -> None:
-    """In iteration 0 the rank `victim` does `how` when all have entered, the others wait; then all return."""
-
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            rank.together("entered")
-            if rank.initial in rank.arguments["victims"]:
-                FAULTS[rank.arguments["how"]](rank, call)
-            WAITS[rank.arguments.get("others", "block")](rank, call)
-        return f"{rank.initial} done"
-
-    rank.call(fn)
+# --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def _raise(rank: Rank, call: CallWrapper) -> None:
-    raise ValueError(f"fault of rank {rank.initial}")
+def throw(error: BaseException | type[BaseException]) -> None:
+    raise error
 
 
-def _exit(rank: Rank, call: CallWrapper) -> None:
-    sys.exit(7)
-
-
-def _os_exit(rank: Rank, call: CallWrapper) -> None:
-    os._exit(9)
-
-
-def _signal(signum: int) -> Callable[[Rank, CallWrapper], None]:
-    def kill(rank: Rank, call: CallWrapper) -> None:
-        os.kill(os.getpid(), signum)
-        block()
-
-    return kill
-
-
-def _keyboard(rank: Rank, call: CallWrapper) -> None:
-    raise KeyboardInterrupt
-
-
-def _abort(rank: Rank, call: CallWrapper) -> None:
-    raise inprocess.exception.RestartAbort("enough")
-
-
-def _gil(rank: Rank, call: CallWrapper) -> None:
-    import ctypes
-
-    ctypes.PyDLL(None).sleep(1000)
-
-
-def _sleep(rank: Rank, call: CallWrapper) -> None:
-    pause(1000)
-
-
-def _c_lock(rank: Rank, call: CallWrapper) -> None:
-    import ctypes
-
-    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-    libc.pthread_mutex_lock(mutex)
-    libc.pthread_mutex_lock(mutex)  # without the GIL, and whatever signal comes
-
-
-def _swallow(rank: Rank, call: CallWrapper) -> None:
-    first = True
-    while True:
-        try:
-            block()
-        except BaseException:
-            if not first:
-                raise
-            first = False
-            rank.say("swallowed")
-
-
-def _livelock(rank: Rank, call: CallWrapper) -> None:
-    call.ping()
+def _kill(signum: int) -> None:
+    os.kill(os.getpid(), signum)
     block()
 
 
-def _lock(rank: Rank, call: CallWrapper) -> None:
+def _c_lock() -> None:
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # without the GIL, and no signal ends it
+
+
+def _fork() -> None:
+    """A child leaves the function by an exception of its own."""
+    if (pid := os.fork()) == 0:
+        raise ValueError("of the child")
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    raise ValueError(f"the child ended with {code}")
+
+
+def _text(how: str) -> BaseException:
+    class NoText(Exception):
+        def __str__(self) -> str:
+            if how == "exits":
+                sys.exit(5)
+            raise RuntimeError("no text")
+
+    return NoText()
+
+
+def _circle() -> BaseException:
+    ends, one, other = SystemExit(4), ValueError("one"), ValueError("other")
+    ends.__cause__, one.__cause__, other.__cause__ = one, other, one
+    return ends
+
+
+FAULTS: dict[str, Callable[[Rank, CallWrapper], Any]] = {
+    "raise": lambda rank, call: throw(ValueError(f"fault of rank {rank.initial} in iteration {call.iteration}")),
+    "restart exception": lambda rank, call: throw(RankShouldRestart()),
+    "exit": lambda rank, call: sys.exit(7),
+    "keyboard": lambda rank, call: throw(KeyboardInterrupt),
+    "abort": lambda rank, call: throw(inprocess.exception.RestartAbort("enough")),
+    "os_exit": lambda rank, call: os._exit(9),
+    "sigkill": lambda rank, call: _kill(signal.SIGKILL),
+    "sigterm": lambda rank, call: _kill(signal.SIGTERM),
+    "sigstop": lambda rank, call: _kill(signal.SIGSTOP),
+    "gil": lambda rank, call: ctypes.PyDLL(None).sleep(1000),
+    "c_lock": lambda rank, call: _c_lock(),
+    "livelock": lambda rank, call: (call.ping(), block()),
+    "fork": lambda rank, call: _fork(),
+    "surrogate": lambda rank, call: throw(ValueError("bad \udce4 name \x00 nul\nsecond line")),
+    "no text": lambda rank, call: throw(_text("raises")),
+    "text exits": lambda rank, call: throw(_text("exits")),
+    "circle": lambda rank, call: throw(_circle()),
+    "on file": lambda rank, call: (rank.await_file("fault"), rank.say("fault"), throw(ValueError("wanted"))),
+}
+
+
+def _swallow(rank: Rank) -> None:
+    try:
+        block()
+    except BaseException:
+        rank.say("swallowed")
+    block()
+
+
+def _lock(rank: Rank) -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-FAULTS: dict[str, Callable[[Rank, CallWrapper], None]] = {
-    "raise": _raise,
-    "exit": _exit,
-    "os_exit": _os_exit,
-    "sigkill": _signal(signal.SIGKILL),
-    "sigterm": _signal(signal.SIGTERM),
-    "sigstop": _signal(signal.SIGSTOP),
-    "keyboard": _keyboard,
-    "abort": _abort,
-    "gil": _gil,
-    "c_lock": _c_lock,
-    "livelock": _livelock,
-    "wait": lambda rank, call: block(),
-}
-WAITS: dict[str, Callable[[Rank, CallWrapper], None]] = {
-    "block": lambda rank, call: block(),
-    "sleep": _sleep,
+WAITS: dict[str, Callable[[Rank], Any]] = {
+    "block": lambda rank: block(),
+    "sleep": lambda rank: pause(1000),
     "lock": _lock,
     "swallow": _swallow,
-    "return": lambda rank, call: None,
+    "return": lambda rank: None,
+    "go": lambda rank: rank.await_file("go"),
 }
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------------
 
-
-class Plugin:
-    """Tells that it was called; on the victims it fails in the iteration given, in the way given."""
-
-    def __init__(self, rank: Rank, name: str) -> None:
-        self.rank, self.name = rank, name
-
-    def __call__(self, state: inprocess.FrozenState) -> Any:
-        rank, want = self.rank, self.rank.arguments.get("plugin", {})
-        rank.say(self.name, iteration=state.iteration, mode=state.mode.name, rank=state.rank)
-        mine = want.get("name") == self.name and rank.initial in want.get("victims", [])
-        if mine and state.iteration == want["iteration"]:
-            rank.say("fault")
-            return PLUGIN_FAULTS[want["how"]](rank)
-        return state
-
-
-def _plugin_raise(rank: Rank) -> None:
-    raise ValueError("plug-in")
-
-
-def _plugin_restart_abort(rank: Rank) -> None:
-    raise inprocess.exception.RestartAbort("plug-in")
-
-
-def _plugin_kill(rank: Rank) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _plugin_term_handler(rank: Rank) -> None:
-    """SIGTERM is handled as launchers' users do, and comes from outside while the barrier is waited for."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-
-
 PLUGIN_FAULTS: dict[str, Callable[[Rank], Any]] = {
-    "raise": _plugin_raise,
-    "abort": _plugin_restart_abort,
-    "kill": _plugin_kill,
+    "raise": lambda rank: throw(ValueError("plug-in")),
+    "abort": lambda rank: throw(inprocess.exception.RestartAbort("plug-in")),
+    "exit": lambda rank: sys.exit(4),
+    "os_exit": lambda rank: os._exit(3),
+    "kill": lambda rank: _kill(signal.SIGKILL),
     "never": lambda rank: block(),
     "met_never": lambda rank: (rank.together("met"), block()),  # not before the others are in the function
+    "forever": lambda rank: pause(1000),
+    "go": lambda rank: rank.await_file("go"),
     "wrong": lambda rank: 42,
     "none": lambda rank: None,
 }
 
 
-class Initialize(Plugin, inprocess.plugins.initialize.Initialize): ...
+class Plugin:
+    """Reports its call; on the `victims` it does `how` in the `iteration` of the argument `plugin`."""
+
+    def __init__(self, rank: Rank, name: str) -> None:
+        self.rank, self.name, self.later = rank, name, 0
+
+    def __call__(self, state: inprocess.FrozenState) -> Any:
+        rank, want = self.rank, self.rank.arguments.get("plugin", {})
+        rank.say(self.name, iteration=state.iteration)
+        mine = want.get("name") == self.name and rank.initial in want["victims"]
+        if mine and state.iteration == want["iteration"]:
+            rank.say("fault")
+            result = PLUGIN_FAULTS[want["how"]](rank)
+            return state if want["how"] == "go" else result
+        return state
 
 
-class Abort(Plugin, inprocess.plugins.abort.Abort): ...
+BASES = {
+    "initialize": inprocess.initialize.Initialize,
+    "abort": inprocess.abort.Abort,
+    "finalize": inprocess.finalize.Finalize,
+    "health_check": inprocess.health_check.HealthCheck,
+    "completion": inprocess.completion.Completion,
+    "terminate": inprocess.terminate.Terminate,
+}
+PLUGINS: dict[str, Any] = {name: type(name, (Plugin, base), {}) for name, base in BASES.items()}
 
 
-class Finalize(Plugin, inprocess.plugins.finalize.Finalize): ...
+class Assignment(Plugin, ra.RankAssignment):
+    """Before the other ones: `iteration` is the one that is about to begin."""
 
-
-class HealthCheck(Plugin, inprocess.plugins.health_check.HealthCheck): ...
-
-
-class Completion(Plugin, inprocess.plugins.completion.Completion): ...
-
-
-class Terminate(Plugin, inprocess.plugins.terminate.Terminate): ...
-
-
-class Assignment(Plugin, inprocess.plugins.rank_assignment.RankAssignment):
-    """Before the default one: `iteration` is the one that is about to begin."""
-
-    activates = False
-    renumbers = False
+    activates = renumbers = False
 
     def __call__(self, ctx: Any) -> Any:
         super().__call__(ctx.state.freeze())
         return ctx
 
 
-PLUGINS: dict[str, type[Plugin]] = {
-    "initialize": Initialize,
-    "abort": Abort,
-    "finalize": Finalize,
-    "health_check": HealthCheck,
-    "completion": Completion,
-    "terminate": Terminate,
-}
+class OwnStore(dist.TCPStore):
+    """A user's class: torch's store, whose server has nothing to do with the ranks."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__("127.0.0.1", port, wait_for_workers=False)
 
 
-def plugins(rank: Rank) -> dict[str, Any]:
-    made: dict[str, Any] = {name: kind(rank, name) for name, kind in PLUGINS.items()}
-    ranks = inprocess.plugins.rank_assignment
-    assignment = Assignment(rank, "rank_assignment")
-    made["rank_assignment"] = inprocess.Compose(ranks.ActivateAllRanks(), ranks.ShiftRanks(), assignment)
-    return made
+def files(rank: Rank) -> dict[str, Any]:
+    """Arguments for the store, and for the files of the monitor processes."""
+    kinds = {f"monitor_process_{kind}file": str(rank.tmp / ("monitor{rank}." + kind[:3])) for kind in ("pid", "log")}
+    if rank.arguments.get("file_store"):
+        own = {"store_factory": inprocess.store.FileStore, "store_kwargs": {"file_name": str(rank.tmp / "store")}}
+        return {**kinds, **own}
+    if port := rank.arguments.get("own_store"):
+        return {**kinds, "store_factory": OwnStore, "store_kwargs": {"port": port}}
+    return {**kinds, "store_kwargs": {"timeout": datetime.timedelta(seconds=rank.arguments.get("store_timeout", 60))}}
+
+
+def pairs(state: inprocess.State) -> str:
+    return str((state.initial_rank or 0) // 2)
+
+
+def assignment(rank: Rank) -> Any:
+    first = Assignment(rank, "rank_assignment")
+    if (kind := rank.arguments.get("assignment")) == "tree":
+        layers = [ra.Layer(1, None, "root", ra.LayerFlag.RESERVE), ra.Layer(2, 2, pairs, ra.LayerFlag.RESERVE)]
+        return ra.Tree(layers)
+    filters = [ra.FilterCountGroupedByKey(pairs, lambda count: count == 2)] if kind == "pairs" else []
+    return inprocess.Compose(ra.MaxActiveWorldSize(rank.arguments.get("active")), ra.ShiftRanks(), *filters, first)
 
 
 @scenario
-def with_plugins(rank: Rank) -> None:
-    """As `fault_once`, with all plug-ins; rank `victims` raises in iteration 0."""
+def train(rank: Rank) -> None:
+    """In iteration n, when all have entered, rank r does `faults[n][r]`, the others `others`; afterwards all return.
+
+    `gone`: ranks missing from iteration 1 on. `plugins`: use those of this file; else only what `tries` needs.
+    `handler`: SIGTERM exits.
+    """
+    faults = [{int(r): how for r, how in one.items()} for one in rank.arguments.get("faults", [])]
+    gone = rank.arguments.get("gone", 0)
+    if rank.arguments.get("handler"):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 
     def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0 and rank.arguments["victims"]:
+        pid = (rank.tmp / f"monitor{rank.initial}.pid").read_text()
+        rank.entered(call, monitor=int(pid or 0))
+        if call.iteration < len(faults):
             if rank.arguments.get("plugin", {}).get("how") == "met_never":
                 rank.together("met")
-            if rank.arguments.get("together"):
-                rank.together("entered")
-            if rank.initial in rank.arguments["victims"]:
-                raise ValueError(f"fault of rank {rank.initial}")
-            block()
+            elif rank.arguments.get("meet", True):
+                rank.together(f"entered{call.iteration}", gone if call.iteration else 0)
+            if how := faults[call.iteration].get(rank.initial):
+                FAULTS[how](rank, call)
+            WAITS[rank.arguments.get("others", "block")](rank)
+        if rank.arguments.get("last"):
+            WAITS[rank.arguments["last"]](rank)
         return f"{rank.initial} done"
 
-    rank.call(fn, **plugins(rank))
+    more: dict[str, Any] = {}
+    if rank.arguments.get("plugins"):
+        more = {name: kind(rank, name) for name, kind in PLUGINS.items()}
+    if tries := rank.arguments.get("tries"):
+        more["initialize"] = inprocess.initialize.RetryController(max_iterations=tries)
+    rank.call(fn, rank_assignment=assignment(rank), **more, **files(rank))
 
 
 @scenario
-def always_fails(rank: Rank) -> None:
-    """Rank 1 raises in every iteration; after two of them no more is allowed."""
-
-    def fn(call: CallWrapper) -> None:
-        if rank.initial == 1:
-            raise ValueError(f"fault of rank 1 in iteration {call.iteration}")
-        block()
-
-    rank.call(fn, initialize=inprocess.plugins.initialize.RetryController(max_iterations=2))
+def serve(rank: Rank) -> None:
+    """Not a rank: the server of the store, in a process of its own, as a launcher may have one."""
+    server = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+    rank.say("serving")
+    block()
+    del server

@@ -1,115 +1,148 @@
-"""What ranks do in the tests of where process groups meet: some are in `init_process_group`, or about to be, when
-another one fails; and a second wrapped function is called."""
+"""The ranks' side of the tests of process groups, of several calls, and of the features of `CallWrapper`."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import datetime
+import gc
 import os
 import signal
 import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from scenarios import Rank, block, scenario
-from scenarios_lost import await_file, where
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from scenarios import Rank, block, files, pause, scenario, throw
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess import CallWrapper, iteration_end
+from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 
-
-def _touch(rank: Rank, name: str) -> None:
-    open(os.path.join(rank.arguments["tmp"], f"{name}.{rank.initial}"), "w").close()
-
-
-def _after(module: Any, name: str, then: Any) -> None:
-    """Call `then` whenever torch has called its own function of that name."""
-    own = getattr(module, name)
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        value = own(*args, **kwargs)
-        then(*args)
-        return value
-
-    setattr(module, name, both)
-
-
-def _hold_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(1000)
-
-
-FAULTS = {
-    "hang": _hold_the_gil,
-    "raise": lambda: (_ for _ in ()).throw(OSError("no data set")),
+FAULTS: dict[str, Callable[[], Any]] = {
+    "hang": lambda: ctypes.PyDLL(None).sleep(1000),
+    "raise": lambda: throw(OSError("no data set")),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda: sys.exit(3),
 }
 
 
-@scenario
-def fails_before_meeting(rank: Rank) -> None:
-    """Rank `victim` does `how` in iteration `at`, before it calls `init_process_group`, while the others are in it."""
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.distributed_c10d as c10d
+def join() -> None:
+    """As users do, in every iteration."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
 
-    iteration = [0]
-    _after(c10d, "_process_group_name", lambda *_: _touch(rank, f"in{iteration[0]}"))  # it has counted
-    others = [one for one in range(int(rank.arguments["world_size"])) if one != rank.arguments["victim"]]
+
+def reduced() -> float:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return float(total)
+
+
+@scenario
+def gloo(rank: Rank) -> None:
+    """A collective in every iteration; in the first ones a rank dies before it."""
 
     def fn(call: CallWrapper) -> float:
-        iteration[0] = call.iteration
-        rank.entered(call, groups=c10d._world.group_count)
-        if call.iteration == rank.arguments.get("at", 0) and rank.initial == rank.arguments["victim"]:
-            for other in others:
-                await_file(rank, f"in{call.iteration}.{other}")
-            rank.say("fault")
-            FAULTS[rank.arguments["how"]]()
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        return float(total)
+        rank.entered(call)
+        join()
+        total = reduced()
+        rank.say("reduced", iteration=call.iteration, total=total)
+        victims = rank.arguments["victims"]
+        rank.together(f"reduced{call.iteration}", gone=call.iteration)
+        if call.iteration < len(victims):
+            if rank.initial == victims[call.iteration]:
+                FAULTS["kill"]()
+            dist.barrier()
+        dist.destroy_process_group()
+        return total
 
-    assignment = {}
-    if shift := rank.arguments.get("shift"):
-        assignment = {"rank_assignment": Turned(shift)}
-    rank.call(fn, **where(rank), **assignment)
+    rank.call(fn)
 
 
-class Turned(inprocess.plugins.rank_assignment.RankAssignment):
-    """As by default, but the first rank is another one: not that of the store and the coordinator."""
+@scenario
+def after_the_wrapper(rank: Rank) -> None:
+    """In order: a call with a group made before it, two calls, a group of the user's own, and a nested call."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with contextlib.suppress(RuntimeError):
+        rank.call(lambda: None)
+    dist.destroy_process_group()
+    hook, before = sys.excepthook, dict(os.environ)
+
+    def fn(call: CallWrapper) -> float:
+        hooked = sys.excepthook is hook
+        join()
+        rank.say("hooked", iteration=call.iteration, at_start=hooked, wrapped=sys.excepthook is not hook)
+        total = reduced()
+        rank.together(f"reduced{call.iteration}")
+        if call.iteration < 2:
+            raise ValueError("once more")
+        dist.destroy_process_group()
+        return total
+
+    rank.call(fn)
+    rank.say("environment", same=before == dict(os.environ) and sys.excepthook is hook)
+    rank.call(lambda: "second")
+    join()
+    rank.say("threads", names=[thread.name for thread in threading.enumerate()])
+    dist.barrier()
+    dist.destroy_process_group()
+    with contextlib.suppress(inprocess.exception.RestartAbort):
+        rank.call(lambda: inprocess.Wrapper()(lambda: None)())
+
+
+class Turned(ra.RankAssignment):
+    """As by default, but another rank is rank 0 of iteration 0: not that of the store and the barrier server."""
 
     def __init__(self, shift: int) -> None:
-        self._shift = shift
-        self._default = inprocess.Compose(
-            inprocess.plugins.rank_assignment.ActivateAllRanks(), inprocess.plugins.rank_assignment.ShiftRanks()
-        )
+        self._shift, self._default = shift, inprocess.Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
 
     def __call__(self, ctx: Any) -> Any:
         ctx = self._default(ctx)
         if ctx.state.iteration == 0:
-            size = ctx.state.active_world_size
-            ctx.state.rank = ctx.state.active_rank = (ctx.state.rank + self._shift) % size
+            ctx.state.rank = ctx.state.active_rank = (ctx.state.rank + self._shift) % ctx.state.active_world_size
         return ctx
+
+
+@scenario
+def fails_before_meeting(rank: Rank) -> None:
+    """Rank `victim` does `how` in iteration 0 before it calls `init_process_group`, while the others are in it."""
+    victim, own = rank.arguments["victim"], c10d._process_group_name
+
+    def name(*args: Any, **kwargs: Any) -> Any:
+        value = own(*args, **kwargs)
+        (rank.tmp / f"in.{rank.initial}").touch()  # torch has counted the group
+        return value
+
+    c10d._process_group_name = name
+
+    def fn(call: CallWrapper) -> float:
+        rank.entered(call, groups=c10d._world.group_count)
+        if call.iteration == 0 and rank.initial == victim:
+            for other in {0, 1, 2} - {victim}:
+                rank.await_file(f"in.{other}")
+            rank.say("fault")
+            FAULTS[rank.arguments["how"]]()
+        join()
+        return reduced()
+
+    rank.call(fn, rank_assignment=Turned(rank.arguments.get("shift", 0)), **files(rank))
 
 
 @scenario
 def half_made(rank: Rank) -> None:
     """In iteration 0 ranks 0 and 1 have met; rank 2 has a process group that torch has not made the world yet."""
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.distributed_c10d as c10d
-
     own = c10d._update_default_pg
 
     def update(group: Any) -> None:
-        if (
-            group is not None
-            and rank.initial == 2
-            and not os.path.exists(os.path.join(rank.arguments["tmp"], "half.2"))
-        ):
+        if group is not None and rank.initial == 2 and not (rank.tmp / "half").exists():
             rank.say("half", groups=len(c10d._world.pg_names))
-            _touch(rank, "half")
+            (rank.tmp / "half").touch()
             block()
         own(group)
 
@@ -117,64 +150,38 @@ def half_made(rank: Rank) -> None:
 
     def fn(call: CallWrapper) -> float:
         rank.entered(call, groups=c10d._world.group_count, names=len(c10d._world.pg_names))
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
+        join()
         if call.iteration == 0:
             if rank.initial == 1:
-                await_file(rank, "half.2")
+                rank.await_file("half")
                 raise OSError("no data set")
             block()
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        return float(total)
+        return reduced()
 
     rank.call(fn)
-
-
-@scenario
-def hooked(rank: Rank) -> None:
-    """torch wraps `sys.excepthook` in every iteration."""
-    import torch.distributed as dist
-
-    before = sys.excepthook
-
-    def fn(call: CallWrapper) -> None:
-        at_start = sys.excepthook is before
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
-        rank.say("hooked", iteration=call.iteration, at_start=at_start, wrapped=sys.excepthook is not before)
-        if call.iteration < 3:
-            raise ValueError("once more")
-        dist.destroy_process_group()
-
-    rank.call(fn)
-    rank.say("after", same=sys.excepthook is before)
 
 
 @scenario
 def two_calls(rank: Rank) -> None:
     """One after the other; rank `victim` is lost in the first one, as `how` says."""
+    victim = rank.arguments.get("victim", -1)
 
     def first(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0 and rank.initial == rank.arguments.get("victim"):
-            rank.say("fault")
-            FAULTS[rank.arguments["how"]]()
-        if call.iteration == 0 and "victim" in rank.arguments:
-            block()
+        if call.iteration == 0 and victim >= 0:
+            FAULTS[rank.arguments["how"]]() if rank.initial == victim else block()
         return "first"
 
     def second(call: CallWrapper) -> str:
-        rank.entered(call, second=True)
+        rank.entered(call)
         if call.iteration == 0 and "fault_in_second" in rank.arguments:
             rank.together("second", gone=1)
-            if rank.initial == rank.arguments["fault_in_second"]:
-                raise ValueError("second")
-            block()
+            throw(ValueError("second")) if rank.initial == rank.arguments["fault_in_second"] else block()
         return f"second of {os.environ['WORLD_SIZE']}"
 
     left: Any = SystemExit if rank.arguments.get("comes_back") else ()
     with contextlib.suppress(left):
-        rank.call(first, **where(rank))
-    rank.call(second, **where(rank))
+        rank.call(first, **files(rank))
+    rank.call(second, **files(rank))
 
 
 @scenario
@@ -182,9 +189,186 @@ def gives_up(rank: Rank) -> None:
     """The first start of the ranks by torchrun ends with RestartAbort on all of them; the second one does not."""
 
     def fn(call: CallWrapper) -> str:
-        rank.entered(call)
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise ValueError("of the first start")
         return "done"
 
-    rank.call(fn, initialize=inprocess.plugins.initialize.RetryController(max_iterations=1), **where(rank))
+    rank.call(fn, initialize=inprocess.initialize.RetryController(max_iterations=1))
+
+
+@scenario
+def cleans_up(rank: Rank) -> None:
+    """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
+    iteration_end._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
+
+    def fn(call: CallWrapper) -> str:
+        if call.iteration == 0:
+            join()
+            rank.together("met")
+            if rank.initial == 1:
+                raise ValueError("first")
+            try:
+                dist.barrier()
+            finally:
+                rank.say("cleaning")
+                pause(0.3)
+                rank.say("cleaned")
+        return "done"
+
+    rank.call(fn)
+
+
+@scenario
+def many_restarts(rank: Rank) -> None:
+    """Reports the resources of this process after half of the restarts and after all."""
+    rounds, alive = rank.arguments["rounds"], []
+    stores: list[dist.TCPStore] = []
+    keys = [0]
+
+    class Big:
+        pass
+
+    def held(call: CallWrapper) -> None:
+        gc.collect()
+        monitor = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+        rank.say(
+            "held",
+            iteration=call.iteration,
+            fds=len(os.listdir("/proc/self/fd")),
+            threads=len(os.listdir("/proc/self/task")),
+            monitor_fds=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in monitor),
+            children=len(monitor),
+            objects=sum(1 for one in alive if one() is not None),
+            keys=keys_left() if rank.initial == 0 else 0,
+        )
+
+    def keys_left() -> int:
+        """In the store; the keys of the last iterations are being deleted meanwhile."""
+        deadline_s = time.monotonic() + 10.0
+        while (count := stores[0].num_keys()) > keys[0] and time.monotonic() < deadline_s:
+            pause(0.01)
+        return count
+
+    def fn(call: CallWrapper) -> str:
+        big = Big()
+        alive.append(weakref.ref(big))
+        if call.iteration == rank.arguments["settled"] and rank.initial == 0:
+            port = int(os.environ["NVRX_TEST_STORE"])
+            stores.append(dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+            keys[0] = stores[0].num_keys()
+            rank.say("settled", keys=keys[0])
+        if call.iteration in (rounds // 2, rounds):
+            held(call)
+            rank.together(f"held{call.iteration}")  # no rank returns, or raises, while the store is looked at
+        if call.iteration < rounds:
+            rank.together(f"round{call.iteration}")
+            throw(ValueError("once more")) if rank.initial == call.iteration % 2 else block()
+        return "done"
+
+    kinds = {
+        "default": inprocess.Compose(ra.ActivateAllRanks(), ra.ShiftRanks()),
+        "filter": inprocess.Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey("all", bool)),
+        "tree": ra.Tree([ra.Layer()]),
+    }
+    os.environ["NVRX_TEST_STORE"] = os.environ["MASTER_PORT"]
+    rank.call(fn, rank_assignment=kinds[rank.arguments["kind"]])
+
+
+@scenario
+def atomic(rank: Rank) -> None:
+    """Rank 1 raises while rank 0 is in an atomic block; rank 0 reports its steps after that."""
+
+    def fn(call: CallWrapper) -> str:
+        rank.together(f"atomic{call.iteration}")
+        if call.iteration == 0:
+            if rank.initial == 1:
+                rank.together("in the block")
+                raise ValueError
+            with call.atomic(), call.atomic():
+                rank.together("in the block")
+                pause(0.2)
+                rank.say("whole")
+            for _ in range(1000):
+                pause(0.01)
+                with call.atomic():
+                    pass
+            rank.say("too late")
+        return "done"
+
+    rank.call(fn)
+
+
+@scenario
+def unprotected(rank: Rank) -> None:
+    """Three hard timeouts in C without hang protection; the wake-ups of the monitor process in the last two."""
+
+    def wake_ups(pid: str) -> int:
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("voluntary"))
+
+    def fn(call: CallWrapper) -> tuple[int, int]:
+        (monitor,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        hard_us = int(1e6 * rank.arguments["times"]["hard_timeout"])
+        call.ping()
+        with call.disable_hang_protection():
+            ctypes.PyDLL(None).usleep(hard_us)
+            before = wake_ups(monitor)
+            ctypes.PyDLL(None).usleep(2 * hard_us)
+            return call.iteration, wake_ups(monitor) - before
+
+    rank.call(fn)
+
+
+@scenario
+def left_open(rank: Rank) -> None:
+    """A generator keeps a block of iteration 0 open, and is closed in iteration 1, which hangs."""
+    kept: list[Any] = []
+
+    def open_in(block_of_call: contextlib.AbstractContextManager[None]) -> Any:
+        with block_of_call:
+            yield 1
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            kept.append(open_in(getattr(call, rank.arguments["block"])()))
+            next(kept[0])
+            raise ValueError("first")
+        if call.iteration == 1:
+            rank.say("open", blocks=len(kept))
+            kept.clear()
+            call.ping()
+            block()
+        return "done"
+
+    rank.call(fn)
+
+
+@scenario
+def long_finalize(rank: Rank) -> None:
+    """It takes longer than the hard timeout, but not longer than it may."""
+    hard_s = rank.arguments["times"]["hard_timeout"]
+    finalize = inprocess.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(1.5 * hard_s))
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            rank.together("entered")  # a rank that has not entered when another raises may skip iteration 0
+            raise ValueError("first")
+        return "done"
+
+    rank.call(fn, finalize=finalize)
+
+
+@scenario
+def refused(rank: Rank) -> None:
+    """Calls that cannot begin: a log file in a missing directory, a store with an odd error text, no MASTER_ADDR."""
+
+    def make() -> None:
+        raise ValueError("bad \udce4 name" + 3000 * "\u00e4")
+
+    for more in ({"monitor_process_logfile": "/nonexistent/directory/log"}, {"store_factory": make}, {}):
+        if not more:
+            del os.environ["MASTER_ADDR"]
+        with contextlib.suppress(Exception):
+            rank.call(lambda: "done", **more)

@@ -1,10 +1,8 @@
-"""What ranks are in the middle of when they are stopped, in the tests of how that is done."""
+"""The ranks' side of the tests of how the function is stopped in the middle of something."""
 
 from __future__ import annotations
 
 import asyncio
-import cProfile
-import datetime
 import logging
 import multiprocessing
 import os
@@ -12,14 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from scenarios import Rank, block, pause, scenario
 
-from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
 
 
@@ -73,7 +68,7 @@ def _handler(rank: Rank, call: CallWrapper) -> None:
     def leave(*_: Any) -> None:
         _met(rank)
         stopper = call._stopper
-        while not (stopper and stopper._put_off):
+        while not (stopper and stopper._deferred):
             pass
         sys.exit(5)
 
@@ -83,7 +78,7 @@ def _handler(rank: Rank, call: CallWrapper) -> None:
 
 def _met(rank: Rank) -> None:
     rank.say("met")
-    (Path(rank.arguments["tmp"]) / "met").touch()
+    (rank.tmp / "met").touch()
 
 
 STOPPED = {"task group": _task_group, "exit": _exit, "handler": _handler}
@@ -98,53 +93,11 @@ def stopped_in(rank: Rank) -> None:
         if call.iteration == 0:
             if rank.initial == 1:
                 STOPPED[rank.arguments["what"]](rank, call)
-            while not (Path(rank.arguments["tmp"]) / "met").exists():
-                pause(0.001)
+            rank.await_file("met")
             raise ValueError("fault of rank 0")
         return f"{rank.initial} done"
 
     rank.call(fn)
-
-
-@scenario
-def left_open(rank: Rank) -> None:
-    """A generator keeps a block of iteration 0 open, and is closed in iteration 1, which hangs."""
-    kept: list[Iterator[int]] = []
-
-    def open_in(block_of_call: AbstractContextManager[None]) -> Iterator[int]:
-        with block_of_call:
-            yield 1
-
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            kept.append(open_in(getattr(call, rank.arguments["block"])()))
-            next(kept[0])
-            raise ValueError("first")
-        if call.iteration == 1:
-            rank.say("open", blocks=len(kept))
-            kept.clear()
-            call.ping()
-            block()
-        return "done"
-
-    rank.call(fn)
-
-
-@scenario
-def long_finalize(rank: Rank) -> None:
-    """It takes longer than the hard timeout, but not longer than it may."""
-    hard_s = rank.arguments["times"]["hard_timeout"]
-    finalize = inprocess.plugins.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(2 * hard_s))
-
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            rank.together("entered")  # who has not entered when another raises need not enter iteration 0 at all
-            raise ValueError("first")
-        return "done"
-
-    rank.call(fn, finalize=finalize)
 
 
 def _lock_is_free(lock: Any) -> bool:
@@ -199,23 +152,6 @@ class _LogsWithPipe(_Logs):
         signal.set_wakeup_fd(write)
 
 
-class _Profiles:
-    """Python 3.11 makes a pending call again and again under a profiler, if it asks for another one."""
-
-    def __init__(self) -> None:
-        self._profile = cProfile.Profile()
-
-    def __call__(self) -> None:
-        self._profile.enable()
-        for number in range(1000):
-            abs(number)
-        self._profile.disable()
-
-    def left(self) -> list[str]:
-        self._profile.disable()
-        return []
-
-
 class _Autocasts:
     def __call__(self) -> None:
         import torch
@@ -268,7 +204,6 @@ MIDDLES = {
     "logging": _Logs,
     "logging, SIGURG handled": _LogsWithSigurg,
     "logging, a signal pipe": _LogsWithPipe,
-    "profiling": _Profiles,
     "autocast": _Autocasts,
     "starting processes": _Starts,
 }
@@ -293,60 +228,3 @@ def over_and_over(rank: Rank) -> None:
             do()
 
     rank.call(fn)
-
-
-@scenario
-def computes_while_aborted(rank: Rank) -> None:
-    """The steps that rank 1 has made before each of ten aborts, and during it: 5 ms."""
-    steps, made = [0], []
-
-    class Slow(inprocess.plugins.abort.Abort):
-        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
-            before = steps[0]
-            pause(0.005)
-            made.append((before, steps[0] - before))
-            return state
-
-    def fn(call: CallWrapper) -> list[tuple[int, int]]:
-        steps[0] = 0
-        if call.iteration == 10:
-            return made
-        rank.together(f"round{call.iteration}")
-        if rank.initial == 0:
-            pause(0.02)
-            raise ValueError("once more")
-        while True:
-            steps[0] += 1
-
-    rank.call(fn, abort=Slow())
-
-
-@scenario
-def handler_during_abort(rank: Rank) -> None:
-    """A signal comes to rank 1 while it is aborted, and its handler stays."""
-    entered: list[str] = []
-
-    class Signals(inprocess.plugins.abort.Abort):
-        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
-            if rank.initial == 1 and not entered:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                while not entered:
-                    pause(0.001)
-            return state
-
-    def handle(*_: object) -> None:
-        entered.append("handler")
-        block()
-
-    def fn(call: CallWrapper) -> list[str]:
-        if call.iteration == 1:
-            return entered
-        rank.together("round")
-        if rank.initial == 0:
-            pause(0.02)
-            raise ValueError("once")
-        while True:
-            abs(1)
-
-    signal.signal(signal.SIGUSR1, handle)
-    rank.call(fn, abort=Signals())

@@ -19,7 +19,7 @@ class Script:
     def __init__(self, zygote: Zygote, argv: list[str], env: dict[str, str], err: Path) -> None:
         self._zygote, self._err = zygote, err
         request = {
-            "module": "scenarios_script",
+            "module": "scenarios_lost",
             "scenario": "script",
             "arguments": {"argv": argv, "cwd": str(err.parent)},
             "env": env,

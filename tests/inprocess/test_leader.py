@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.meeting.barriers import Round
+from nvrx_slurm.inprocess.meeting.barriers import Iteration
 from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
 from nvrx_slurm.inprocess.meeting.store import StoreView
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.testing.memory_store import MemoryStore
 
 dist = pytest.importorskip("torch.distributed")
 
@@ -37,9 +37,9 @@ def servers() -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def rounds(servers: list[Any], request: pytest.FixtureRequest) -> list[Round]:
+def rounds(servers: list[Any], request: pytest.FixtureRequest) -> list[Iteration]:
     """The same round through one connection each."""
-    return [Round(StoreView(one).under(request.node.name), 5) for one in servers]
+    return [Iteration(StoreView(one).under(request.node.name), 5) for one in servers]
 
 
 def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
@@ -70,7 +70,7 @@ class Waiting:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_lost_rank_wakes_those_who_wait_for_it(rounds: list[Round], before: bool) -> None:
+def test_a_lost_rank_wakes_those_who_wait_for_it(rounds: list[Iteration], before: bool) -> None:
     """Leader, deputy and a third one, whose waits would last minutes; told before they wait, or while they do."""
     if before:
         rounds[0].interrupt(LOST)
@@ -86,7 +86,7 @@ def test_a_lost_rank_wakes_those_who_wait_for_it(rounds: list[Round], before: bo
         assert "a rank was lost meanwhile" in str(one.raised[0])
 
 
-def test_what_has_begun_is_not_disturbed(rounds: list[Round]) -> None:
+def test_what_has_begun_is_not_disturbed(rounds: list[Iteration]) -> None:
     """Ranks have their places, the iteration has begun: a fault then is no reason to write to `assign`."""
     this = rounds[0]
     this.publish_start("host", 1)
@@ -125,11 +125,11 @@ def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) 
     call, assignment, state = StoreView(store), ra.with_defaults(make()), State(rank=0, world_size=1)
     counted = []
     for number in range(100):
-        this = Round(call, number)
+        this = Iteration(call, number)
         view = this.keys.under("assign", call.under("stable"))
         state = ra.assign(assignment, ra.RankAssignmentCtx(state, view, set()))
         this.interrupt(LOST)
-        this.forget([0])
+        this.delete_keys([0])
         counted.append(store.num_keys())
         state.advance()
     assert len(set(counted[8:])) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -44,17 +43,13 @@ def initial(states: list[State]) -> list[int | None]:
     return [by_active[rank] for rank in sorted(by_active)]
 
 
-def test_the_default() -> None:
+def test_the_default_and_fill_gaps() -> None:
     default = Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
     states = after(default, world(8), {1, 4, 5})
     assert initial(states) == [0, 2, 3, 6, 7]
     assert {(state.world_size, state.active_world_size, state.mode) for state in states} == {(5, 5, Mode.ACTIVE)}
     assert initial(after(default, states, {0})) == [2, 3, 6, 7]
-
-
-def test_fill_gaps() -> None:
-    states = after(Compose(ra.ActivateAllRanks(), ra.FillGaps()), world(8), {1, 4, 5})
-    assert initial(states) == [0, 6, 2, 3, 7]
+    assert initial(after(Compose(ra.ActivateAllRanks(), ra.FillGaps()), world(8), {1, 4, 5})) == [0, 6, 2, 3, 7]
 
 
 def test_spares_come_in_as_ranks_die() -> None:
@@ -239,16 +234,6 @@ def test_arguments_are_checked(make: Callable[[], Any], error: type[Exception]) 
         make()
 
 
-def test_names_and_defaults_of_the_seed() -> None:
-    assert ra.FilterGroupedByKey is ra.FilterCountGroupedByKey
-    assert keyed().timeout == timedelta(seconds=60)
-    layer = ra.Layer()
-    assert (layer.min_ranks, layer.max_ranks, layer.key_or_fn, layer.flag) == (1, None, "", None)
-    assert ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
-    assert ra.ActiveWorldSizeDivisibleBy().divisor == 1
-    assert all(hasattr(ra, name) for name in ra.__all__)
-
-
 # --- a user's own -----------------------------------------------------------------------------------------------------
 
 
@@ -272,11 +257,10 @@ def changed(**fields: Any) -> Own:
         (Compose(Own(lambda ctx: "x"), ra.ShiftRanks()), InternalError, r"^Own\(\) returned 'x', not a"),
         (Compose(ra.ShiftRanks(), Compose(ra.ShiftRanks(), changed(rank=0), Own(lambda ctx: 3))), InternalError, "Own"),
         (Compose(ra.ShiftRanks(), Own(lambda ctx: replace(ctx, state=None))), InternalError, r"^Own\(\) returned Rank"),
-        (changed(world_size=2), InternalError, "activated nobody"),
         (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),
         (changed(mode=Mode.TERMINATED, world_size=2), ra.RankDiscarded, "terminated rank 1"),
         (changed(mode=Mode.ACTIVE, world_size=2, active_world_size=1, active_rank=1), InternalError, "fit together"),
-        (changed(mode=Mode.ACTIVE, world_size=2, active_world_size=2), InternalError, "fit together"),
+        (changed(mode=Mode.INACTIVE, world_size=2), InternalError, "fit together"),
         (changed(mode=Mode.INACTIVE, world_size=2, active_world_size=3), InternalError, "fit together"),
         (changed(mode=Mode.INACTIVE, world_size=2, active_world_size=0), RestartAbort, "of 2 healthy ranks"),
     ],
@@ -287,6 +271,15 @@ def test_results_that_no_iteration_can_begin_with(
     ctx = ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2})
     with pytest.raises(error, match=sentence):
         ra.assign(assignment, ctx)
+
+
+@pytest.mark.parametrize(
+    "assignment", [changed(world_size=2), changed(mode=Mode.ACTIVE, world_size=2), changed(active_rank=1, world_size=2)]
+)
+def test_a_rank_that_is_not_deactivated_is_active(assignment: Own) -> None:
+    """D19."""
+    new = ra.assign(assignment, ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2}))
+    assert (new.mode, new.active_rank, new.active_world_size) == (Mode.ACTIVE, 1, 2)
 
 
 def test_an_own_assignment_may_do_it_all() -> None:

@@ -63,11 +63,6 @@ def test_lowest_healthy(world: tuple[int, set[int]], count: int) -> None:
     assert ranks.healthy(size, terminated) == sorted(set(range(size)) - terminated)
 
 
-@given(st.integers(0, 1000), st.integers(1, 1000))
-def test_divisible(size: int, divisor: int) -> None:
-    assert ranks.divisible(size, divisor) == max(n for n in range(size + 1) if n % divisor == 0)
-
-
 @given(st.dictionaries(st.integers(0, 30), st.sampled_from("abcde")), st.sets(st.integers(1, 8)))
 def test_failing_keys(keys: dict[int, str], wanted: set[int]) -> None:
     asked: list[int] = []

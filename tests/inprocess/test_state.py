@@ -8,7 +8,6 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 
 
@@ -85,12 +84,3 @@ def test_copy_from() -> None:
     assert state == other
     with pytest.raises(AttributeError, match="colour"):
         state.copy_from(other, ["colour"])
-
-
-def test_error_tree() -> None:
-    assert issubclass(exception.BarrierTimeout, exception.BarrierError)
-    assert issubclass(exception.BarrierOverflow, exception.BarrierError)
-    for name in ("HealthCheckError", "InternalError", "TimeoutError", "RankDiscarded", "FaultCounterExceeded"):
-        assert issubclass(getattr(exception, name), exception.RestartError)
-    assert issubclass(exception.RestartError, Exception)
-    assert not issubclass(exception.RestartAbort, Exception)

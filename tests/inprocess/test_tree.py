@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.inprocess.tree import (
     DEAD,
-    SET_ASIDE,
+    FILTERED,
     SPARE,
     Level,
     Places,
@@ -175,7 +175,7 @@ def check_bounds(levels: Sequence[Level], keys: Keys, fast: Fast) -> None:
             assert not inside & alive or len(inside & alive) >= level.min_ranks
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(stories())
 def test_equal_to_the_slow_one_and_within_bounds(
     story: tuple[list[Level], Keys, int | None, list[set[int]]],
@@ -192,7 +192,7 @@ def test_equal_to_the_slow_one_and_within_bounds(
         check_bounds(levels, keys, fast)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stories(), st.booleans())
 @example(([Level(1, None), Level(1, None)], [("root", "a")] * 8, 4, [{7}, {1}, {2}]), False)
 def test_the_filter_never_takes_more_than_it_must(
@@ -221,46 +221,83 @@ def hosts(*sizes: int) -> Keys:
     return [("root", f"host{host}") for host, size in enumerate(sizes) for _ in range(size)]
 
 
-def test_the_first_places_are_in_depth_first_order_up_to_each_maximum() -> None:
+RESERVE = Level(1, None, reserve=True)
+ONE_HOST = [("root",)] * 8
+# levels, keys, world size filter; active slots at first, then (slots that die, active slots) in turn
+EXAMPLES: dict[str, tuple[list[Level], Keys, int | None, list[int], list[tuple[set[int], list[int]]]]] = {
+    "depth-first up to each maximum": ([Level(1, 5), Level(1, 2)], hosts(3, 3, 3), None, [0, 1, 3, 4, 6], []),
+    "neighbours": ([Level(), Level()], [("root", host) for host in "abab"], None, [0, 2, 1, 3], []),
+    "a maximum holds when spares come in": (
+        [RESERVE, Level(1, 2, reserve=True)],
+        hosts(3, 3, 3),
+        None,
+        [0, 1, 3, 4, 6, 7],
+        [({0, 1}, [2, 3, 4, 6, 7])],
+    ),
+    "the lowest spare": ([Level(1, 4, reserve=True)], ONE_HOST, None, [0, 1, 2, 3], [({0}, [4, 1, 2, 3])]),
+    "the nearest spare": (
+        [RESERVE, Level(1, 2, reserve=True)],
+        hosts(3, 4),
+        None,
+        [0, 1, 3, 4],
+        [({4, 0}, [2, 1, 3, 5])],
+    ),
+    "without RESERVE the search ends": (
+        [Level(1, 3), Level(1, 2, reserve=True)],
+        hosts(2, 3),
+        None,
+        [0, 1, 2],
+        [({0}, [1, 2])],
+    ),
+    "BACKFILL in a host": (
+        [Level(), Level(backfill=True)],
+        hosts(4, 4),
+        None,
+        [*range(8)],
+        [({1}, [0, 3, 2, 4, 5, 6, 7])],
+    ),
+    "BACKFILL everywhere": (
+        [Level(backfill=True)] * 2,
+        hosts(4, 4),
+        None,
+        [*range(8)],
+        [({1, 2}, [0, 7, 6, 3, 4, 5])],
+    ),
+    "a minimum from the beginning": ([Level(), Level(3)], hosts(3, 2, 3), None, [0, 1, 2, 5, 6, 7], []),
+    "inactive deaths": ([Level(1, 4)], ONE_HOST, None, [0, 1, 2, 3], [({5, 7}, [0, 1, 2, 3])]),
+    "filtered ranks come back": (
+        [Level()],
+        ONE_HOST,
+        4,
+        [*range(8)],
+        [({7}, [0, 1, 2, 3]), ({1}, [0, 2, 3, 4])],
+    ),
+    "a filtered rank that dies is replaced": (
+        [Level(), Level(1, 1, reserve=True)],
+        hosts(1, 1, 2),
+        2,
+        [0, 1],
+        [({2}, [0, 1]), ({0}, [1, 3])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_by_hand(name: str) -> None:
+    levels, keys, divisor, first, losses = EXAMPLES[name]
+    fast = Fast(levels, keys, multiple_of(divisor))
+    assert fast.active == first
+    for died, active in losses:
+        fast.lose(died)
+        assert fast.active == active
+
+
+def test_the_places_of_spares_and_filtered_ranks() -> None:
     fast = Fast([Level(1, 5), Level(1, 2)], hosts(3, 3, 3))
-    assert fast.active == [0, 1, 3, 4, 6]
     assert fast.places == [0, 1, SPARE, 2, 3, SPARE, 4, SPARE, SPARE]
-
-
-def test_ranks_of_one_branch_become_neighbours() -> None:
-    fast = Fast([Level(), Level()], [("root", host) for host in "abab"])
-    assert fast.active == [0, 2, 1, 3]
-
-
-def test_a_maximum_holds_when_spares_come_in() -> None:
-    fast = Fast([Level(1, None, reserve=True), Level(1, 2, reserve=True)], hosts(3, 3, 3))
-    fast.lose({0, 1})
-    assert fast.active == [2, 3, 4, 6, 7]
-
-
-def test_the_lowest_spare_of_the_nearest_domain_comes_in() -> None:
-    fast = Fast([Level(1, 4, reserve=True)], [("root",)] * 8)
-    fast.lose({0})
-    assert fast.active == [4, 1, 2, 3]
-    near = Fast([Level(1, None, reserve=True), Level(1, 2, reserve=True)], hosts(3, 4))
-    near.lose({4, 0})
-    assert near.active == [2, 1, 3, 5]
-
-
-def test_without_the_flag_the_search_ends() -> None:
-    fast = Fast([Level(1, 3, reserve=False), Level(1, 2, reserve=True)], hosts(2, 3))
-    assert fast.active == [0, 1, 2]
-    fast.lose({0})
-    assert fast.active == [1, 2]
-
-
-def test_the_highest_of_the_domain_fills_the_gap() -> None:
-    fast = Fast([Level(), Level(backfill=True)], hosts(4, 4))
-    fast.lose({1})
-    assert fast.active == [0, 3, 2, 4, 5, 6, 7]
-    everywhere = Fast([Level(backfill=True), Level(backfill=True)], hosts(4, 4))
-    everywhere.lose({1, 2})
-    assert everywhere.active == [0, 7, 6, 3, 4, 5]
+    fast = Fast([Level()], ONE_HOST, multiple_of(4))
+    fast.lose({7})
+    assert fast.places.count(FILTERED) == 3
 
 
 def test_a_branch_below_its_minimum_dies_with_its_reason() -> None:
@@ -268,52 +305,21 @@ def test_a_branch_below_its_minimum_dies_with_its_reason() -> None:
     fast.lose({4})
     assert fast.alive == {0, 1, 2}
     assert [killed_by(place) for place in fast.places[3:]] == [1, None, 1]
-    everybody = Fast([Level(5), Level(1)], hosts(3, 3))
-    everybody.lose({0, 5})
-    assert everybody.alive == set()
-    assert killed_by(everybody.places[1]) == 0
-
-
-def test_a_minimum_holds_from_the_beginning() -> None:
-    assert Fast([Level(), Level(3)], hosts(3, 2, 3)).active == [0, 1, 2, 5, 6, 7]
-
-
-def test_inactive_deaths_shrink_nothing() -> None:
-    fast = Fast([Level(1, 4)], [("root",)] * 8)
-    fast.lose({5, 7})
-    assert fast.active == [0, 1, 2, 3]
-
-
-def test_who_was_set_aside_comes_back() -> None:
-    fast = Fast([Level()], [("root",)] * 8, lambda size: size - size % 4)
-    fast.lose({7})
-    assert (fast.active, fast.places.count(SET_ASIDE)) == ([0, 1, 2, 3], 3)
-    fast.lose({1})
-    assert fast.active == [0, 2, 3, 4]
+    all_of_them = Fast([Level(5), Level(1)], hosts(3, 3))
+    all_of_them.lose({0, 5})
+    assert all_of_them.alive == set() and killed_by(all_of_them.places[1]) == 0
 
 
 @pytest.mark.parametrize("wanted", [9, -1, 2.0, None])
 def test_a_filter_that_cannot_be_met(wanted: object) -> None:
-    with pytest.raises(TopologyError, match=r"world_size_filter\(8\) returned"):
-        Fast([Level()], [("root",)] * 8, lambda size: wanted)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TopologyError, match=r"world_size_filter\(8\)"):
+        Fast([Level()], ONE_HOST, lambda size: wanted)  # type: ignore[arg-type, return-value]
 
 
-def test_one_root_for_all() -> None:
+def test_one_root_for_all_and_no_filter_for_none() -> None:
     with pytest.raises(TopologyError, match="rank 0 has 'a' and rank 2 has 'b'"):
         Topology([Level()], {0: ("a",), 1: ("a",), 2: ("b",)})
-
-
-def test_a_filter_is_not_asked_about_nobody() -> None:
     asked: list[int] = []
     fast = Fast([Level(4)], [("root",)] * 4, lambda size: asked.append(size) or size)
     fast.lose({0})
     assert (fast.alive, asked) == (set(), [4])
-
-
-def test_who_dies_set_aside_is_replaced() -> None:
-    levels = [Level(), Level(1, 1, reserve=True)]
-    fast = Fast(levels, hosts(1, 1, 2), lambda size: size - size % 2)
-    assert fast.active == [0, 1]
-    fast.lose({2})  # was set aside; its host's spare is set aside in its place
-    fast.lose({0})
-    assert fast.active == [1, 3]

@@ -2,120 +2,254 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks_harness import Job
 
-SHORT = {  # so that hangs are found within a test's patience
-    "soft_timeout": 1.0,
-    "hard_timeout": 4.0,  # far enough for a loaded machine to notice the soft one first
+QUICK = {
+    "heartbeat_interval": 0.1,
     "progress_watchdog_interval": 0.1,
     "monitor_process_interval": 0.1,
     "monitor_thread_interval": 0.1,
-    "termination_grace_time": 0.2,
+    "termination_grace_time": 0.1,
 }
+HANGS = {**QUICK, "soft_timeout": 0.5, "hard_timeout": 1.5}
+KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def survivors_restart(job: Job, survivors: list[int], world_size: int) -> None:
-    """They enter the function a second time, numbered anew without a gap, and return."""
-    for rank, survivor in enumerate(survivors):
-        second = job.await_event(survivor, "entered", iteration=1)
-        assert (second["RANK"], second["WORLD_SIZE"]) == (str(rank), str(world_size))
-        job.await_event(survivor, "returned")
-    assert {job.await_end(survivor) for survivor in survivors} == {0}
+def train(job: Job, world_size: int, *faults: dict[int, str], **arguments: Any) -> Job:
+    return job.start(
+        "train", world_size, faults=[{str(r): how for r, how in one.items()} for one in faults], **arguments
+    )
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize(("how", "code"), [("sigkill", -signal.SIGKILL), ("os_exit", 9), ("sigterm", -signal.SIGTERM)])
-def test_a_rank_that_dies_is_not_missed(job: Job, how: str, code: int, victim: int) -> None:
-    job.start("fault_once", 3, victims=[victim], how=how)
-    survivors_restart(job, [rank for rank in range(3) if rank != victim], 2)
-    assert job.await_end(victim) == code
+def all_return(job: Job, ranks: Any, iteration: int = 1, **codes: int) -> None:
+    """They enter the function in this iteration, numbered anew without a gap, and return; the others have ended."""
+    for place, rank in enumerate(ranks):
+        entered = job.await_event(rank, "entered", iteration=iteration)
+        assert (entered["RANK"], entered["WORLD_SIZE"]) == (str(place), str(len(ranks)))
+        assert job.await_event(rank, "returned")["value"] == f"{rank} done"
+        assert job.await_end(rank) == 0
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+def test_without_a_fault_each_rank_gets_its_own_value(job: Job) -> None:
+    all_return(train(job, 4), range(4), 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_an_exception_on_one_rank_restarts_all(job: Job, world_size: int) -> None:
+    victim = world_size - 1
+    train(job, world_size, {victim: "raise"})
+    all_return(job, range(world_size))
+    for rank in range(world_size):
+        first, second = job.of(rank, "entered")
+        assert first["MASTER_PORT"] != second["MASTER_PORT"]
+    logged = job.err(victim).read_text()
+    assert "Traceback" in logged and "scenarios.py" in logged
+    assert "nvrx_slurm/inprocess" not in logged.split("Traceback")[1], "frames of the wrapper are left out"
+
+
 @pytest.mark.parametrize(
-    ("how", "kind"), [("exit", "SystemExit"), ("keyboard", "KeyboardInterrupt"), ("abort", "RestartAbort")]
+    ("how", "victim", "code"),
+    [
+        ("sigkill", 0, -signal.SIGKILL),
+        ("sigkill", 2, -signal.SIGKILL),
+        ("os_exit", 1, 9),
+        ("sigterm", 1, -signal.SIGTERM),
+    ],
 )
-def test_a_rank_that_raises_a_base_exception_leaves(job: Job, how: str, kind: str, victim: int) -> None:
-    job.start("fault_once", 3, victims=[victim], how=how)
-    survivors_restart(job, [rank for rank in range(3) if rank != victim], 2)
+def test_the_others_go_on_without_a_rank_that_dies(job: Job, how: str, victim: int, code: int) -> None:
+    train(job, 3, {victim: how})
+    all_return(job, [rank for rank in range(3) if rank != victim])
+    assert job.await_end(victim) == code
+
+
+@pytest.mark.parametrize(
+    ("how", "victim", "kind"),
+    [("exit", 0, "SystemExit"), ("exit", 2, "SystemExit"), ("keyboard", 1, "KeyboardInterrupt"),
+     ("abort", 0, "RestartAbort"), ("text exits", 1, "SystemExit"), ("circle", 1, "SystemExit")],
+)  # fmt: skip
+def test_a_rank_that_raises_a_base_exception_leaves(job: Job, how: str, victim: int, kind: str) -> None:
+    train(job, 3, {victim: how})
+    all_return(job, [rank for rank in range(3) if rank != victim])
     assert job.await_event(victim, "raised")["kind"] == kind
     assert job.await_end(victim) != 0
-    job.await_nothing_left()
-
-
-@pytest.mark.parametrize("how", ["sigstop", "gil", "c_lock"])
-def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job, how: str) -> None:
-    job.start("fault_once", 3, victims=[1], how=how, times=SHORT)
-    survivors_restart(job, [0, 2], 2)
-    assert job.await_end(1) in (-signal.SIGTERM, -signal.SIGKILL)
-    job.await_nothing_left()
-
-
-def test_a_rank_that_pings_no_more_is_restarted_after_the_soft_timeout(job: Job) -> None:
-    job.start("fault_once", 3, victims=[1], how="livelock", times=SHORT)
-    survivors_restart(job, [0, 1, 2], 3)
-    job.await_nothing_left()
-
-
-@pytest.mark.parametrize("others", ["sleep", "lock", "block"])
-def test_ranks_blocked_in_python_are_stopped_at_once(job: Job, others: str) -> None:
-    job.start("fault_once", 2, victims=[0], how="raise", others=others)
-    survivors_restart(job, [0, 1], 2)
-    job.await_nothing_left()
-
-
-def test_two_faults_at_once_are_one_restart(job: Job) -> None:
-    job.start("fault_once", 4, victims=[1, 2], how="sigkill", times={"last_call_wait": 0.3})
-    survivors_restart(job, [0, 3], 2)
-    job.await_nothing_left()
-
-
-def test_a_swallowed_exception_is_sent_again_and_debug_names_the_place(job: Job) -> None:
-    env = {"NVRX_LOG_LEVEL": "DEBUG"}
-    times = {**SHORT, "hard_timeout": 5.0}
-    job.start("fault_once", 2, victims=[0], how="raise", others="swallow", times=times, env=env)
-    job.await_event(1, "swallowed")
-    survivors_restart(job, [0, 1], 2)
-    said = job.err(1).read_text()
-    assert "RankShouldRestart was suppressed at" in said
-    assert "scenarios.py" in said.split("RankShouldRestart was suppressed at")[1].splitlines()[0]
-    job.await_nothing_left()
 
 
 @pytest.mark.parametrize(
     ("how", "told"),
     [
+        ("restart exception", "RankShouldRestart"),
         ("surrogate", r"ValueError: bad \udce4 name"),
-        ("raises", "NoText: (its text cannot be had: RuntimeError in __str__)"),
-        ("none", "NoText: (its text cannot be had: TypeError in __str__)"),
+        ("no text", "NoText: (its text cannot be had: RuntimeError in __str__)"),
+        ("fork", "ValueError: the child ended with 1"),
     ],
 )
-def test_an_exception_with_an_odd_text_is_one_like_others(job: Job, how: str, told: str) -> None:
-    """All ranks learn of it, and none is lost."""
-    job.start("odd_exception", 2, how=how)
-    survivors_restart(job, [0, 1], 2)
-    assert job.of(1, "fault")
+def test_odd_exceptions_are_faults_like_any_other(job: Job, how: str, told: str) -> None:
+    """All ranks learn of them, and none is lost; a child that the function forks ends there."""
+    train(job, 2, {1: how})
+    all_return(job, range(2))
     for rank in range(2):
         assert f"rank 1: exception: {told}" in job.err(rank).read_text()
+
+
+def test_the_function_s_own_restart_exception_is_limited_by_the_retry_controller(job: Job) -> None:
+    train(job, 2, *[{1: "restart exception"}] * 3, tries=2)
+    for rank in range(2):
+        assert job.await_event(rank, "raised")["kind"] == "RestartAbort"
+        assert job.await_end(rank) == 1
     job.await_nothing_left()
 
 
-def test_a_text_that_exits_does_so(job: Job) -> None:
-    """It cannot be told from a signal's handler that does while the text is read."""
-    job.start("odd_exception", 2, how="exits")
-    assert job.await_event(1, "raised")["kind"] == "SystemExit"
-    assert job.of(1, "fault") and job.await_end(1) == 5
-    survivors_restart(job, [0], 1)
+def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job) -> None:
+    """Three at once: each is killed by its own monitor process."""
+    victims = {1: "sigstop", 2: "gil", 3: "c_lock"}
+    train(job, 5, victims, times={**HANGS, "last_call_wait": 1.0, "soft_timeout": 1.0})
+    entered = [job.await_event(rank, "returned") and job.of(rank, "entered")[-1] for rank in (0, 4)]
+    assert [(one["RANK"], one["WORLD_SIZE"]) for one in entered] == [("0", "2"), ("1", "2")]
+    for victim in victims:
+        assert job.await_end(victim) in KILLED
     job.await_nothing_left()
 
 
-def test_causes_that_go_round(job: Job) -> None:
-    job.start("odd_exception", 2, how="circle")
-    assert job.await_event(1, "raised")["kind"] == "SystemExit"
-    assert job.await_end(1) == 4
-    survivors_restart(job, [0], 1)
+def test_a_rank_that_pings_no_more_is_restarted_after_the_soft_timeout(job: Job) -> None:
+    train(job, 3, {1: "livelock"}, times={**HANGS, "hard_timeout": 20.0})
+    all_return(job, range(3))
+
+
+@pytest.mark.parametrize("others", ["sleep", "lock"])
+def test_ranks_blocked_in_python_are_stopped_at_once(job: Job, others: str) -> None:
+    all_return(train(job, 2, {0: "raise"}, others=others), range(2))
+
+
+def test_two_faults_at_once_are_one_restart(job: Job) -> None:
+    train(job, 4, {1: "sigkill", 2: "sigkill"}, times={"last_call_wait": 0.3})
+    all_return(job, [0, 3])
+
+
+def test_a_suppressed_exception_is_raised_again_and_debug_names_the_place(job: Job) -> None:
+    times = {**HANGS, "hard_timeout": 20.0}
+    train(job, 2, {0: "raise"}, others="swallow", times=times, env={"NVRX_LOG_LEVEL": "DEBUG"})
+    job.await_event(1, "swallowed")
+    all_return(job, range(2))
+    place = job.err(1).read_text().split("RankShouldRestart was suppressed at")[1].splitlines()[0]
+    assert "scenarios.py" in place
+
+
+def test_a_function_that_returns_on_some_ranks_only_is_called_again(job: Job) -> None:
+    train(job, 2, {1: "livelock"}, others="return", times={"completion_timeout": 0.3})
+    all_return(job, range(2))
+
+
+def test_the_run_ends_for_all_with_the_same_reason(job: Job) -> None:
+    """A RestartAbort on all ranks is raised from the last fault."""
+    train(job, 3, *[{1: "raise"}] * 3, tries=2)
+    for rank in range(3):
+        chain = job.await_event(rank, "raised")["chain"]
+        assert chain[0].startswith("RestartAbort") and "max_iterations=2" in chain[0]
+        assert "ValueError: fault of rank 1 in iteration 1" in chain[-1]
     job.await_nothing_left()
+
+
+# --- reserves and other stores ----------------------------------------------------------------------------------------
+
+
+def test_a_reserve_takes_over_and_returns_none_before(job: Job) -> None:
+    """With ranks 0 and 1 active, rank 0 dies; rank 3 is never needed."""
+    train(job, 4, {0: "sigkill"}, active=2, meet=False)
+    for rank, number, value in ((1, "0", "1 done"), (2, "1", "2 done"), (3, None, None)):
+        assert job.await_event(rank, "returned")["value"] == value
+        assert [event["RANK"] for event in job.of(rank, "entered", iteration=1)] == [number] * (number is not None)
+    assert not job.of(2, "entered", iteration=0)
+    job.await_nothing_left()
+
+
+def test_without_a_server_rank_0_may_die_too(job: Job) -> None:
+    train(job, 3, {1: "raise"}, {0: "sigkill"}, file_store=True)
+    all_return(job, [1, 2], 2)
+
+
+# --- faults from outside ----------------------------------------------------------------------------------------------
+
+
+def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path: Path) -> None:
+    """Rank 0 waits at the iteration barrier for rank 1, which is slow to finalize."""
+    plugin = {"name": "finalize", "how": "go", "victims": [1], "iteration": 0}
+    train(job, 2, {0: "raise", 1: "raise"}, plugins=True, plugin=plugin, handler=True)
+    job.await_event(1, "fault")
+    job.await_event(0, "health_check", iteration=0)
+    job.kill(0, signal.SIGTERM)
+    assert job.await_end(0) == 5
+    (tmp_path / "go").touch()
+    all_return(job, [1])
+
+
+@pytest.mark.parametrize("lost", [[2], [1, 2]])
+def test_a_lost_host_is_missed_by_its_heartbeats(job: Job, lost: list[int]) -> None:
+    """Rank and monitor process are gone at once, so no process of the host can report it."""
+    train(job, 4, {}, times={**QUICK, "heartbeat_timeout": 1.5})
+    monitors = [job.await_event(rank, "entered")["monitor"] for rank in range(4)]
+    for rank in lost:
+        os.kill(monitors[rank], signal.SIGSTOP)  # the rank's watchdog would replace a dead one
+        job.kill(rank)
+    for rank in {0, 1, 2, 3} - set(lost):
+        job.await_event(rank, "returned")
+        assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == str(4 - len(lost))
+    for rank in lost:
+        os.kill(monitors[rank], signal.SIGKILL)
+    job.await_nothing_left()
+
+
+def test_a_report_of_the_launcher_is_believed_at_once(job: Job, tmp_path: Path) -> None:
+    """The rank's own monitor process is stopped, and heartbeats would take their default 30 s."""
+    board = tmp_path / "board.jsonl"
+    train(job, 3, {}, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
+    monitor = [job.await_event(rank, "entered")["monitor"] for rank in range(3)][2]
+    os.kill(monitor, signal.SIGSTOP)
+    job.kill(2)
+    board.write_text("not json\n" + json.dumps({"v": 1, "cycle": 2, "ranks": [0, 1], "why": "another cycle"}) + "\n")
+    with board.open("a") as file:
+        file.write(json.dumps({"v": 1, "cycle": 3, "ranks": [2], "why": "its pidfd"}) + "\n")
+    for rank in (0, 1):
+        job.await_event(rank, "returned")
+    os.kill(monitor, signal.SIGKILL)
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize("first", ["monitors", "ranks"])
+def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path, first: str) -> None:
+    """scontrol suspend and resume: longer than any limit, resumed in any order; no rank is killed or restarted."""
+    times = {**HANGS, "soft_timeout": 0.7, "hard_timeout": 1.0, "heartbeat_timeout": 1.2}
+    train(job, 2, {1: "on file"}, times=times)
+    monitors = [job.await_event(rank, "entered")["monitor"] for rank in range(2)]
+    ranks = list(job.pids.values())
+    job.suspend(monitors + ranks, 2.5)
+    for pid in monitors + ranks if first == "monitors" else ranks + monitors:
+        os.kill(pid, signal.SIGCONT)
+    job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have looked")
+    (tmp_path / "fault").touch()
+    all_return(job, range(2))
+    for rank in range(2):
+        assert "TIMEOUT" not in log(tmp_path, rank) and "killed" not in log(tmp_path, rank)
+        assert "and is killed" not in job.err(rank).read_text()
+
+
+def test_a_rank_that_stays_stopped_is_killed(job: Job, tmp_path: Path) -> None:
+    """Its monitor process was suspended too; when it is resumed, all limits begin anew, and are met."""
+    train(job, 2, {}, times={**HANGS, "heartbeat_timeout": 6.0, "hard_timeout": 1.0})
+    monitor = [job.await_event(rank, "entered")["monitor"] for rank in range(2)][1]
+    job.suspend([monitor, job.pids[1]], 2.2)
+    os.kill(monitor, signal.SIGCONT)
+    assert job.await_end(1) in KILLED
+    all_return(job, [0])
+    assert log(tmp_path, 1).index("was suspended") < log(tmp_path, 1).index("killed: no progress")
+
+
+def log(tmp_path: Path, rank: int) -> str:
+    return (tmp_path / f"monitor{rank}.log").read_text()

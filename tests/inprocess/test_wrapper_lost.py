@@ -1,106 +1,201 @@
-"""What the wrapper relies on is taken away: monitor processes, the coordinator, the store."""
+"""Ranks that leave at any point, and the loss of monitor processes, the barrier server, and the store."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job, free_port
+from ranks_harness import Job, Zygote, free_port, jobs
+from test_wrapper_faults import QUICK, all_return, log, train
 
-QUICK = {
-    "heartbeat_timeout": 3.0,
-    "heartbeat_interval": 0.1,
-    "monitor_process_interval": 0.1,
-    "progress_watchdog_interval": 0.1,
-}
-
-TAKEN_OVER = {
+POINTS = 6
+SOON_S = 20.0  # by default no heartbeat is missed before (30 s), and no barrier is over (120 s)
+TIMES = {**QUICK, "heartbeat_timeout": 1.5}
+TIMES_OF_A_BARRIER = {  # of 2 s in all
     **QUICK,
-    "soft_timeout": 1.5,
-    "hard_timeout": 1.8,
-    "barrier_timeout": 2.5,
-    "heartbeat_timeout": 2.0,
-    "last_call_wait": 0.0,
-    "termination_grace_time": 0.5,
-    "monitor_thread_interval": 0.1,
+    "heartbeat_timeout": 0.8,
+    "soft_timeout": 0.5,
+    "hard_timeout": 0.7,
+    "barrier_timeout": 1.0,
 }
 
 
 def monitor(tmp_path: Path, rank: int) -> int:
-    text = (tmp_path / f"monitor{rank}.pid").read_text()
-    return int(text or 0)  # 0: it is just being written
+    return int((tmp_path / f"monitor{rank}.pid").read_text() or 0)  # 0: it is just being written
 
 
-def all_say_that_the_store_is_lost(job: Job, ranks: range) -> None:
+def store_is_lost(job: Job, ranks: Any) -> None:
     for rank in ranks:
         first = job.await_event(rank, "raised")["chain"][0]
-        assert first.startswith(f"StoreLost: the store cannot be reached any more (127.0.0.1:{job.port}, ")
+        assert first.startswith("StoreLost") and f"127.0.0.1:{job.port}" in first
         assert job.await_end(rank) == 1
 
 
-def test_the_process_that_serves_the_store_is_stopped(job: Job, tmp_path: Path) -> None:
-    job.start("one_fault", 3, module="scenarios_lost", times=QUICK)
-    job.await_events(range(3), "entered")
-    os.kill(monitor(tmp_path, 0), signal.SIGSTOP)
-    all_say_that_the_store_is_lost(job, range(3))
+# --- a rank leaves ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: Path, victim: int) -> None:
+    """By an exception of its signal handler; the others may have the result of the barrier already, that it goes on."""
+
+    def jobs_of(nth: int) -> Any:
+        place = tmp_path / str(nth)
+        place.mkdir()
+        return contextlib.contextmanager(jobs)(zygote, place)
+
+    with jobs_of(0) as job:
+        job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=0)
+        calls = job.await_event(victim, "calls", iteration=1)["number"]
+        assert list(job.await_all().values()) == [0, 0, 0]
+    for point in range(1, POINTS + 1):
+        nth = calls * point // POINTS
+        with jobs_of(nth) as job:
+            job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=nth)
+            where = job.await_event(victim, "fault")["where"]
+            for rank in {0, 1, 2} - {victim}:
+                job.await_event(rank, "returned", SOON_S)
+                last = job.of(rank, "entered")[-1]
+                assert last["WORLD_SIZE"] == "2" and last["iteration"] <= 2, (nth, where)
+            assert job.await_event(victim, "raised")["kind"] == "SystemExit", (nth, where)
+            assert job.await_all() == {0: 0, 1: 0, 2: 0, victim: 5}
+            job.await_nothing_left()
+
+
+@pytest.mark.parametrize(("victim", "how", "late"), [(0, "exit", False), (1, "exit", True), (1, "kill", True)])
+def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how: str, late: bool) -> None:
+    """The others begin without it. `late`: its monitor process is ready (it opens its log) after the rank's end."""
+    path = tmp_path / f"monitor{victim}.log"
+    os.mkfifo(path) if late else path.touch()
+    job.start("leaves_at_entry", 3, module="scenarios_lost", victim=victim, how=how)
+    job.await_event(victim, "fault")
+    if late:
+        assert job.await_end(victim) == {"exit": 5, "kill": -signal.SIGKILL}[how]
+    with path.open():
+        for rank in {0, 1, 2} - {victim}:
+            job.await_event(rank, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
+            assert job.await_end(rank) == 0
+        job.await_nothing_left()
+
+
+def test_a_new_rank_0_that_does_not_say_where_to_meet_costs_a_restart(job: Job) -> None:
+    job.start("no_start", 3, module="scenarios_lost", times=TIMES_OF_A_BARRIER)
+    job.await_event(0, "fault")
+    for rank in range(3):
+        job.await_event(rank, "entered", iteration=2, WORLD_SIZE="3")
+        assert job.await_end(rank) == 0
+    assert "the new rank 0" in job.err(0).read_text()
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize("fault", [False, True])
-@pytest.mark.parametrize("active", [3, 2])
-def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, fault: bool) -> None:
-    """No connection breaks. A reserve waits in the wrapper; with `fault` rank 1 just then asks the store something."""
-    job.start("one_fault", 3, module="scenarios_lost", active=active, victim=1, times=QUICK)
+@pytest.mark.parametrize(("assignment", "told"), [("pairs", False), ("tree", False), ("pairs", True)])
+def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assignment: str, told: bool) -> None:
+    """Ranks come in pairs, and 2 dies. Rank 3 sends no heartbeats any more, or the launcher reports its end."""
+    board = tmp_path / "board"
+    times = {} if told else {**QUICK, "heartbeat_timeout": 0.7}
+    train(job, 4, {2: "sigkill"}, assignment=assignment, last="go", times=times, env={"NVRX_BOARD": str(board)})
+    job.await_events((0, 1), "entered", iteration=1, WORLD_SIZE="2")
+    assert job.await_end(3) == 1 and job.await_event(3, "raised")["kind"] == "RankDiscarded"
+    if told:
+        board.write_text(json.dumps({"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}) + "\n")
+    reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
+    job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
+    (tmp_path / "go").touch()
+    for rank in (0, 1):
+        job.await_event(rank, "returned")
+        assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", False), ("monitor", True)])
+def test_a_host_that_comes_back_when_the_others_have_gone_on(
+    job: Job, tmp_path: Path, first: str, file_store: bool
+) -> None:
+    """The keys that it waits for have been deleted; a server has told it before, a file cannot."""
+    again = [{0: "raise"}] * 3
+    train(job, 3, {}, *again, gone=1, last="go", times={**QUICK, "heartbeat_timeout": 1.0}, file_store=file_store)
+    job.await_events(range(3), "entered")
+    host = [job.pids[2], monitor(tmp_path, 2)]
+    for pid in host:
+        os.kill(pid, signal.SIGSTOP)
+    job.await_events(range(2), "entered", iteration=4, WORLD_SIZE="2")
+    for pid in host if first == "rank" else reversed(host):
+        os.kill(pid, signal.SIGCONT)
+    assert job.await_event(2, "raised")["kind"] == "RankDiscarded"
+    assert job.await_end(2) == 1
+    (tmp_path / "go").touch()
+    all_return(job, range(2), 4)
+
+
+# --- the store is lost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
+def test_the_process_that_serves_the_store_is_lost(job: Job, signum: int) -> None:
+    train(job, 3, {}, times=TIMES)
+    os.kill([job.await_event(rank, "entered")["monitor"] for rank in range(3)][0], signum)
+    store_is_lost(job, range(3))
+    job.await_nothing_left()
+
+
+@pytest.mark.parametrize(("active", "where"), [(3, "function"), (2, "function"), (3, "fault"), (3, "barrier")])
+def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, where: str) -> None:
+    """No connection breaks: in the function, on a reserve, when a rank asks the store something, and at the barrier."""
+    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
+    slow = {"plugin": plugin} if where == "barrier" else {}
+    train(job, 3, {1: "on file"}, plugins=True, active=active, meet=False, times=TIMES, **slow)
     job.await_events(range(active), "entered")
     job.await_events(range(3), "initialize")  # a reserve has entered, too: at entry longer bounds apply
+    if where == "barrier":
+        (tmp_path / "fault").touch()
+        job.await_events(range(3), "finalize")
     server = monitor(tmp_path, 0)
-    job.kill(0, signal.SIGSTOP)
-    os.kill(server, signal.SIGSTOP)
-    if fault:
+    for pid in (job.pids[0], server):
+        os.kill(pid, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    if where == "fault":
         (tmp_path / "fault").touch()
         job.await_event(1, "fault")
-    all_say_that_the_store_is_lost(job, range(1, 3))
-    for rank in (1, 2):
-        assert f"the store at 127.0.0.1:{job.port} is lost" in job.err(rank).read_text()
-    job.kill(0)
-    os.kill(server, signal.SIGKILL)
+    store_is_lost(job, (1, 2))
+    assert "is lost" in job.err(1).read_text() and "is lost" in job.err(2).read_text()
+    for pid in (job.pids[0], server):
+        os.kill(pid, signal.SIGKILL)
     job.await_nothing_left()
 
 
-def test_the_host_of_the_store_is_silent_between_two_iterations(job: Job, tmp_path: Path) -> None:
-    """Rank 1 waits at the barrier, rank 2 is about to come."""
-    job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=QUICK)
-    job.await_events(range(3), "entered")
-    server = monitor(tmp_path, 0)
-    (tmp_path / "fault").touch()
+def test_the_barrier_server_dies_with_the_store(job: Job, tmp_path: Path) -> None:
+    """Rank 2 is not at the barrier yet."""
+    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
+    train(job, 3, {1: "raise"}, plugins=True, plugin=plugin, times=TIMES)
     job.await_events(range(3), "finalize")
-    job.kill(0, signal.SIGSTOP)
-    os.kill(server, signal.SIGSTOP)
+    os.kill(monitor(tmp_path, 0), signal.SIGKILL)
     (tmp_path / "go").touch()
-    all_say_that_the_store_is_lost(job, range(1, 3))
-    job.kill(0)
-    os.kill(server, signal.SIGKILL)
+    store_is_lost(job, range(3))
     job.await_nothing_left()
 
 
-def test_a_monitor_process_that_is_stopped_is_replaced(job: Job, tmp_path: Path) -> None:
-    """Before the other ranks miss its heartbeats, so that its rank is none the worse."""
-    job.start("one_fault", 3, module="scenarios_lost", victim=1, times=QUICK)
-    job.await_events(range(3), "entered")
-    first = monitor(tmp_path, 2)
-    os.kill(first, signal.SIGSTOP)
-    job.until(lambda: monitor(tmp_path, 2) != first, "another monitor process of rank 2")
+# --- a monitor process is lost, the store is not ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_monitor_process_is_replaced(job: Job, tmp_path: Path, signum: int) -> None:
+    """Before the other ranks miss its heartbeats; the new one sees its rank die."""
+    train(job, 3, {1: "on file"}, {2: "on file"}, times={**QUICK, "heartbeat_timeout": 3.0})
+    first = [job.await_event(rank, "entered")["monitor"] for rank in range(3)][2]
+    os.kill(first, signum)
+    job.until(lambda: monitor(tmp_path, 2) not in (0, first), "another monitor process of rank 2")
     (tmp_path / "fault").touch()
-    for rank in range(3):
-        job.await_event(rank, "entered", iteration=1, WORLD_SIZE="3")
-        assert job.await_end(rank) == 0
-    job.await_nothing_left()
+    all_return(job, range(3), 2)
 
 
-# --- a store elsewhere ------------------------------------------------------------------------------------------------
+def replace(job: Job, tmp_path: Path, rank: int) -> None:
+    first = monitor(tmp_path, rank)
+    os.kill(first, signal.SIGKILL)
+    job.until(lambda: monitor(tmp_path, rank) not in (0, first), f"another monitor process of rank {rank}")
 
 
 @pytest.fixture(params=["a file", "a server outside", "a store_factory"])
@@ -108,146 +203,93 @@ def elsewhere(request: pytest.FixtureRequest, job: Job) -> dict[str, Any]:
     """Arguments for ranks whose store is in none of their monitor processes."""
     if request.param == "a file":
         return {"file_store": True}
-    job.start_rank("serve", 9, 0, module="scenarios_lost")
+    job.start_rank("serve", 9, 0)
     job.await_event(9, "serving")
     if request.param == "a server outside":
         return {}
     return {"own_store": job.port, "env": {"MASTER_PORT": str(free_port())}}
 
 
-def all_restart(job: Job, ranks: range) -> None:
-    for place, rank in enumerate(ranks):
-        job.await_event(rank, "entered", iteration=1, RANK=str(place), WORLD_SIZE=str(len(ranks)))
-        job.await_event(rank, "returned")
-        assert job.await_end(rank) == 0
+def all_restart(job: Job, ranks: Any) -> None:
     if 9 in job.pids:
+        for rank in ranks:
+            job.await_end(rank)
+        job.kill(9)
+    all_return(job, ranks)
+
+
+def test_the_barrier_server_dies_and_is_replaced(job: Job, tmp_path: Path, elsewhere: dict[str, Any]) -> None:
+    """In the function, and between a fault and the result, when rank 2 is not at the barrier yet."""
+    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
+    train(job, 3, {1: "on file"}, plugins=True, plugin=plugin, times={**QUICK, "heartbeat_timeout": 3.0}, **elsewhere)
+    job.await_events(range(3), "entered")
+    replace(job, tmp_path, 0)
+    (tmp_path / "fault").touch()
+    job.await_events(range(3), "finalize")
+    replace(job, tmp_path, 0)
+    (tmp_path / "go").touch()
+    all_restart(job, range(3))
+
+
+@pytest.mark.parametrize("elsewhere", ["a store_factory"], indirect=True)
+def test_the_barrier_server_dies_and_is_not_replaced(job: Job, tmp_path: Path, elsewhere: dict[str, Any]) -> None:
+    """With rank 0, as a host does, while rank 1 is at the barrier and rank 2 is not: one of them takes over."""
+    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
+    train(job, 3, {1: "raise"}, plugins=True, plugin=plugin, times=TIMES_OF_A_BARRIER, **elsewhere)
+    job.await_events(range(3), "finalize")
+    server = monitor(tmp_path, 0)
+    job.kill(0, signal.SIGSTOP)  # so that it replaces nothing
+    os.kill(server, signal.SIGKILL)
+    job.kill(0)
+    (tmp_path / "go").touch()
+    all_restart(job, range(1, 3))
+    assert any("this rank serves the barrier" in job.err(rank).read_text() for rank in (1, 2))
+
+
+# --- a server outside -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_server_outside_is_lost(job: Job, signum: int) -> None:
+    """After its end the new monitor process of rank 0 must not serve a store of its own."""
+    job.start_rank("serve", 9, 0)
+    job.await_event(9, "serving")
+    train(job, 2, {}, times=TIMES)
+    job.await_events(range(2), "entered")
+    job.kill(9, signum)
+    store_is_lost(job, range(2))
+    if signum == signal.SIGSTOP:
         job.kill(9)
     job.await_nothing_left()
 
 
-def replaced(job: Job, tmp_path: Path, rank: int) -> None:
-    """Its monitor process is killed, and there is another one."""
-    first = monitor(tmp_path, rank)
-    os.kill(first, signal.SIGKILL)
-    job.until(lambda: monitor(tmp_path, rank) not in (0, first), f"another monitor process of rank {rank}")
-
-
-def test_the_monitor_process_of_rank_0_dies_in_the_function(
-    job: Job, tmp_path: Path, elsewhere: dict[str, Any]
-) -> None:
-    job.start("one_fault", 3, module="scenarios_lost", victim=1, times=QUICK, **elsewhere)
-    job.await_events(range(3), "entered")
-    replaced(job, tmp_path, 0)
-    (tmp_path / "fault").touch()
-    all_restart(job, range(3))
-
-
-def test_the_coordinator_dies_between_a_fault_and_the_verdict(
-    job: Job, tmp_path: Path, elsewhere: dict[str, Any]
-) -> None:
-    """Rank 2 is not at the barrier yet. Another coordinator goes on where this one was."""
-    job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=QUICK, **elsewhere)
-    job.await_events(range(3), "entered")
-    (tmp_path / "fault").touch()
-    job.await_events(range(3), "finalize")
-    replaced(job, tmp_path, 0)
-    (tmp_path / "go").touch()
-    all_restart(job, range(3))
-
-
-@pytest.mark.parametrize("elsewhere", ["a file", "a store_factory"], indirect=True)
-def test_the_coordinator_dies_and_is_not_replaced(job: Job, tmp_path: Path, elsewhere: dict[str, Any]) -> None:
-    """With rank 0, as a host does, while rank 1 is at the barrier and rank 2 is not: one of them takes over."""
-    job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=TAKEN_OVER, **elsewhere)
-    job.await_events(range(3), "entered")
-    (tmp_path / "fault").touch()
-    job.await_events(range(3), "finalize")
-    coordinator = monitor(tmp_path, 0)
-    job.kill(0, signal.SIGSTOP)  # so that it replaces nothing
-    os.kill(coordinator, signal.SIGKILL)
-    job.kill(0)
-    (tmp_path / "go").touch()
-    all_restart(job, range(1, 3))
-    assert job.await_end(0) == -signal.SIGKILL
-    assert any("no verdict for" in job.err(rank).read_text() for rank in (1, 2))
-
-
-def test_the_coordinator_dies_with_the_store(job: Job, tmp_path: Path) -> None:
-    """As before, but the store's server was in that process."""
-    job.start("one_fault", 3, module="scenarios_lost", victim=1, slow=[2], times=QUICK)
-    job.await_events(range(3), "entered")
-    (tmp_path / "fault").touch()
-    job.await_events(range(3), "finalize")
-    os.kill(monitor(tmp_path, 0), signal.SIGKILL)
-    (tmp_path / "go").touch()
-    all_say_that_the_store_is_lost(job, range(3))
-    job.await_nothing_left()
-
-
-def test_a_server_outside_is_silent(job: Job) -> None:
-    job.start_rank("serve", 9, 0, module="scenarios_lost")
+@pytest.mark.parametrize("nth", [0, 2])
+def test_a_server_outside_is_silent_while_ranks_enter(job: Job, nth: int) -> None:
+    """From the beginning (the kernel accepts connections), or between a connection and the first question."""
+    job.start_rank("serve", 9, 0)
     job.await_event(9, "serving")
-    job.start("one_fault", 2, module="scenarios_lost", times=QUICK)
-    job.await_events(range(2), "entered")
-    job.kill(9, signal.SIGSTOP)
-    all_say_that_the_store_is_lost(job, range(2))
-    job.kill(9)
-    job.await_nothing_left()
-
-
-@pytest.mark.parametrize("nth", [1, 2])
-def test_a_server_outside_falls_silent_while_ranks_enter(job: Job, nth: int) -> None:
-    """Between a connection and the first question; rank 2 was never started."""
-    job.start_rank("serve", 9, 0, module="scenarios_lost")
-    job.await_event(9, "serving")
-    job.start("enters", 3, module="scenarios_lost", ranks=range(2), nth=nth, server=job.pids[9], times=QUICK)
-    job.await_event(1, "fault")
+    if nth == 0:
+        job.kill(9, signal.SIGSTOP)
+        train(job, 2, {}, times=TIMES, store_timeout=1.0)
+    else:
+        job.start("enters", 3, module="scenarios_lost", ranks=range(2), nth=nth, server=job.pids[9], times=TIMES)
+        job.await_event(1, "fault")
     for rank in range(2):
-        said = job.await_event(rank, "raised")["chain"][0]
-        assert "StoreLost: the store cannot be reached" in said and f"127.0.0.1:{job.port}" in said
-        assert "see what happened on its host" in said or "see whether rank 0 or its host is stopped" in said
+        first = job.await_event(rank, "raised")["chain"][0]
+        assert "StoreLost: the store cannot be reached" in first and f"127.0.0.1:{job.port}" in first
         assert job.await_end(rank) == 1
     job.kill(9)
     job.await_nothing_left()
 
 
-def test_a_server_outside_is_silent_from_the_beginning(job: Job) -> None:
-    """It takes connections (the kernel does)."""
-    job.start_rank("serve", 9, 0, module="scenarios_lost")
-    job.await_event(9, "serving")
-    job.kill(9, signal.SIGSTOP)
-    job.start("one_fault", 2, module="scenarios_lost", times=QUICK)
-    for rank in range(2):
-        said = job.await_event(rank, "raised")["chain"][0]
-        assert f"who listens on 127.0.0.1:{job.port} does not answer like a store (nothing for 3 s)" in said
-        assert job.await_end(rank) == 1
-    job.kill(9)
-    job.await_nothing_left()
-
-
-def test_a_server_outside_that_has_lost_everything_is_no_store(job: Job, tmp_path: Path) -> None:
-    """It ends, and with it rank 0's monitor process: the one that takes its place must not serve a store of its own."""
-    job.start_rank("serve", 9, 0, module="scenarios_lost")
-    job.await_event(9, "serving")
-    job.start("one_fault", 2, module="scenarios_lost", times=QUICK)
-    job.await_events(range(2), "entered")
-    job.kill(9)
-    all_say_that_the_store_is_lost(job, range(2))
-    job.await_nothing_left()
-
-
-# --- the coordinator, and processes -----------------------------------------------------------------------------------
-
-
-def test_a_coordinator_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_path: Path) -> None:
-    job.start("garbage", 3, module="scenarios_lost", times=QUICK)
+def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_path: Path) -> None:
+    job.start("garbage", 3, module="scenarios_lost", times=TIMES)
     assert job.await_event(1, "fault")["number"] == 1
     for rank in range(3):
-        said = job.await_event(rank, "raised")["chain"][0]
-        assert said.startswith("InternalError: the coordinator of the barriers failed:\nTraceback")
-        assert "ValueError: not an interruption record: 'garbage'" in said
+        first = job.await_event(rank, "raised")["chain"][0]
+        assert first.startswith("InternalError: the barrier server failed") and "'garbage'" in first
         assert job.await_end(rank) == 1
-    assert "ValueError: not an interruption record" in (tmp_path / "monitor0.log").read_text()
+    assert "'garbage'" in log(tmp_path, 0)
     job.await_nothing_left()
 
 
@@ -261,8 +303,40 @@ def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -
     job.await_nothing_left()
 
 
-def test_a_fork_that_fails_is_tried_again(job: Job) -> None:
-    job.start("fork_fails", 3, module="scenarios_lost", times={**QUICK, "heartbeat_timeout": 25.0})
-    assert job.await_event(1, "replaced")["refused"] == 2
-    assert "Resource temporarily unavailable" in job.err(1).read_text()
-    all_restart(job, range(3))
+# --- the way in -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_never_come_are_named(job: Job) -> None:
+    times = {**TIMES_OF_A_BARRIER, "barrier_timeout": 1.0}
+    job.start("train", 5, ranks=[0, 1, 3], times=times)
+    for rank in (0, 1, 3):
+        raised = job.await_event(rank, "raised")
+        assert raised["kind"] == "BarrierTimeout" and "ranks 2 4 did not" in raised["chain"][0]
+        assert job.await_end(rank) == 1
+    job.await_nothing_left()
+
+
+def test_a_rank_0_that_never_comes_is_named(job: Job) -> None:
+    job.start("train", 2, ranks=[1], store_timeout=0.5)
+    assert f"127.0.0.1:{job.port} (MASTER_ADDR" in job.await_event(1, "raised")["chain"][0]
+    assert job.await_end(1) == 1
+    job.await_nothing_left()
+
+
+def test_two_processes_with_one_rank(job: Job) -> None:
+    """The second is refused, and does not harm the first."""
+    train(job, 2, {})
+    job.await_events([0, 1], "entered")
+    job.start_rank("train", 1, 2)
+    assert "RANK=1" in job.await_event(1, "raised")["chain"][0]
+    assert job.await_end(1) == 1
+    assert [event["iteration"] for event in job.of(0, "entered")] == [0]
+
+
+def test_what_keeps_a_call_from_beginning_is_told(job: Job) -> None:
+    job.start("refused", 1, module="scenarios_meet")
+    assert job.await_all() == {0: 0}
+    chains = [event["chain"][0] for event in job.of(0, "raised")]
+    assert "FileNotFoundError" in chains[0] and r"ValueError: bad \udce4 name" in chains[1]
+    assert "MASTER_ADDR is not set" in chains[2]
+    job.await_nothing_left()

@@ -1,5 +1,4 @@
-"""Where process groups and stores meet: ranks that fail before or in `init_process_group`, and one wrapped function
-after the other."""
+"""Process groups, several calls, and what users do with the wrapper besides failing."""
 
 from __future__ import annotations
 
@@ -7,143 +6,185 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ranks_harness import Job
+from test_wrapper_faults import HANGS, QUICK, log
 
-MEET = {"last_call_wait": 0.0, "heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
+MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
 
 
-def all_return(job: Job, ranks: Any, value: Any) -> None:
+def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
+    return job.start(scenario, world_size, module="scenarios_meet", **{"times": MEET, **arguments})
+
+
+def all_return(job: Job, ranks: Any, value: Any = None) -> None:
     for rank in ranks:
-        job.await_event(rank, "returned", value=value)
+        job.await_event(rank, "returned", **({} if value is None else {"value": value}))
         assert job.await_end(rank) == 0
     job.await_nothing_left()
 
 
-def iterations(job: Job, rank: int) -> list[int]:
-    return [event["iteration"] for event in job.of(rank, "entered")]
+def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(one[name] for name in names) for one in job.of(rank, event)]
+
+
+# --- process groups ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victims", [[2], [0, 1]])
+def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job, victims: list[int]) -> None:
+    """LOCAL_RANK adds the hardware checks; hardware that is not there fails nothing, and is no news."""
+    start(job, "gloo", 4, victims=victims, env={"LOCAL_RANK": "0"})
+    survivors = [rank for rank in range(4) if rank not in victims]
+    all_return(job, survivors)
+    for rank in survivors:
+        assert of_all(job, rank, "reduced", "total") == [(4.0 - n,) for n in range(len(victims) + 1)]
+        assert "not applicable" not in job.err(rank).read_text()
+
+
+def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
+    """And before it: a group of the user's own, or a wrapped function in another one, is refused."""
+    start(job, "after_the_wrapper", 2)
+    assert set(job.await_all().values()) == {0}
+    for rank in range(2):
+        assert job.await_event(rank, "environment")["same"]
+        assert job.await_event(rank, "threads")["names"] == ["MainThread"]
+        assert of_all(job, rank, "hooked", "iteration", "at_start", "wrapped") == [(n, True, True) for n in range(3)]
+        assert of_all(job, rank, "returned", "value") == [(2.0,), ("second",)]
+        early, nested = (event["chain"][0] for event in job.of(rank, "raised"))
+        assert early.startswith("RuntimeError") and "init_process_group" in early
+        assert nested.startswith("RestartAbort") and "only one" in nested
+    job.await_nothing_left()
 
 
 def test_a_rank_that_raises_before_the_others_have_met_counts_as_they_do(job: Job) -> None:
-    """torch numbers groups: those that were in `init_process_group` had one, it had none, so they met no more."""
-    job.start("fails_before_meeting", 3, module="scenarios_meet", victim=1, how="raise", times=MEET)
-    job.await_event(1, "fault")
+    """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
+    start(job, "fails_before_meeting", 3, victim=1, how="raise")
     all_return(job, range(3), 3.0)
     for rank in range(3):
-        assert iterations(job, rank) == [0, 1]
-        assert [event["groups"] for event in job.of(rank, "entered")] == [0, 0]
+        assert of_all(job, rank, "entered", "iteration", "groups") == [(0, 0), (1, 0)]
 
 
 def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> None:
-    job.start("half_made", 3, module="scenarios_meet", times=MEET)
+    start(job, "half_made", 3)
     assert job.await_event(2, "half")["groups"] == 1
     all_return(job, range(3), 3.0)
     for rank in range(3):
-        assert iterations(job, rank) == [0, 1]
-        assert [(event["groups"], event["names"]) for event in job.of(rank, "entered")] == [(0, 0), (0, 0)]
-
-
-def test_the_hook_for_uncaught_exceptions_does_not_grow(job: Job) -> None:
-    job.start("hooked", 1, module="scenarios_meet", times=MEET)
-    assert job.await_event(0, "after")["same"]
-    said = [(event["iteration"], event["at_start"], event["wrapped"]) for event in job.of(0, "hooked")]
-    assert said == [(n, True, True) for n in range(4)]
-    assert job.await_end(0) == 0
-
-
-@pytest.fixture
-def agent(job: Job) -> Any:
-    """The store of torchrun's agent: at MASTER_PORT before the ranks, and after them."""
-    import torch.distributed as dist
-
-    return dist.TCPStore("127.0.0.1", job.port, is_master=True, wait_for_workers=False)
-
-
-@pytest.mark.parametrize("file_store", [False, True])
-def test_a_store_that_outlives_the_call_serves_the_next_one(
-    job: Job, file_store: bool, request: pytest.FixtureRequest
-) -> None:
-    store = None if file_store else request.getfixturevalue("agent")
-    job.start("two_calls", 2, module="scenarios_meet", file_store=file_store, times=MEET)
-    all_return(job, range(2), "second of 2")
-    del store
-
-
-def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
-    for count in ("0", "1"):
-        job.start("gives_up", 2, module="scenarios_meet", env={"TORCHELASTIC_RESTART_COUNT": count}, times=MEET)
-        for rank in range(2):
-            job.await_event(rank, "raised" if count == "0" else "returned")
-            assert job.await_end(rank) == (1 if count == "0" else 0)
-        job.await_nothing_left()
-    del agent
+        assert of_all(job, rank, "entered", "iteration", "groups", "names") == [(0, 0, 0), (1, 0, 0)]
 
 
 FIRST = {"raise": "exception: OSError: no data set", "kill": "terminated: ", "exit": "base exception: SystemExit: 3"}
 
 
-@pytest.mark.parametrize("first", [0, 2])
-@pytest.mark.parametrize("how", FIRST)
+@pytest.mark.parametrize(("how", "first"), [("raise", 0), ("kill", 2), ("exit", 0)])
 def test_the_first_rank_fails_before_it_serves_the_process_groups_store(job: Job, how: str, first: int) -> None:
-    """The others are in torch's connect to a port nobody listens at, or just about to be. `first` is rank 0 of
-    iteration 0."""
-    job.start("fails_before_meeting", 3, module="scenarios_meet", victim=first, how=how, shift=3 - first, times=MEET)
-    job.await_event(first, "fault")
+    """The others are in torch's connect to a port where nothing listens. `first` is rank 0 of iteration 0."""
+    start(job, "fails_before_meeting", 3, victim=first, how=how, shift=3 - first)
     alive = [rank for rank in range(3) if rank != first or how == "raise"]
     all_return(job, alive, float(len(alive)))
     for rank in alive:
-        assert iterations(job, rank) == [0, 1]
+        assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]
         assert f"iteration 0 was interrupted: rank {first}: {FIRST[how]}" in job.err(rank).read_text()
 
 
 def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path: Path) -> None:
-    """Nothing runs in its process any more; the others are free before their own hard timeout, which is the same.
-
-    They have been in torch's connect since long before the soft timeout.
-    """
-    times = {**MEET, "soft_timeout": 2.0, "hard_timeout": 14.0, "termination_grace_time": 0.1}
-    job.start("fails_before_meeting", 3, module="scenarios_meet", victim=0, how="hang", times=times)
-    job.await_event(0, "fault")
+    """The others are free before their own hard timeout, which is the same."""
+    times = {**MEET, **HANGS, "soft_timeout": 1.0, "hard_timeout": 6.0}
+    start(job, "fails_before_meeting", 3, victim=0, how="hang", times=times)
     all_return(job, [1, 2], 2.0)
     assert job.await_end(0) < 0
-    assert "is let go" in (tmp_path / "monitor0.log").read_text()
+    assert "fallback server listens" in log(tmp_path, 0)
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
-def test_who_is_left_calls_a_second_function(job: Job, how: str) -> None:
-    """And loses nobody by it: a fault there is restarted as ever."""
-    job.start("two_calls", 3, module="scenarios_meet", victim=1, how=how, fault_in_second=2, times=MEET)
-    job.await_event(1, "fault")
+def test_a_function_that_ends_by_itself_is_not_hit_in_its_clean_up(job: Job) -> None:
+    start(job, "cleans_up", 2)
+    all_return(job, range(2))
+    assert job.of(0, "cleaning") and job.of(0, "cleaned")
+
+
+# --- several calls ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent(job: Job) -> Any:
+    """The store of torchrun's agent: at MASTER_PORT before the ranks, and after them."""
+    return dist.TCPStore("127.0.0.1", job.port, is_master=True, wait_for_workers=False)
+
+
+def test_a_store_that_outlives_the_call_serves_the_next_one(job: Job, agent: Any) -> None:
+    start(job, "two_calls", 2)
+    all_return(job, range(2), "second of 2")
+
+
+def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
+    for count in ("0", "1"):
+        start(job, "gives_up", 2, env={"TORCHELASTIC_RESTART_COUNT": count})
+        for rank in range(2):
+            job.await_event(rank, "raised" if count == "0" else "returned")
+            assert job.await_end(rank) == (1 if count == "0" else 0)
+        job.await_nothing_left()
+
+
+@pytest.mark.parametrize(("victim", "how"), [(1, "kill"), (1, "exit"), (0, "kill")])
+def test_the_ranks_that_are_left_call_a_second_function(job: Job, victim: int, how: str) -> None:
+    """A fault there is restarted as ever. Without rank 0 the store must need no rank."""
+    survivors = [rank for rank in range(3) if rank != victim]
+    start(job, "two_calls", 3, victim=victim, how=how, fault_in_second=survivors[1], file_store=victim == 0)
+    all_return(job, survivors, "second of 2")
+    for rank in survivors:
+        assert of_all(job, rank, "entered", "iteration", "WORLD_SIZE") == [(0, "2"), (1, "2")]
+
+
+def test_a_rank_that_left_and_comes_back_is_told_that_it_is_out(job: Job) -> None:
+    start(job, "two_calls", 3, victim=1, how="exit", comes_back=True, file_store=True)
+    job.await_event(1, "raised", kind="RankDiscarded")
     all_return(job, [0, 2], "second of 2")
-    for rank in (0, 2):
-        said = [(event["iteration"], event["WORLD_SIZE"]) for event in job.of(rank, "entered", second=True)]
-        assert said == [(0, "2"), (1, "2")]
 
 
-def test_who_is_left_calls_a_second_function_without_rank_0(job: Job) -> None:
-    """The store needs no rank; the coordinator is with the first rank that is left."""
-    arguments: dict[str, Any] = {"victim": 0, "how": "kill", "fault_in_second": 1, "file_store": True}
-    job.start("two_calls", 3, module="scenarios_meet", times=MEET, **arguments)
-    job.await_event(0, "fault")
-    all_return(job, [1, 2], "second of 2")
+@pytest.mark.parametrize(("kind", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
+def test_many_restarts_leave_nothing_behind(job: Job, kind: str, settled: int) -> None:
+    """A Tree keeps its last eight assignments in the store."""
+    rounds = 20
+    start(job, "many_restarts", 2, rounds=rounds, kind=kind, settled=settled)
+    keys = job.await_event(0, "settled")["keys"]
+    for rank in range(2):
+        half, full = (job.await_event(rank, "held", iteration=n) for n in (rounds // 2, rounds))
+        for what in ("fds", "threads", "monitor_fds", "children", "objects"):
+            assert half[what] == full[what], what
+        assert full["keys"] <= keys and half["keys"] <= keys
+        assert full["objects"] == 1 and full["threads"] <= 1 + 3
+    all_return(job, range(2))
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
-def test_without_rank_0_there_is_no_store_for_a_second_function(job: Job, how: str) -> None:
-    job.start("two_calls", 3, module="scenarios_meet", victim=0, how=how, times=MEET)
-    job.await_event(0, "fault")
-    for rank in (1, 2):
-        assert job.await_event(rank, "returned")["value"] == "first"
-        first = job.await_event(rank, "raised")["chain"][0]
-        place = f"127.0.0.1:{job.port}"
-        assert first.startswith(
-            f"StoreLost: no store for another call: rank 0, which would serve it at {place}, has left"
-        )
-        assert job.await_end(rank) == 1
-    job.await_nothing_left()
+# --- CallWrapper ------------------------------------------------------------------------------------------------------
 
 
-def test_who_left_and_comes_back_is_told_that_it_is_out(job: Job) -> None:
-    arguments: dict[str, Any] = {"victim": 1, "how": "exit", "comes_back": True, "file_store": True}
-    job.start("two_calls", 3, module="scenarios_meet", times=MEET, **arguments)
-    assert job.await_event(1, "raised", kind="RankDiscarded")["chain"][0].startswith("RankDiscarded: the others have")
-    all_return(job, [0, 2], "second of 2")
+def test_an_atomic_block_is_finished_and_no_other_begun(job: Job) -> None:
+    start(job, "atomic", 2)
+    all_return(job, range(2))
+    assert job.of(0, "whole") and not job.of(0, "too late")
+
+
+def test_hang_protection_can_be_switched_off(job: Job) -> None:
+    """The rank goes on, and its monitor process does not spin at a limit that does not count."""
+    times = {**QUICK, "soft_timeout": 0.3, "hard_timeout": 0.5, "heartbeat_interval": 0.4, "heartbeat_timeout": 20.0}
+    start(job, "unprotected", 1, times=times)
+    iteration, wake_ups = job.await_event(0, "returned")["value"]
+    assert iteration == 0 and 0 < wake_ups < 100
+    all_return(job, [0])
+
+
+@pytest.mark.parametrize("block", ["atomic", "disable_hang_protection"])
+def test_a_block_that_is_left_open_is_none_in_the_next_iteration(job: Job, block: str) -> None:
+    """Neither the first restart waits for it, nor does the second one's soft timeout not apply."""
+    start(job, "left_open", 1, block=block, times={**HANGS, "hard_timeout": 25.0})
+    assert job.await_event(0, "open")["blocks"] == 1
+    all_return(job, [0])
+    assert of_all(job, 0, "entered", "iteration") == [(0,), (1,), (2,)]
+
+
+def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
+    start(job, "long_finalize", 2, times={**HANGS, "hard_timeout": 1.0})
+    all_return(job, range(2))
+    for rank in range(2):
+        assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]

@@ -23,7 +23,7 @@ _OF_A_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "NV
 
 
 def _rank(request: dict[str, Any], events: int, err: int) -> None:
-    """Never returns."""
+    """Never returns: it ends the process, or raises SystemExit to have the interpreter finalized."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # no rank outlives the tests
@@ -36,7 +36,6 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
             if name.startswith(_OF_A_JOB):
                 del os.environ[name]
         os.environ.update(request["env"])
-        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
         importlib.import_module(request["module"])
         importlib.import_module("scenarios").run(request["scenario"], events, request["arguments"])
         code = 0
@@ -47,7 +46,9 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        if not request["arguments"].get("finalizes"):
+            os._exit(code)
+    sys.exit(code)  # through the interpreter's own end
 
 
 def _tell(control: socket.socket, **what: Any) -> None:
@@ -67,6 +68,7 @@ def _reap(control: socket.socket) -> None:
 
 def main() -> None:
     """Serve until the harness closes its end."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     for name in sys.argv[2:]:
         importlib.import_module(name)
 

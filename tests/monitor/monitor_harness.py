@@ -1,9 +1,11 @@
-"""One real rank monitor, real workers, and waits for events: what the tests of this directory share."""
+"""A real rank monitor with ranks in processes of their own or in this one, and waits for events."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -11,10 +13,14 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nvrx_slurm.agent.monitors import RankMonitor
+from nvrx_slurm.fault_tolerance import RankMonitorClient
 
 if TYPE_CHECKING:
     from nvrx_slurm.types import WorkloadAction
@@ -32,10 +38,21 @@ def say(*words):
 """
 
 HANG = "\nthreading.Event().wait()\n"
+SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
+
+
+def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
-    """Wait until `fd` is readable (a pidfd: until the process has ended)."""
+    """Wait until `fd` is readable; a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
@@ -46,11 +63,11 @@ async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
 
 
 def until(condition: Any, what: str) -> None:
-    """Look at something that sends no event (a state in /proc) until it is so."""
+    """Poll a condition that sends no event, such as a state in /proc."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline_s, f"never happened: {what}"
-        os.sched_yield()
+        select.select([], [], [], 0.002)
 
 
 def status(pid: int) -> dict[str, str]:
@@ -108,7 +125,11 @@ class Worker:
 
 
 class Rig:
-    """`async with Rig() as rig`: a started RankMonitor; workers by rig.worker(code, ...)."""
+    """`async with Rig() as rig`: a started RankMonitor.
+
+    `rig.worker(code)` runs code in a rank of its own; `rig.rank()` makes this process the rank, and the monitor ends a
+    sleeping process in its place.
+    """
 
     def __init__(self) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="nvrx-rmtest-"))
@@ -117,6 +138,8 @@ class Rig:
         self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
         self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked)
         self._workers: list[Worker] = []
+        self._sleepers: list[subprocess.Popen[bytes]] = []
+        self._patch = pytest.MonkeyPatch()
 
     async def __aenter__(self) -> Rig:
         self.monitor.start()
@@ -124,8 +147,12 @@ class Rig:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.monitor.close()
+        self._patch.undo()
         for worker in self._workers:
             worker.close()
+        for sleeper in self._sleepers:
+            sleeper.kill()
+            sleeper.wait()
         shutil.rmtree(self.dir)
 
     def _on_hang(self, local_rank: int, message: dict[str, Any]) -> None:
@@ -140,21 +167,38 @@ class Rig:
     def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
         self._workers.append(worker)
-        self.monitor.watch(
-            pid=worker.pid,
-            pidfd=worker.pidfd,
-            cycle=cycle,
-            rank=3,
-            limits=limits,
-            signum=signum,
-            cfg={"safety_factor": 5.0},
-        )
+        self._watch(worker.pid, worker.pidfd, cycle, signum, limits)
         return worker
+
+    def rank(self, *, cycle: int = 0, **limits: Any) -> RankMonitorClient:
+        """A client of this process, not initialised yet."""
+        self._patch.setenv("RANK", "3")
+        self._patch.delenv("LOCAL_RANK", raising=False)
+        self._patch.setenv(SOCKET, self.monitor.worker_env()[SOCKET])
+        sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        self._sleepers.append(sleeper)
+        pidfd = os.pidfd_open(sleeper.pid)
+        self._watch(sleeper.pid, pidfd, cycle, signal.SIGKILL, limits)
+        os.close(pidfd)
+        return RankMonitorClient()
+
+    def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any) -> None:
+        cfg = {"safety_factor": 5.0}
+        self.monitor.watch(pid=pid, pidfd=pidfd, cycle=cycle, rank=3, limits=limits, signum=signum, cfg=cfg)
 
     async def hang(self) -> dict[str, Any]:
         await asyncio.wait_for(self._hang.wait(), WAIT_S)
         self._hang.clear()
         return self.hangs[-1]
+
+    async def sentence(self) -> str:
+        """Of the next hang."""
+        return str((await self.hang())["sentence"])
+
+    @property
+    def path(self) -> str:
+        """Of the rank's socket."""
+        return self.monitor.worker_env()[SOCKET]
 
     @property
     def pid(self) -> int:
@@ -164,12 +208,25 @@ class Rig:
 
     async def settled(self) -> None:
         """The monitor has handled its watch and sleeps."""
-        socket_path = self.monitor.worker_env()["FT_RANK_MONITOR_IPC_SOCKET"]
-        reader, writer = await asyncio.open_unix_connection(socket_path)
+        reader, writer = await asyncio.open_unix_connection(self.path)
         writer.write(b'{"v":1,"type":"are you there"}\n')
         assert b"does not know" in await asyncio.wait_for(reader.readline(), WAIT_S)
         writer.close()
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
+
+    async def stopped_while(self, deed: Callable[[], Any]) -> Any:
+        """Result of `deed`, a request to the monitor, which is stopped before and killed while the rank waits."""
+        self.stop()
+        done = asyncio.get_running_loop().run_in_executor(None, deed)
+        sockets = Path("/proc/net/unix")
+        until(lambda: sum(one.endswith(self.path) for one in sockets.read_text().splitlines()) > 1, "has connected")
+        os.kill(self.pid, signal.SIGKILL)
+        return await done
+
+    def stop(self) -> None:
+        """SIGSTOP the monitor."""
+        os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: status(self.pid)["State"].startswith("T"), "the monitor is stopped")
 
 
 async def kill_monitor(rig: Rig) -> None:

@@ -1,141 +1,337 @@
-"""RankMonitorClient as a training script sees it."""
+"""RankMonitorClient in this process, with a real rank monitor."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import types
 
 import pytest
-from monitor_harness import ROOT, Rig
+from monitor_harness import ROOT, SOCKET, WAIT_S, Rig, kill_monitor, story
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.monitor import wire
+from nvrx_slurm.testing import standalone_monitor
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in ("FT_RANK_MONITOR_IPC_SOCKET", "RANK", "LOCAL_RANK"):
+    for name in (SOCKET, "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
+
+
+def refused(call, *args, **kwargs) -> str:
+    with pytest.raises(RankMonitorClientError) as raised:
+        call(*args, **kwargs)
+    return str(raised.value)
 
 
 def test_without_a_launcher_it_says_how_to_start():
     client = RankMonitorClient()
-    with pytest.raises(RankMonitorClientError, match="start the script with nvrx-run"):
-        client.init_workload_monitoring()
-    with pytest.raises(RankMonitorClientError, match="needs init_workload_monitoring"):
-        client.send_heartbeat()
-    client.shutdown_workload_monitoring()  # nothing to do
+    assert "nvrx-run" in refused(client.init_workload_monitoring)
+    client.shutdown_workload_monitoring()  # does nothing
     assert not client.is_initialized and client.cfg is None and client.rank_info is None
 
 
-def test_bad_environment_is_one_sentence(monkeypatch):
-    monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", "/nonexistent/socket")
-    with pytest.raises(RankMonitorClientError, match="RANK is not set"):
-        RankMonitorClient().init_workload_monitoring()
+def test_every_method_needs_init():
+    client = RankMonitorClient()
+    calls = {
+        client.send_heartbeat: (),
+        client.start_section: ("a",),
+        client.end_section: ("a",),
+        client.end_all_sections: (),
+        client.should_stop: (),
+        client.should_stop_together: (),
+        client.calculate_and_set_hb_timeouts: (),
+        client.calculate_and_set_section_timeouts: (),
+        client.send_workload_control_request: (None,),
+    }
+    with standalone_monitor():
+        for _ in range(2):
+            for call, args in calls.items():
+                assert f"{call.__name__}() needs init" in refused(call, *args)
+            client.init_workload_monitoring()
+            client.shutdown_workload_monitoring()
+
+
+def test_a_bad_environment_is_named(monkeypatch):
+    init = RankMonitorClient().init_workload_monitoring
+    monkeypatch.setenv(SOCKET, "/nonexistent/socket")
+    assert "RANK is not set" in refused(init)
     monkeypatch.setenv("RANK", "three")
-    with pytest.raises(RankMonitorClientError, match="RANK in the environment must be an integer, not 'three'"):
-        RankMonitorClient().init_workload_monitoring()
+    assert "'three'" in refused(init)
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(RankMonitorClientError, match="no rank monitor listens at /nonexistent/socket"):
-        RankMonitorClient().init_workload_monitoring()
-    monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", "/" + "x" * 200)
-    with pytest.raises(RankMonitorClientError, match="cannot be reached"):
-        RankMonitorClient().init_workload_monitoring()
+    assert "/nonexistent/socket" in refused(init)
+    monkeypatch.setenv(SOCKET, "/" + "x" * 200)
+    assert "cannot be reached" in refused(init)
     for bad in (-1, 1.5, True, "5"):
-        with pytest.raises(RankMonitorClientError, match="num_warmup_iters must be an integer >= 0"):
-            RankMonitorClient().init_workload_monitoring(bad)
+        assert "num_warmup_iters" in refused(init, bad)
 
 
-def test_what_a_rank_learns_and_how_it_ends():
-    async def story():
-        async with Rig() as rig:
-            worker = rig.worker(
-                """
-                client.init_workload_monitoring(num_warmup_iters=5)
-                info = client.rank_info
-                say(info.global_rank, info.local_rank, info.pid == os.getpid(), len(info.host) > 0)
-                say(client.cfg.rank_heartbeat_timeout, client.cfg.safety_factor, client.cfg.rank_termination_signal)
-                for code in (
-                    "client.cfg.rank_heartbeat_timeout = 1", "client.cfg.nonsense", "client.init_workload_monitoring()"
-                ):
-                    try:
-                        exec(code)
-                        say("no error")
-                    except Exception as error:
-                        say(type(error).__name__)
-                client.shutdown_workload_monitoring()
-                client.init_workload_monitoring()
-                client.send_heartbeat()
-                say(client.is_initialized)
-                """,
-                rank_heartbeat_timeout=30.0,
-            )
-            assert await worker.line() == "3 0 True True"
-            assert await worker.line() == "30.0 5.0 9"
-            assert [await worker.line() for _ in range(3)] == [
-                "AttributeError",
-                "AttributeError",
-                "RankMonitorClientError",
-            ]
-            assert await worker.line() == "True"
-            assert await worker.ended() == 0
-
-    asyncio.run(story())
+@story
+async def test_settings_and_life():
+    async with Rig() as rig:
+        client = rig.rank(rank_heartbeat_timeout=30.0)
+        client.init_workload_monitoring(num_warmup_iters=5)
+        info, cfg = client.rank_info, client.cfg
+        assert (info.global_rank, info.local_rank, info.pid) == (3, 0, os.getpid()) and info.host
+        assert (cfg.rank_heartbeat_timeout, cfg.safety_factor, cfg.rank_termination_signal) == (30.0, 5.0, 9)
+        for attempt in (lambda: setattr(cfg, "rank_heartbeat_timeout", 1), lambda: cfg.nonsense):
+            with pytest.raises(AttributeError):
+                attempt()
+        assert "already called" in refused(client.init_workload_monitoring)
+        client.shutdown_workload_monitoring()
+        assert not client.is_initialized
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        assert client.is_initialized
+        client.shutdown_workload_monitoring()
 
 
-def test_after_shutdown_and_init_the_limits_run_again():
-    async def story():
-        async with Rig() as rig:
-            worker = rig.worker(
-                """
-                for _ in range(2):
-                    client.init_workload_monitoring()
-                    client.send_heartbeat()
-                    client.shutdown_workload_monitoring()
-                client.init_workload_monitoring()
-                threading.Event().wait()
-                """,
-                initial_rank_heartbeat_timeout=0.3,
-            )
-            assert (await rig.hang())["sentence"].startswith("no first heartbeat for 0.3")
-            await worker.ended()
+@story
+async def test_wrong_sections_are_errors_and_change_nothing():
+    async with Rig() as rig:
+        client = rig.rank(rank_section_timeouts={"a": 30.0})
+        client.init_workload_monitoring()
+        before = client._page.words.tolist()
+        for call in (client.start_section, client.end_section):
+            call("unknown")
+            call(None)
+            assert "name of a section" in refused(call, ["a"])
+        assert client._page.words.tolist() == before
+        assert "'a' is not open" in refused(client.end_section, "a")
+        client.start_section("a")
+        assert "'a' is already open" in refused(client.start_section, "a")
+        client.end_all_sections()
+        client.end_all_sections()
+        client.shutdown_workload_monitoring()
 
-    asyncio.run(story())
 
-
-def test_a_forked_child_cannot_beat_for_its_rank():
-    """The child tries all the time; the rank hangs; it is found all the same."""
-
-    async def story():
-        async with Rig() as rig:
-            worker = rig.worker(
-                """
-                client.init_workload_monitoring()
-                client.send_heartbeat()
-                if os.fork() == 0:
-                    while True:
+@story
+async def test_a_forked_child_cannot_act_for_its_rank():
+    """The child tries all the time; the rank hangs and is found all the same."""
+    async with Rig() as rig:
+        worker = rig.worker(
+            """
+            client.init_workload_monitoring()
+            client.send_heartbeat()
+            if os.fork() == 0:
+                while True:
+                    for call in (client.send_heartbeat, client.should_stop):
                         try:
-                            client.send_heartbeat()
-                            say("the child beats")
+                            call()
+                            say("the child acts")
                         except RankMonitorClientError as error:
                             say(error)
-                        sys.stdin.readline()
-                threading.Event().wait()
-                """,
-                rank_heartbeat_timeout=0.5,
-            )
-            assert "not in one forked from it" in await worker.line()
-            assert (await rig.hang())["sentence"].startswith("no heartbeat for 0.5")
-            await worker.ended()
+                    sys.stdin.readline()
+            threading.Event().wait()
+            """,
+            rank_heartbeat_timeout=0.5,
+        )
+        rig.monitor.warn()
+        for _ in range(2):
+            assert "not in one forked" in await worker.line()
+        assert (await rig.sentence()).startswith("no heartbeat for ")
+        await worker.ended()
+        assert not rig.monitor.leaves
 
-    asyncio.run(story())
+
+@pytest.mark.parametrize("killed", [False, True])
+@story
+async def test_a_warned_rank_hears_yes_until_its_end(killed: bool):
+    """Even if the rank monitor is killed in between; the next rank knows nothing of it."""
+    async with Rig() as rig:
+        client = rig.rank()
+        rig.monitor.warn()  # before init
+        client.init_workload_monitoring()
+        if killed:
+            await kill_monitor(rig)
+        assert not rig.monitor.leaves
+        assert client.should_stop() and client.should_stop() and rig.monitor.leaves
+        client.shutdown_workload_monitoring()
+        client.init_workload_monitoring()
+        assert client.should_stop_together() and rig.monitor.leaves
+        client.shutdown_workload_monitoring()
+        rig.monitor.unwatch()
+        client = rig.rank(cycle=1)
+        client.init_workload_monitoring()
+        assert not client.should_stop() and not client.should_stop_together() and not rig.monitor.leaves
+        client.shutdown_workload_monitoring()
 
 
-def test_import_is_light():
-    """What it must not pull in; scripts/bench measures the milliseconds."""
-    code = (
-        f"import sys; sys.path.insert(0, {ROOT!r})\n"
-        "import nvrx_slurm.fault_tolerance\n"
-        "print([name for name in ('torch', 'grpc', 'asyncio', 'dataclasses') if name in sys.modules])"
+def test_wrong_uses_of_should_stop_together(monkeypatch):
+    client = RankMonitorClient()
+    with standalone_monitor():
+        client.init_workload_monitoring()
+        for every in (0, -1, 1.0, True):
+            assert "every=" in refused(client.should_stop_together, every)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert "init_process_group" in refused(client.should_stop_together)
+        for calculate in (client.calculate_and_set_hb_timeouts, client.calculate_and_set_section_timeouts):
+            assert "init_process_group" in refused(calculate, skip_if_not_ready=True)
+        assert "section 'x'" in refused(client.calculate_and_set_section_timeouts, ["x"])
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_a_bad_state_changes_nothing():
+    async with Rig() as rig:
+        client = rig.rank()
+        client.init_workload_monitoring()
+        for state, token in (
+            ({}, "current_timeouts"),
+            ({"current_timeouts": {"heartbeat": {"were_calculated": 1}}}, "initial"),
+        ):
+            assert token in refused(client.load_state_dict, state)
+            assert client.state_dict() == {"current_timeouts": {}}
+        client.shutdown_workload_monitoring()
+
+
+STEPS = {"rank_section_timeouts": {"step": 0.15, "warmup": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("steps", "megatron", "sentence"),
+    [
+        (1, None, "in section 'step' (warm-up) for "),
+        (2, None, "in section 'step' for "),
+        (1, (500, 501), "in section 'step' (warm-up) for "),
+        (1, (500, 502), "in section 'step' for "),
+    ],
+)
+@story
+async def test_warm_up_ends_after_two_steps(monkeypatch, steps: int, megatron, sentence: str):
+    """Counted by the client, or by Megatron."""
+    arguments = types.SimpleNamespace()
+    module = types.SimpleNamespace(_GLOBAL_ARGS=arguments)
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
+    async with Rig() as rig:
+        client = rig.rank(**STEPS)
+        client.init_workload_monitoring(num_warmup_iters=2)
+        if megatron:
+            arguments.curr_iteration = megatron[0]
+        for _ in range(steps):
+            client.start_section("step")
+            client.end_section("step")
+        if megatron:
+            arguments.curr_iteration = megatron[1]
+        client.start_section("step")
+        assert (await rig.sentence()).startswith(sentence)
+        client.shutdown_workload_monitoring()
+
+
+@pytest.mark.parametrize("side", ["client", "monitor"])
+@story
+async def test_another_version_is_refused(monkeypatch, side: str):
+    decode = wire.decode
+    if side == "client":
+        monkeypatch.setattr(wire, "VERSION", 2)
+    else:
+        monkeypatch.setattr(wire, "decode", lambda line: decode(line.replace(b'"v":1', b'"v":2')))
+    async with Rig() as rig:
+        path, listening = rig.path, rig.monitor
+        monkeypatch.setattr(wire, "VERSION", 1)
+        client = rig.rank()
+        if side == "client":
+            monkeypatch.setattr(wire, "VERSION", 2)
+        sentence = await asyncio.to_thread(refused, client.init_workload_monitoring)
+        assert "speaks version" in sentence and "same nvrx_slurm" in sentence
+        assert not client.is_initialized and listening.worker_env()[SOCKET] == path
+        monkeypatch.undo()
+
+
+def test_imports_are_light():
+    """scripts/bench measures the milliseconds."""
+    code = f"""
+import sys
+sys.path.insert(0, {ROOT!r})
+import nvrx_slurm.fault_tolerance as ft
+print([name for name in ("torch", "grpc", "asyncio", "dataclasses", "nvrx_slurm.types") if name in sys.modules])
+request = ft.WorkloadControlRequest(ft.WorkloadAction.Continue)
+print([name for name in ("torch", "grpc", "asyncio") if name in sys.modules], request.action.name)
+try:
+    ft.Nonsense
+except AttributeError:
+    print("AttributeError")
+"""
+    said = subprocess.check_output([sys.executable, "-I", "-S", "-c", code], text=True, timeout=WAIT_S)
+    assert said.split("\n") == ["[]", "[] Continue", "AttributeError", ""]
+
+
+# --- the exception hook -----------------------------------------------------------------------------------------------
+
+HOOK = f"""
+import atexit, os, sys, threading
+sys.path.insert(0, {ROOT!r})
+from nvrx_slurm.monitor import exception_hook
+never = threading.Event()
+exception_hook.install()
+exception_hook.install()  # the second call does nothing
+"""
+HOOKED = {
+    "nothing is waited for": (
+        """
+threading.Thread(target=never.wait).start()
+atexit.register(never.wait)
+class Collective:
+    def __del__(self):
+        never.wait()
+hold = Collective()
+sys.stdout.write("a line without its end")  # in a buffer: stdout is a pipe
+1 / 0
+""",
+        (1, "a line without its end", "ZeroDivisionError: division by zero\n"),
+    ),
+    "the end of a thread or an exit is not a failure": (
+        """
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+atexit.register(print, "at exit")
+sys.exit(7)
+""",
+        (7, "at exit\n", "ZeroDivisionError: division by zero\n"),
+    ),
+    "a forked child ends as ever": (
+        """
+pid = os.fork()
+if not pid:
+    atexit.register(print, "child at exit")
+    raise ValueError("child")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""",
+        (0, "child at exit\n1\n", "ValueError: child\n"),
+    ),
+}
+OWN_HOOK = """
+def theirs(kind, error, traceback):
+    print("theirs", error)
+    raise RuntimeError("in the hook")
+sys.excepthook = theirs
+exception_hook.install()
+sys.stderr.close()
+threading.Thread(target=never.wait).start()
+raise ValueError("x")
+"""
+
+
+@pytest.mark.parametrize("case", [*HOOKED, "the script's own hook"])
+def test_the_exception_hook(case: str):
+    code, (code_wanted, out, err) = HOOKED.get(case, (OWN_HOOK, (1, "theirs x\n", "")))
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK + code], capture_output=True, text=True, timeout=WAIT_S, check=False
     )
-    assert subprocess.check_output([sys.executable, "-I", "-c", code], text=True, timeout=20) == "[]\n"
+    assert (done.returncode, done.stdout) == (code_wanted, out) and done.stderr.endswith(err)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_init_installs_the_hook_if_the_launcher_says_so(monkeypatch, wanted: bool):
+    before = sys.excepthook
+    monkeypatch.setattr(sys, "excepthook", before)  # restored in the end
+    with standalone_monitor(install_exception_hook=wanted):
+        client = RankMonitorClient()
+        client.init_workload_monitoring()
+        client.shutdown_workload_monitoring()
+    assert client.cfg.install_exception_hook is wanted and (sys.excepthook is not before) is wanted

@@ -14,7 +14,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, EndJob, Finish, Node, Plan, Refused, Register, Stop
+from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -234,7 +234,7 @@ class Invariants:
             limited = world.settings.time_limit_s > 0.0 and end.code == _BY_SIGNAL + 15
             self.check(limited and left_s <= 6.0, f"{left_s:.1f} s are left: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
-            left = world.settings.nodes - len(core.budget.history.excluded)
+            left = world.settings.nodes - len(core.job.budget.history.excluded)
             self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
@@ -273,8 +273,8 @@ class Invariants:
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
         elif isinstance(event, ag.Signalled):
             self._signalled.setdefault(node_id, event.signum)
-        elif self._is_second_warning(event, commands):
-            self._signalled.setdefault(node_id, 15)
+        elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
+            self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, (Finish, Refused)):
             self._told.setdefault(node_id, event.code)
         elif isinstance(event, (ag.Sick, ag.Prepared)):
@@ -286,14 +286,10 @@ class Invariants:
             elif isinstance(command, ag.StartWorkers):
                 self.check(not agent.told_sick, f"{node_id} starts workers, though it is sick")
                 self.check(not agent.unprepared, f"{node_id} starts workers before it is prepared")
-                agent.unprepared = agent.core.settings.has_preflight
+                agent.unprepared = True
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")
-
-    def _is_second_warning(self, event: Any, commands: Sequence[Any]) -> bool:
-        ends = any(isinstance(c, ag.Send) and isinstance(c.message, EndJob) for c in commands)
-        return isinstance(event, ag.Warned) and ends
 
     def _check_start(self, agent: SimAgent, node_id: str, plan: Plan) -> None:
         """Nobody else runs this group rank of this cycle, and the old workers are gone."""

@@ -144,6 +144,11 @@ class Worker:
         world = agent.world
         world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
 
+    @property
+    def name(self) -> str:
+        """For the story."""
+        return f"rank {self.rank} on {self.agent.host.name}"
+
     def _reach_user_code(self) -> None:
         if self.alive:
             self.agent.world.training.up(self)
@@ -200,12 +205,11 @@ class SimAgent(Process):
         self.stubborn = False
         self.stream: Connection | None = None
         self.exit: ag.Exit | None = None
-        self.unprepared = settings.has_preflight  # nobody has looked at the node since it ran workers
+        self.unprepared = True  # nobody has looked at the node since it ran workers
         self.told_sick = False
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc)
         super().__init__(world, Agent(node, settings, world.clock.now))
-        if settings.has_preflight:
-            self._prepare()
+        self._prepare()
         self._connect(_FIRST_RETRY_S)
 
     @property
@@ -260,7 +264,7 @@ class SimAgent(Process):
             self.exit = command
             self._end("its agent left", in_flight=True)
         else:
-            assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks)), command
+            assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks, ag.EndHeld)), command
 
     def _prepare(self) -> None:
         """Checks take their time; what they find is how the host is then."""

@@ -66,7 +66,7 @@ def random_settings(seed: int, nodes: int) -> WorldSettings:
         seed=seed,
         nproc=rng.choice((1, 2)),
         faults=rng.randint(0, 8),
-        agent=AgentSettings(in_step=rng.random() < 0.5, policy=rng.choice(POLICIES), has_preflight=rng.random() < 0.6),
+        agent=AgentSettings(in_step=rng.random() < 0.5, policy=rng.choice(POLICIES)),
         limits=RestartLimits(
             by_kind=(KindCount(FaultKind.EXIT, 1),) if rng.random() < 0.3 else (),
             max_no_progress_cycles=rng.choice((0, 0, 1, 2)),
@@ -144,6 +144,13 @@ class World:
             host.agent = SimAgent(self, host, next(self._lives), self.settings.agent)
             self.agents.append(host.agent)
 
+    def start_later(self, host: Host, soonest_s: float, latest_s: float) -> float:
+        """The same after a while; returns after how many seconds."""
+        delay_s = self.rng.uniform(soonest_s, latest_s)
+        self.clock.after(delay_s, self.start_agent, host)
+        self.busy_until(self.clock.now + delay_s)
+        return delay_s
+
     def new_coordinator(self) -> None:
         """The first coordinator, or the next term."""
         term = len(self.coordinators) + 1
@@ -156,7 +163,7 @@ class World:
             s.max_restarts,
             s.agent.policy,
             s.limits,
-            has_preflight=s.agent.has_preflight,
+            has_preflight=True,
             tracks_progress=s.limits.max_no_progress_cycles > 0,
             time_limited=s.time_limit_s > 0.0,
             warn_before_end_s=10.0,

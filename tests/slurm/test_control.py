@@ -113,14 +113,5 @@ def test_against_a_real_cluster(minicluster: MiniCluster, monkeypatch: pytest.Mo
     minicluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
     states = control.node_states(["n4"])
     assert states is not None and control.is_gone(states["n4"])
-
-
-LISTS = ["n[01-03,7]-ib[0-1]", "a[8-11],b,c[9-10]", "n[08-12]", "x[1-2]y[03-04]", "n1,n1"]
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize("text", LISTS)
-def test_host_lists_as_scontrol_expands_them(minicluster: MiniCluster, text: str) -> None:
-    assert nodelist.expand(text) == minicluster.run("scontrol", "show", "hostnames", text).split()
-    packed = nodelist.compress(nodelist.expand(text))
-    assert minicluster.run("scontrol", "show", "hostnames", packed).split() == nodelist.expand(text)
+    for text in ("n[01-03,7]-ib[0-1]", "a[8-11],b,c[9-10]", "n[08-12]", "x[1-2]y[03-04]", "n1,n1"):
+        assert nodelist.expand(text) == minicluster.run("scontrol", "show", "hostnames", text).split()

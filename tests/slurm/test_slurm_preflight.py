@@ -1,9 +1,8 @@
-"""The preflight on a real Slurm: a node that falls sick is left out, a spare takes over, and the epilog is told."""
+"""The preflight on a real Slurm: a node that falls sick is left out and a spare takes over."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,6 @@ import pytest
 from nvrx_job import HOLD_ONCE, Jobs, kill
 
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.health.hooks import suspicion
 
 pytestmark = pytest.mark.slurm
 
@@ -30,12 +28,11 @@ def recorded() -> ModuleType:
 
 
 def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_path: Path) -> None:
-    """SIGBUS hits a worker of n1 while the port of n2 is down: n2 does not pass the preflight, n3 is promoted. Each task
+    """SIGBUS hits a worker of n1 while the port of n2 is down: n2 fails its preflight, n3 is promoted. Each task
     looks at a recorded node of its own."""
     dgx = recorded()
     for name in ("n1", "n2", "n3"):
         dgx.build(tmp_path / name)
-        dgx.write(tmp_path / name, "/etc/nvrx/health.yaml", f"hooks: {{suspicions: {tmp_path}/spool}}\n")
     prolog = tmp_path / "task_prolog"
     prolog.write_text(f'#!/bin/sh\necho "export NVRX_SYSROOT={tmp_path}/$SLURMD_NODENAME"\n')
     prolog.chmod(0o755)
@@ -43,23 +40,15 @@ def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_pat
     job = jobs.submit(HOLD_ONCE, flags, nodes=3, lead=lead)
     up = job.wait_marks("up", 2, cycle=0)
     assert [mark.node for mark in up] == ["n1", "n2"]
-    for name in ("n1", "n2"):  # as our prolog does
-        suspicion.allow(f"{tmp_path}/spool", name, str(job.job_id), os.geteuid())
     dgx.write(tmp_path / "n2", f"{PORT}/state", "1: DOWN\n")
     kill(up[0].pid, signal.SIGBUS)
-
-    def told(node: str) -> list[tuple[str, str]]:
-        found = suspicion.parsed(suspicion.take(f"{tmp_path}/spool", node, str(job.job_id), os.geteuid()))
-        return [(one.kind, one.check) for one in found]
 
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
     assert [(mark.rank, mark.node) for mark in job.marks("up", 1)] == [(0, "n1"), (1, "n3")]
     assert f"nvrx-run[n1]: node 1 (n2) is not healthy: {WHY}" in job.said()
     log = job.agent_log(1).rstrip()
-    assert log.splitlines()[-1].startswith(f"nvrx-run[n2]: node n2 ends with code {ExitCode.NODE_REFUSED:d}: ")
+    assert f"nvrx-run[n2]: node n2 ends with code {ExitCode.NODE_REFUSED:d}: " in log.splitlines()[-1]
     assert WHY in log.splitlines()[-1]
     assert WHY in (job.run_dir / "events" / "coordinator.jsonl").read_text()
     assert job.result()["code"] == 0
-    assert told("n1") == [("uncorrectable-error", "memory-errors")]
-    assert told("n2") == [("check-failed", "nic-ports"), ("check-failed", "gpu-nics")]

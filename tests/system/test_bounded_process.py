@@ -15,6 +15,7 @@ import pytest
 
 from nvrx_slurm.system import bounded_process
 from nvrx_slurm.system.bounded_process import Ended
+from nvrx_slurm.system.process_tree import blocked_threads
 
 BOUND_S = 60.0
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -63,12 +64,14 @@ def test_how_a_command_ends(
     assert run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
 
 
-def test_a_command_is_killed_with_its_group_at_its_deadline(run: Callable[..., Ended]) -> None:
+def test_a_command_is_killed_with_all_below_it_at_its_deadline(run: Callable[..., Ended]) -> None:
     started_s = time.monotonic()
-    ended = run(["/bin/sh", "-c", f"trap '' TERM; sleep 60 & echo $!; {FOREVER}"], ENV, 0.5)
+    script = f"trap '' TERM; sleep 600 & echo $!; setsid sh -c 'echo $$; exec sleep 600' & {FOREVER}"
+    ended = run(["/bin/sh", "-c", script], ENV, 0.5)
     assert time.monotonic() - started_s < BOUND_S / 2
     assert (ended.code, ended.blocked) == (None, False)
-    assert ends(int(ended.stdout))
+    below = [int(pid) for pid in ended.stdout.split()]
+    assert len(below) == 2 and all(ends(pid) for pid in below)
 
 
 def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
@@ -147,7 +150,8 @@ def test_several_are_polled_together() -> None:
 def test_a_child_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch, blocked: bool) -> None:
     """At once if the kernel says that a thread of it stays blocked, else after REAP_S."""
     monkeypatch.setattr(bounded_process, "REAP_S", BOUND_S if blocked else 0.3)
-    monkeypatch.setattr(bounded_process, "_blocked_threads", lambda pid: {("1",)} if blocked else set())
+    monkeypatch.setattr(bounded_process, "blocked_threads", lambda pid: {("1",)} if blocked else set())
+    monkeypatch.setattr(bounded_process, "kill_tree", lambda root, parent: None)
     monkeypatch.setattr(os, "killpg", lambda pid, signum: None)
     monkeypatch.setattr(os, "kill", lambda pid, signum: None)
     child = bounded_process.fork(forever, 0.1)
@@ -161,5 +165,5 @@ def test_a_child_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_thread_that_runs_between_two_looks_is_not_blocked() -> None:
-    assert bounded_process._blocked_threads(os.getpid()) == set()
-    assert bounded_process._blocked_threads(1 << 22) == set()
+    assert blocked_threads(os.getpid()) == set()
+    assert blocked_threads(1 << 22) == set()

@@ -1,6 +1,6 @@
 """The restart sequence of one rank inside the in-process wrapper, as a table.
 
-The shell (`inprocess/runner.py`) does what the one command of each step says and comes back with what happened.
+The shell (`inprocess/runner.py`) executes the one command of each step and answers with the event that followed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nvrx_slurm.core.machine import Machine, Row
 
 
 class Phase(Enum):
-    """Where a rank is."""
+    """The state of a rank."""
 
     OUTSIDE = "the wrapped function has not been called"
     ENTERING = "waits until all ranks have called the wrapped function (initial barrier)"
@@ -34,7 +34,7 @@ class Phase(Enum):
     GONE = "the wrapper raises"
 
 
-# --- what happened ----------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """All ranks have come to the barrier, or are gone."""
+    """All ranks have come to the barrier or have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Disturbed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A plug-in, or what else was to be done, is through."""
+    """A plug-in, or another step, has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The function, or what comes before it, was interrupted because of another rank or a timeout."""
+    """The function, or a step before it, was interrupted because of another rank or a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The iteration ended with a fault somewhere, and `abort` has been called here."""
+    """The iteration ended with a fault on some rank, and `abort` has been called here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Failed:
     """This rank cannot go on: a BaseException, an unhealthy or discarded rank, a lost store."""
 
 
-# --- what to do -------------------------------------------------------------------------------------------------------
+# --- command ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,49 +103,66 @@ class Do:
 
 
 _EXCEPT = "cannot go on"
+_COMMANDS: dict[object, str] = {  # by the state that is entered; with the event where that makes a difference
+    Phase.ENTERING: "enter",
+    Phase.ASSIGNING: "assign",
+    Phase.INITIALIZING: "initialize",
+    Phase.CHECKING_START: "check_at_start",
+    Phase.RUNNING: "run_or_wait",
+    Phase.RETURNED: "complete",
+    (Phase.STOPPING, Faulted): "tell_fault",
+    (Phase.STOPPING, Stopped): "await_abort",
+    Phase.FINALIZING: "finalize",
+    Phase.CHECKING: "check",
+    Phase.ARRIVED: "arrive",
+    (Phase.ARRIVED, Disturbed): "arrive_unassigned",
+    Phase.COMPLETING: "call_completion",
+    Phase.CONCLUDED: "conclude",
+    Phase.LEAVING: "leave",
+}
 
 
 class Restarts(Machine):
     """One call of a wrapped function on one rank; each step emits at most one `Do`."""
 
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
-        (Phase.OUTSIDE, Called): Row("on_called", (Phase.ENTERING,), "the initial barrier"),
-        (Phase.ENTERING, Released): Row("on_released", (Phase.ASSIGNING,), "the first iteration"),
-        (Phase.ENTERING, Failed): Row("on_failed", (Phase.LEAVING,), "not all came, or there is no store"),
-        (Phase.ASSIGNING, Assigned): Row("on_assigned", (Phase.INITIALIZING,), "active and reserve ranks alike"),
-        (Phase.ASSIGNING, Disturbed): Row("on_disturbed", (Phase.ARRIVED,), "with the ranks it had before"),
-        (Phase.ASSIGNING, Stopped): Row("on_stopped", (Phase.STOPPING,), "a rank was lost before it began"),
-        (Phase.ASSIGNING, Failed): Row("on_failed", (Phase.LEAVING,), "discarded, or nobody is active"),
-        (Phase.INITIALIZING, Done): Row("on_initialized", (Phase.CHECKING_START,), "may this be tried?"),
-        (Phase.INITIALIZING, Faulted): Row("on_faulted", (Phase.STOPPING,), "an Exception means another try"),
-        (Phase.INITIALIZING, Stopped): Row("on_stopped", (Phase.STOPPING,), "another rank failed meanwhile"),
-        (Phase.INITIALIZING, Failed): Row("on_failed", (Phase.LEAVING,), "RestartAbort: enough tries"),
-        (Phase.CHECKING_START, Done): Row("on_checked_start", (Phase.RUNNING,), "healthy"),
-        (Phase.CHECKING_START, Stopped): Row("on_stopped", (Phase.STOPPING,), "another rank failed meanwhile"),
-        (Phase.CHECKING_START, Failed): Row("on_failed", (Phase.LEAVING,), "unhealthy"),
-        (Phase.RUNNING, Returned): Row("on_returned", (Phase.RETURNED,), "perhaps not yet on the others"),
-        (Phase.RUNNING, Faulted): Row("on_faulted", (Phase.STOPPING,), "tells all others"),
-        (Phase.RUNNING, Stopped): Row("on_stopped", (Phase.STOPPING,), "as told by another rank or a timeout"),
-        (Phase.RUNNING, Failed): Row("on_failed", (Phase.LEAVING,), "a BaseException of the function"),
-        (Phase.RUNNING, Completed): Row("on_completed", (Phase.COMPLETING,), "a reserve is not needed any more"),
-        (Phase.RUNNING, Interrupted): Row("on_interrupted", (Phase.FINALIZING,), "a reserve may be needed"),
-        (Phase.RETURNED, Completed): Row("on_completed", (Phase.COMPLETING,), "all have returned"),
-        (Phase.RETURNED, Interrupted): Row("on_interrupted", (Phase.FINALIZING,), "one failed after all: once more"),
-        (Phase.RETURNED, Failed): Row("on_failed", (Phase.LEAVING,), _EXCEPT),
-        (Phase.STOPPING, Interrupted): Row("on_interrupted", (Phase.FINALIZING,), "nothing blocks any more"),
-        (Phase.STOPPING, Completed): Row("on_too_late", (Phase.LEAVING,), "a fault after all had returned"),
-        (Phase.STOPPING, Failed): Row("on_failed", (Phase.LEAVING,), "the abort never ended, or no store"),
-        (Phase.FINALIZING, Done): Row("on_finalized", (Phase.CHECKING,), "clean"),
-        (Phase.FINALIZING, Failed): Row("on_failed", (Phase.LEAVING,), "this process cannot be used again"),
-        (Phase.CHECKING, Done): Row("on_checked", (Phase.ARRIVED,), "fit for another iteration"),
-        (Phase.CHECKING, Failed): Row("on_failed", (Phase.LEAVING,), "unhealthy"),
-        (Phase.ARRIVED, Released): Row("on_released", (Phase.ASSIGNING,), "the next iteration"),
-        (Phase.ARRIVED, Failed): Row("on_failed", (Phase.LEAVING,), "declared dead by others, or no store"),
-        (Phase.COMPLETING, Done): Row("on_concluded", (Phase.CONCLUDED,), "all have a result"),
-        (Phase.COMPLETING, Failed): Row("on_failed", (Phase.LEAVING,), "the plug-in raised"),
-        (Phase.CONCLUDED, Released): Row("on_all_concluded", (Phase.DONE,), "all return together"),
-        (Phase.CONCLUDED, Failed): Row("on_failed", (Phase.LEAVING,), _EXCEPT),
-        (Phase.LEAVING, Done): Row("on_left", (Phase.GONE,), "raised to the caller"),
+        (Phase.OUTSIDE, Called): Row("go", (Phase.ENTERING,), "the initial barrier"),
+        (Phase.ENTERING, Released): Row("go", (Phase.ASSIGNING,), "the first iteration"),
+        (Phase.ENTERING, Failed): Row("go", (Phase.LEAVING,), "not all came, or there is no store"),
+        (Phase.ASSIGNING, Assigned): Row("go", (Phase.INITIALIZING,), "active and reserve ranks alike"),
+        (Phase.ASSIGNING, Disturbed): Row("go", (Phase.ARRIVED,), "with the ranks it had before"),
+        (Phase.ASSIGNING, Stopped): Row("go", (Phase.STOPPING,), "a rank was lost before it began"),
+        (Phase.ASSIGNING, Failed): Row("go", (Phase.LEAVING,), "discarded, or no rank is active"),
+        (Phase.INITIALIZING, Done): Row("go", (Phase.CHECKING_START,), "may this be tried?"),
+        (Phase.INITIALIZING, Faulted): Row("go", (Phase.STOPPING,), "an Exception means another try"),
+        (Phase.INITIALIZING, Stopped): Row("go", (Phase.STOPPING,), "another rank failed meanwhile"),
+        (Phase.INITIALIZING, Failed): Row("go", (Phase.LEAVING,), "RestartAbort: enough tries"),
+        (Phase.CHECKING_START, Done): Row("go", (Phase.RUNNING,), "healthy"),
+        (Phase.CHECKING_START, Stopped): Row("go", (Phase.STOPPING,), "another rank failed meanwhile"),
+        (Phase.CHECKING_START, Failed): Row("go", (Phase.LEAVING,), "unhealthy"),
+        (Phase.RUNNING, Returned): Row("go", (Phase.RETURNED,), "perhaps not yet on the others"),
+        (Phase.RUNNING, Faulted): Row("go", (Phase.STOPPING,), "tells all others"),
+        (Phase.RUNNING, Stopped): Row("go", (Phase.STOPPING,), "as told by another rank or a timeout"),
+        (Phase.RUNNING, Failed): Row("go", (Phase.LEAVING,), "a BaseException of the function"),
+        (Phase.RUNNING, Completed): Row("go", (Phase.COMPLETING,), "a reserve is not needed any more"),
+        (Phase.RUNNING, Interrupted): Row("go", (Phase.FINALIZING,), "a reserve may be needed"),
+        (Phase.RETURNED, Completed): Row("go", (Phase.COMPLETING,), "all have returned"),
+        (Phase.RETURNED, Interrupted): Row("go", (Phase.FINALIZING,), "one failed after all: once more"),
+        (Phase.RETURNED, Failed): Row("go", (Phase.LEAVING,), _EXCEPT),
+        (Phase.STOPPING, Interrupted): Row("go", (Phase.FINALIZING,), "nothing blocks any more"),
+        (Phase.STOPPING, Completed): Row("go", (Phase.LEAVING,), "a fault after all had returned"),
+        (Phase.STOPPING, Failed): Row("go", (Phase.LEAVING,), "the abort never ended, or no store"),
+        (Phase.FINALIZING, Done): Row("go", (Phase.CHECKING,), "clean"),
+        (Phase.FINALIZING, Failed): Row("go", (Phase.LEAVING,), "this process cannot be used again"),
+        (Phase.CHECKING, Done): Row("go", (Phase.ARRIVED,), "fit for another iteration"),
+        (Phase.CHECKING, Failed): Row("go", (Phase.LEAVING,), "unhealthy"),
+        (Phase.ARRIVED, Released): Row("go", (Phase.ASSIGNING,), "the next iteration"),
+        (Phase.ARRIVED, Failed): Row("go", (Phase.LEAVING,), "declared dead by others, or no store"),
+        (Phase.COMPLETING, Done): Row("go", (Phase.CONCLUDED,), "all have a result"),
+        (Phase.COMPLETING, Failed): Row("go", (Phase.LEAVING,), "the plug-in raised"),
+        (Phase.CONCLUDED, Released): Row("go", (Phase.DONE,), "all return together"),
+        (Phase.CONCLUDED, Failed): Row("go", (Phase.LEAVING,), _EXCEPT),
+        (Phase.LEAVING, Done): Row("go", (Phase.GONE,), "raised to the caller"),
     }
 
     def __init__(self, now: float) -> None:
@@ -155,78 +172,9 @@ class Restarts(Machine):
         """None: every wait of the shell has its own bound and ends with an event."""
         return None
 
-    def _go(self, phase: Phase, what: str) -> None:
-        self.state = phase
-        self.emit(Do(what))
-
-    def on_called(self, event: object, now: float) -> None:
-        """The call begins."""
-        self._go(Phase.ENTERING, "enter")
-
-    def on_released(self, event: object, now: float) -> None:
-        """An iteration begins."""
-        self._go(Phase.ASSIGNING, "assign")
-
-    def on_assigned(self, event: object, now: float) -> None:
-        """The rank has its place."""
-        self._go(Phase.INITIALIZING, "initialize")
-
-    def on_disturbed(self, event: object, now: float) -> None:
-        """Ranks are to be assigned again."""
-        self._go(Phase.ARRIVED, "arrive_unassigned")
-
-    def on_initialized(self, event: object, now: float) -> None:
-        """`initialize` allows this iteration."""
-        self._go(Phase.CHECKING_START, "check_at_start")
-
-    def on_checked_start(self, event: object, now: float) -> None:
-        """The rank is healthy."""
-        self._go(Phase.RUNNING, "run_or_wait")
-
-    def on_returned(self, event: object, now: float) -> None:
-        """The function has a result."""
-        self._go(Phase.RETURNED, "complete")
-
-    def on_faulted(self, event: object, now: float) -> None:
-        """This rank is the fault, or one of several."""
-        self._go(Phase.STOPPING, "tell_fault")
-
-    def on_stopped(self, event: object, now: float) -> None:
-        """The rank was interrupted."""
-        self._go(Phase.STOPPING, "await_abort")
-
-    def on_completed(self, event: object, now: float) -> None:
-        """The run is a success."""
-        self._go(Phase.COMPLETING, "call_completion")
-
-    def on_interrupted(self, event: object, now: float) -> None:
-        """The function has ended everywhere on this rank, its process groups too."""
-        self._go(Phase.FINALIZING, "finalize")
-
-    def on_too_late(self, event: object, now: float) -> None:
-        """The others return; this rank has nothing to return."""
-        self._go(Phase.LEAVING, "leave")
-
-    def on_finalized(self, event: object, now: float) -> None:
-        """Nothing of the iteration is left."""
-        self._go(Phase.CHECKING, "check")
-
-    def on_checked(self, event: object, now: float) -> None:
-        """The rank is fit."""
-        self._go(Phase.ARRIVED, "arrive")
-
-    def on_concluded(self, event: object, now: float) -> None:
-        """`completion` has been called."""
-        self._go(Phase.CONCLUDED, "conclude")
-
-    def on_all_concluded(self, event: object, now: float) -> None:
-        """Return."""
-        self.state = Phase.DONE
-
-    def on_failed(self, event: object, now: float) -> None:
-        """The rank leaves; the others go on without it."""
-        self._go(Phase.LEAVING, "leave")
-
-    def on_left(self, event: object, now: float) -> None:
-        """Raise."""
-        self.state = Phase.GONE
+    def go(self, event: object, now: float) -> None:
+        """To the only state of the row, with that state's command."""
+        self.state = self.table[self.state, type(event)].to[0]
+        what = _COMMANDS.get((self.state, type(event))) or _COMMANDS.get(self.state)
+        if what is not None:
+            self.emit(Do(what))

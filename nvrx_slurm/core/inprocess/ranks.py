@@ -1,7 +1,6 @@
-"""Arithmetic of rank reassignment: where a rank goes when others are gone.
+"""Arithmetic of rank reassignment. Pure.
 
-Ranks are 0..world_size-1; `terminated` are those of them that are gone. Everything a rank needs to know about itself
-follows from that set, so nobody has to compute the world.
+Ranks are 0..world_size-1; `terminated` are the ranks that are gone. Each rank computes its new number from that set.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def shifted(rank: int, terminated: Iterable[int]) -> int:
-    """New rank of the healthy `rank` when all close up to the left."""
+    """New rank of the healthy `rank` when all healthy ranks close the gaps to the left."""
     return rank - sum(map(rank.__gt__, terminated))
 
 
@@ -30,11 +29,6 @@ def filled(rank: int, world_size: int, terminated: Collection[int]) -> int:
     gaps = sorted(terminated)
     moved_before = (rank - new_world_size) - (bisect_left(gaps, rank) - bisect_left(gaps, new_world_size))
     return gaps[moved_before]
-
-
-def divisible(size: int, divisor: int) -> int:
-    """The largest multiple of `divisor` (>= 1) that is not greater than `size`."""
-    return size - size % divisor
 
 
 def lowest_healthy(count: int, world_size: int, terminated: Container[int]) -> list[int]:
@@ -60,9 +54,9 @@ def healthy(world_size: int, terminated: Iterable[int]) -> list[int]:
 
 
 def failing_keys(keys: Iterable[K], condition: Callable[[int], bool]) -> dict[K, int]:
-    """Key -> number of ranks with it, for each key whose number does not meet `condition`, asked once per key.
+    """{key: number of ranks with it} for each key whose number does not meet `condition`, called once per key.
 
-    `keys` are the keys of all healthy ranks.
+    `keys`: one key per healthy rank.
     """
     return {key: count for key, count in Counter(keys).items() if not condition(count)}
 
@@ -79,7 +73,7 @@ def to_runs(ranks: Iterable[int]) -> str:
 
 
 def from_runs(text: str) -> set[int]:
-    """What `to_runs` was given; raises ValueError for any other text."""
+    """The ranks in a text that `to_runs` made; raises ValueError for other texts."""
     ranks: set[int] = set()
     for run in text.split():
         first, dash, last = run.partition("-")

@@ -1,10 +1,10 @@
-"""Who is active in a tree of failure domains (nodes, racks, the whole job), and with which rank.
+"""Active ranks in a tree of failure domains (hosts, racks, the whole job). Pure.
 
-A `Topology` is built once from every rank's keys. Its leaves are the ranks in depth-first order; `places` says for each
-leaf what it is now, and is all that changes: a pure function takes the places and who died to the next places. So
-whoever knows the keys and the last places can go on.
+A `Topology` is built once, from the keys of all ranks. Its leaves are the ranks in depth-first order. The only changing
+state is `places`, the place of each leaf; a pure function computes the next places from the last ones and the deaths.
+Any rank that has the keys and the last places can therefore continue.
 
-Words: a *slot* is a rank's number when the tree was built, a *leaf* its position in depth-first order, a *node* a
+Terms: a *slot* is a rank's number when the tree was built, a *leaf* its position in depth-first order, a *node* a
 branch of the tree, its *level* the number of its layer (0: the root).
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-SPARE, SET_ASIDE, DEAD = -1, -2, -3
+SPARE, FILTERED, DEAD = -1, -2, -3
 Places: TypeAlias = list[int]
-"""By leaf: an active rank (>= 0), SPARE, SET_ASIDE (by the world size filter), DEAD, or less: see `killed_by`."""
+"""By leaf: an active rank (>= 0), SPARE, FILTERED (out by the world size filter), DEAD, or less: see `killed_by`."""
 
 
 class TopologyError(ValueError):
-    """The keys make no tree, or the world size filter no world."""
+    """The keys make no tree, or the world size filter returned an impossible size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Level:
 
 
 def killed_by(place: int) -> int | None:
-    """Level of the branch that had too few healthy ranks left; None for a leaf that died by itself (or lives)."""
+    """Level of the branch that had too few healthy ranks left; None for a leaf that died by itself, or lives."""
     return DEAD - 1 - place if place < DEAD else None
 
 
@@ -87,7 +87,7 @@ class Topology:
         return self.end[node] - self.first[node] if limit is None else limit
 
     def first_places(self, world_size_filter: Callable[[int], int] | None = None) -> Places:
-        """Leaves become active in depth-first order as long as no branch they are in has its `max_ranks`."""
+        """Activate leaves in depth-first order, up to the `max_ranks` of every branch around them."""
         step = _Step(self, [SPARE] * len(self.slots))
         step.activate_in_order(SPARE)
         return step.finish(world_size_filter)
@@ -95,10 +95,10 @@ class Topology:
     def next_places(
         self, places: Places, died: Iterable[int], world_size_filter: Callable[[int], int] | None = None
     ) -> Places:
-        """After the leaves in `died` are gone too. `world_size_filter` takes and gives a number of active ranks.
+        """The places after the deaths of the leaves in `died`. `world_size_filter(n)` returns a number from 0 to n.
 
-        Spares replace the dead, in rank order, nearest domain first, as far as RESERVE allows the search to go; the
-        highest active ranks move into gaps of their own BACKFILL domain; the rest close up.
+        Spares replace the dead, in rank order, nearest domain first, as far out as RESERVE allows. The highest active
+        ranks of a BACKFILL domain then fill its gaps. The remaining ranks close up.
         """
         after = list(places)
         for leaf in died:
@@ -109,13 +109,13 @@ class Topology:
         step.backfill()
         step.close_up()
         lost: list[int] = []
-        if SET_ASIDE in places:
-            lost = [leaf for leaf, place in enumerate(places) if place == SET_ASIDE and after[leaf] <= DEAD]
+        if FILTERED in places:
+            lost = [leaf for leaf, place in enumerate(places) if place == FILTERED and after[leaf] <= DEAD]
         return step.finish(world_size_filter, lost)
 
 
 def active_order(places: Places) -> list[int]:
-    """Leaf of each active rank."""
+    """The leaf of each active rank."""
     order = [-1] * sum(map((0).__le__, places))
     for leaf, place in enumerate(places):
         if place >= 0:
@@ -129,7 +129,7 @@ def healthy(places: Places) -> list[int]:
 
 
 class _Step:
-    """One reassignment under way. `order[active_rank]` is a leaf, a dead one where nobody has taken its place yet."""
+    """One reassignment. `order[active_rank]` is a leaf; a dead one is a gap that is not filled yet."""
 
     def __init__(self, topology: Topology, places: Places, order: Sequence[int] = ()) -> None:
         self.topology = topology
@@ -140,7 +140,7 @@ class _Step:
         self._terminate_below_minimum()
 
     def _terminate_below_minimum(self) -> None:
-        """Children before parents: a branch with too few healthy leaves dies; the active ones are counted."""
+        """Terminate branches with too few healthy leaves, children before parents; count the active leaves."""
         topology, places, active = self.topology, self.places, self.active
         alive = [0] * len(topology.level)
         innermost = len(topology.levels) - 1
@@ -165,7 +165,7 @@ class _Step:
             self.active[node] += 1
 
     def _full(self, leaf: int) -> int | None:
-        """A branch around `leaf` that may have no more active leaves."""
+        """A branch around `leaf` that has its maximum of active leaves, None if there is none."""
         limit, active = self.topology.limit, self.active
         for node in self.topology.lineage[self.topology.home[leaf]]:
             if active[node] >= limit[node]:
@@ -173,7 +173,7 @@ class _Step:
         return None
 
     def activate_in_order(self, status: int) -> None:
-        """All leaves with this status, as far as there is room, as the highest active ranks."""
+        """Append all leaves with this status to the active ranks, as far as the maxima allow."""
         topology, active = self.topology, self.active
         for node, level in enumerate(topology.level):
             if level + 1 == len(topology.levels):
@@ -187,7 +187,7 @@ class _Step:
                     active[around] += len(chosen)
 
     def replace_from_reserve(self) -> None:
-        """Vacated active ranks, from the lowest, go to spares."""
+        """Give the gaps to spares, lowest gap first."""
         for active_rank, leaf in enumerate(self.order):
             if self.places[leaf] <= DEAD and (spare := self._nearest_spare(leaf)) is not None:
                 self.order[active_rank] = spare
@@ -204,12 +204,12 @@ class _Step:
         return None
 
     def _first_spare(self, node: int) -> int | None:
-        """Lowest leaf of the branch that can become active. Room and spares only shrink, so no leaf is seen twice."""
+        """The lowest leaf of the branch that can become active. Candidates only disappear: no leaf is visited twice."""
         leaf, end = self._searched.get(node, self.topology.first[node]), self.topology.end[node]
         while leaf < end:
             if (full := self._full(leaf)) is not None:
                 leaf = self.topology.end[full]
-            elif self.places[leaf] in (SPARE, SET_ASIDE):
+            elif self.places[leaf] in (SPARE, FILTERED):
                 break
             else:
                 leaf += 1
@@ -217,7 +217,7 @@ class _Step:
         return leaf if leaf < end else None
 
     def backfill(self) -> None:
-        """In each BACKFILL domain with gaps the highest active ranks swap places with the lowest gaps."""
+        """In each BACKFILL domain, swap the lowest gaps with the highest active ranks."""
         topology = self.topology
         depth = 0  # how many layers, from the innermost, the domain goes up
         while depth < len(topology.levels) and topology.levels[-1 - depth].backfill:
@@ -243,17 +243,18 @@ class _Step:
                 del gaps[domain]
 
     def close_up(self) -> None:
-        """Healthy active ranks move left over the gaps that are left."""
+        """Remove the remaining gaps."""
         self.order = [leaf for leaf in self.order if self.places[leaf] > DEAD]
 
     def finish(self, world_size_filter: Callable[[int], int] | None, lost: Sequence[int] = ()) -> Places:
-        """Who the filter set aside earlier comes back first, where there is room, so that it decides anew.
+        """Apply the filter and number the active leaves.
 
-        Spares replace those of them who died meanwhile (`lost`), or the world would shrink unseen.
+        Leaves that it filtered out earlier are candidates again, so that it decides anew. Spares replace those of them
+        that died meanwhile (`lost`); otherwise the number of candidates would shrink.
         """
         size = len(self.order)
         if world_size_filter is not None:
-            self.activate_in_order(SET_ASIDE)
+            self.activate_in_order(FILTERED)
             for leaf in lost:
                 if (spare := self._nearest_spare(leaf)) is not None:
                     self.places[spare] = len(self.order)
@@ -261,7 +262,7 @@ class _Step:
                     self._count(spare)
             size = _filtered(world_size_filter, len(self.order)) if self.order else 0
         for active_rank, leaf in enumerate(self.order):
-            self.places[leaf] = active_rank if active_rank < size else SET_ASIDE
+            self.places[leaf] = active_rank if active_rank < size else FILTERED
         return self.places
 
 

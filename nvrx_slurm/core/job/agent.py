@@ -1,7 +1,9 @@
 """The agent of one node: runs what plans say, reports, stops, leaves. Pure; see `core.machine`.
 
-IDLE -> RUNNING -> SUCCEEDED -> GONE     RUNNING <-> STOPPING
+PREPARING -> IDLE -> RUNNING -> SUCCEEDED -> GONE     RUNNING -> STOPPING -> PREPARING
 (from anywhere, on signals and at the end: LEAVING -> GONE)
+
+Workers start in IDLE and PREPARING only, and from PREPARING only by the event that the preflight has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import ClassVar
 
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
-from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.core.machine import Row, Say, Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
@@ -39,12 +40,13 @@ __all__ = ["Agent", "State"]
 
 _MAX_CONTINUES = 100  # per cycle
 _DOING: dict[Enum, Doing] = {
+    State.PREPARING: Doing.STOPPING,
     State.IDLE: Doing.IDLE,
     State.RUNNING: Doing.RUNNING,
     State.SUCCEEDED: Doing.SUCCEEDED,
     State.STOPPING: Doing.STOPPING,
 }
-_STOP = (State.STOPPING, State.IDLE)
+_STOP = (State.STOPPING, State.PREPARING)
 _END = (State.LEAVING, State.GONE)
 _OUT = (State.GONE,)
 _LEAVE = (State.LEAVING,)
@@ -53,23 +55,40 @@ _LEAVE = (State.LEAVING,)
 class Agent(AgentState):
     """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    commands = ev.COMMANDS
     # fmt: off
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
+        (State.PREPARING, ev.Connected): Row("on_connected", (State.PREPARING,), "register"),
+        (State.PREPARING, ev.Disconnected): Row("on_disconnected", (State.PREPARING,), "look for the coordinator"),
+        (State.PREPARING, Plan): Row("on_plan_early", (State.PREPARING,), "keep it until the preflight has passed"),
+        (State.PREPARING, Stop): Row("on_stop_preparing", (State.PREPARING,), "answer when the preflight has passed"),
+        (State.PREPARING, Finish): Row("on_finish", _OUT, "the end"),
+        (State.PREPARING, Refused): Row("on_finish", _OUT, "not wanted"),
+        (State.PREPARING, ev.HangSeen): Row("ignore", (State.PREPARING,), "the rank is gone"),
+        (State.PREPARING, ev.RankAsked): Row("on_asked", (State.PREPARING,), "a request of a rank that is gone counts"),
+        (State.PREPARING, RanksGone): Row("ignore", (State.PREPARING,), "no wrappers to tell"),
+        (State.PREPARING, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
+        (State.PREPARING, ev.Warned): Row("on_warned", (State.PREPARING, State.GONE), "for the ranks that will run"),
+        (State.PREPARING, Warn): Row("on_warn", (State.PREPARING,), "for the ranks that will run"),
+        (State.PREPARING, ev.Prepared): Row(
+            "on_prepared", (State.PREPARING, State.IDLE, State.RUNNING), "passed: offer the node; unfit: say so"
+        ),
+        (State.PREPARING, ev.Sick): Row("on_sick", (State.PREPARING,), "ask to be left out"),
+        (State.PREPARING, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
         (State.IDLE, ev.Connected): Row("on_connected", (State.IDLE,), "register"),
         (State.IDLE, ev.Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
         (State.IDLE, Plan): Row("on_plan_idle", (State.IDLE, State.RUNNING), "active: start; spare: wait"),
-        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE,), "nothing runs: say so, a spare once it is prepared"),
+        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE, State.PREPARING), "nothing runs; a spare is checked first"),
         (State.IDLE, Finish): Row("on_finish", _OUT, "the end"),
         (State.IDLE, Refused): Row("on_finish", _OUT, "not wanted"),
-        (State.IDLE, ev.HangSeen): Row("ignore", (State.IDLE,), "late word: it is gone"),
-        (State.IDLE, ev.RankAsked): Row("on_asked", (State.IDLE,), "late word of a rank that is gone: it still counts"),
+        (State.IDLE, ev.HangSeen): Row("ignore", (State.IDLE,), "the rank is gone"),
+        (State.IDLE, ev.RankAsked): Row("on_asked", (State.IDLE,), "a request of a rank that is gone counts"),
         (State.IDLE, RanksGone): Row("ignore", (State.IDLE,), "no wrappers to tell"),
         (State.IDLE, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
         (State.IDLE, ev.Warned): Row("on_warned", (State.IDLE, State.GONE), "for the ranks that will run"),
         (State.IDLE, Warn): Row("on_warn", (State.IDLE,), "for the ranks that will run"),
         (State.IDLE, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
-        (State.IDLE, ev.Prepared): Row("on_prepared", (State.IDLE, State.RUNNING), "fit: say so; sick: say that"),
-        (State.IDLE, ev.Sick): Row("on_sick", (State.IDLE,), "ask to be left out"),
+        (State.IDLE, ev.Sick): Row("on_sick", (State.PREPARING,), "ask to be left out"),
         (State.RUNNING, ev.Connected): Row("on_connected", (State.RUNNING,), "register with what runs"),
         (State.RUNNING, ev.Disconnected): Row("on_disconnected", (State.RUNNING,), "workers go on for a while"),
         (State.RUNNING, Plan): Row("on_plan_running", (State.RUNNING, State.STOPPING), "a new term, or a new cycle"),
@@ -89,12 +108,12 @@ class Agent(AgentState):
         (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphan, or a hung rank lives"),
         (State.SUCCEEDED, ev.Connected): Row("on_connected", (State.SUCCEEDED,), "register with the success"),
         (State.SUCCEEDED, ev.Disconnected): Row("on_disconnected", (State.SUCCEEDED,), "look for the coordinator"),
-        (State.SUCCEEDED, Plan): Row("on_plan_succeeded", (State.SUCCEEDED, State.RUNNING, State.IDLE), "once more"),
-        (State.SUCCEEDED, Stop): Row("on_stop_succeeded", (State.SUCCEEDED, State.IDLE), "others failed"),
+        (State.SUCCEEDED, Plan): Row("on_plan_succeeded", (State.SUCCEEDED, State.PREPARING), "once more"),
+        (State.SUCCEEDED, Stop): Row("on_stop_succeeded", (State.SUCCEEDED, State.PREPARING), "others failed"),
         (State.SUCCEEDED, Finish): Row("on_finish", _OUT, "the end"),
         (State.SUCCEEDED, Refused): Row("on_finish", _OUT, "not wanted any more"),
         (State.SUCCEEDED, ev.HangSeen): Row("ignore", (State.SUCCEEDED,), "it finished after all"),
-        (State.SUCCEEDED, ev.RankAsked): Row("on_asked", (State.SUCCEEDED,), "late word of a rank: it still counts"),
+        (State.SUCCEEDED, ev.RankAsked): Row("on_asked", (State.SUCCEEDED,), "a request of a rank that is gone counts"),
         (State.SUCCEEDED, RanksGone): Row("ignore", (State.SUCCEEDED,), "no wrappers to tell"),
         (State.SUCCEEDED, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
         (State.SUCCEEDED, ev.Warned): Row("on_warned", (State.SUCCEEDED, State.GONE), "for the ranks that will run"),
@@ -103,11 +122,11 @@ class Agent(AgentState):
         (State.SUCCEEDED, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
         (State.STOPPING, ev.Connected): Row("on_connected", (State.STOPPING,), "register with what still runs"),
         (State.STOPPING, ev.Disconnected): Row("on_disconnected", (State.STOPPING,), "finish stopping first"),
-        (State.STOPPING, Plan): Row("on_plan_stopping", (State.STOPPING,), "for when they are gone"),
+        (State.STOPPING, Plan): Row("on_plan_early", (State.STOPPING,), "for when they are gone"),
         (State.STOPPING, Stop): Row("ignore", (State.STOPPING,), "doing it"),
         (State.STOPPING, Finish): Row("on_finish", _LEAVE, "the end"),
         (State.STOPPING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
-        (State.STOPPING, ev.WorkerExited): Row("on_exit_stopping", (*_STOP, State.RUNNING), "one fewer"),
+        (State.STOPPING, ev.WorkerExited): Row("on_exit_stopping", _STOP, "one fewer"),
         (State.STOPPING, ev.HangSeen): Row("ignore", (State.STOPPING,), "it is being stopped anyway"),
         (State.STOPPING, ev.RankAsked): Row("on_asked", (State.STOPPING,), "pass it on"),
         (State.STOPPING, RanksGone): Row("ignore", (State.STOPPING,), "they are being stopped"),
@@ -138,21 +157,21 @@ class Agent(AgentState):
 
     def on_connected(self, event: ev.Connected, now: float) -> None:
         """Tell the coordinator who we are and what we run."""
-        self._met = True
+        self._met = self._connected = True
         self._connect_by = self._orphan_by = None
-        self.emit(ev.Send(Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early)))
+        self.send(Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early))
         for message in (self._request, self._warn_job):
             if message is not None:
-                self.emit(ev.Send(message))
+                self.send(message)
 
     def _doing(self) -> Doing:
-        active = self.plan is not None and self.plan.active
-        if self.state is State.IDLE and (self._preparing or self._unfit):
-            return Doing.STOPPING if active else Doing.PREPARING
-        return _DOING[self.state] if active else Doing.IDLE
+        if self.plan is not None and self.plan.active:
+            return _DOING[self.state]
+        return Doing.PREPARING if self.state is State.PREPARING else Doing.IDLE
 
     def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
         """The shell keeps looking for a coordinator; we bound how long that is any use."""
+        self._connected = False
         self.emit(Say(f"no coordinator: {event.why}"))
         self._connect_by = now + self.settings.reconnect_timeout_s
         self._orphan_by = now + self.settings.orphan_grace_s
@@ -168,11 +187,7 @@ class Agent(AgentState):
 
     def on_plan_idle(self, event: Plan, now: float) -> None:
         """Start, or be a spare."""
-        if not self._is_new(event):
-            return
-        if self._preparing or self._unfit:
-            self._next_plan = event
-        else:
+        if self._is_new(event):
             self._take(event, now)
 
     def on_plan_succeeded(self, event: Plan, now: float) -> None:
@@ -180,7 +195,8 @@ class Agent(AgentState):
         if self._carries_on(event):
             self._carry_on(event)
         elif self._is_new(event):
-            self._take(event, now)
+            self._next_plan = event
+            self._stopped(now)
 
     def on_plan_running(self, event: Plan, now: float) -> None:
         """A new coordinator carries on with our cycle; or a later cycle, for which ours has to end first."""
@@ -190,8 +206,8 @@ class Agent(AgentState):
             self._next_plan = event
             self._stop(f"cycle {event.cycle} is planned", now)
 
-    def on_plan_stopping(self, event: Plan, now: float) -> None:
-        """Keep the newest plan until our workers are gone."""
+    def on_plan_early(self, event: Plan, now: float) -> None:
+        """Keep the newest plan until the workers are gone and the preflight has passed."""
         kept = self._next_plan
         if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
             self._next_plan = event
@@ -202,7 +218,7 @@ class Agent(AgentState):
     def _respare(self, plan: Plan) -> bool:
         """A node that lost its place in this very cycle may be told that it is a spare of it."""
         assert self.plan is not None
-        return plan.cycle == self.plan.cycle and not plan.active and self.state is State.IDLE
+        return plan.cycle == self.plan.cycle and not plan.active and self.state in (State.IDLE, State.PREPARING)
 
     def _carries_on(self, plan: Plan) -> bool:
         mine = self.plan
@@ -218,6 +234,7 @@ class Agent(AgentState):
         self._next_plan = None
         if not plan.active:
             self.state = State.IDLE
+            self.emit(ev.EndHeld())
             if not again:
                 self.emit(Say(f"cycle {plan.cycle}: this node is a hot spare"))
             return
@@ -248,13 +265,13 @@ class Agent(AgentState):
             return
         self.state = State.SUCCEEDED
         self.emit(Say(f"cycle {self.plan.cycle}: all workers of this node finished"))
-        self.emit(ev.Send(Succeeded(self.plan.term, self.plan.cycle, self._early)))
+        self.send(Succeeded(self.plan.term, self.plan.cycle, self._early))
 
     def on_hang(self, event: ev.HangSeen, now: float) -> None:
         """The monitor kills the rank; if that does not work within the kill timeout, go on without waiting."""
         if event.fault.local_rank not in self._alive:
             return  # late word: it has ended
-        self.emit(Say(headline(event.fault)))
+        self.emit(Say(f"local rank {event.fault.local_rank} hangs: its monitor ends it"))
         self._hung[event.fault.local_rank] = now + self.settings.kill_timeout_s, event.fault
 
     def on_asked(self, event: ev.RankAsked, now: float) -> None:
@@ -272,7 +289,7 @@ class Agent(AgentState):
         else:
             self._continues += 1
         self.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
-        self.emit(ev.Send(request))
+        self.send(request)
 
     def on_ranks_gone(self, event: RanksGone, now: float) -> None:
         """For the in-process wrappers of this cycle."""
@@ -290,11 +307,11 @@ class Agent(AgentState):
             self._warned_at = now
             if not event.everybody:
                 self._warn_job = WarnJob(event.signum, self._got(event.signum))
-                self.emit(ev.Send(self._warn_job))
+                self.send(self._warn_job)
             self._warn(event.signum, self._got(event.signum), event.everybody)
         elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
             code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
-            self.emit(ev.Send(EndJob(code, why)))
+            self.send(EndJob(code, why))
             self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
 
     def on_warn(self, event: Warn, now: float) -> None:
@@ -336,11 +353,11 @@ class Agent(AgentState):
     def _fail(self, fault: RankFault, now: float) -> None:
         assert self.plan is not None
         self._faults.append(fault)
-        self.emit(ev.Send(Failed(self.plan.term, self.plan.cycle, (fault,))))
+        self.send(Failed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is RestartPolicy.ANY_FAILED:
             self._stop(f"local rank {fault.local_rank} failed", now)
         else:
-            self.emit(Say(headline(fault)))  # whether the others go on is for the coordinator to say
+            self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
@@ -357,13 +374,16 @@ class Agent(AgentState):
             self._stopped(now)
 
     def on_stop_idle(self, event: Stop, now: float) -> None:
-        """Nothing runs here (any more). A spare looks whether it is fit before it may be promoted."""
+        """Nothing runs here. A spare is checked before it may be promoted."""
         if self.plan is None or not self.plan.active:
-            self._prepare()
-        if self._preparing:
             self._offer = Stopped(event.term, event.cycle, 0)
-        elif not self._unfit:
-            self.emit(ev.Send(Stopped(event.term, event.cycle, 0)))
+            self._prepare()
+        else:
+            self.send(Stopped(event.term, event.cycle, 0))
+
+    def on_stop_preparing(self, event: Stop, now: float) -> None:
+        """The answer waits until the preflight has passed."""
+        self._offer = Stopped(event.term, event.cycle, 0)
 
     def _stop(self, why: str, now: float) -> None:
         assert self.plan is not None
@@ -371,56 +391,56 @@ class Agent(AgentState):
             self._stopped(now)
             return
         self.state = State.STOPPING
-        self.emit(Say(f"cycle {self.plan.cycle}: stopping {len(self._alive)} workers: {why}"))
+        some = f"{len(self._alive)} worker{'s' if len(self._alive) > 1 else ''}"
+        self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
         self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now)
 
     def _stopped(self, now: float) -> None:
         assert self.plan is not None
-        self.state = State.IDLE
         self._kill_at = self._give_up_at = None
         self._hung = {}
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
         self._offer = Stopped(self.plan.term, self.plan.cycle, 0)
         self._prepare()
-        if not self._preparing:
-            self._offer_node(now)
 
     # --- fit for another cycle? ---------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        if self.settings.has_preflight and not self._preparing:
-            self._preparing = True
-            self.emit(ev.Prepare(self.plan is not None and self.plan.active))
+        self.state = State.PREPARING
+        if self._unfit:
+            self._declare_unfit()
+        else:
+            used, cycle = (self.plan.active, self.plan.cycle + 1) if self.plan is not None else (False, 0)
+            self.emit(ev.Prepare(used, cycle))
 
     def on_prepared(self, event: ev.Prepared, now: float) -> None:
-        """Nothing of the last cycle is in the way of the next one, and the node has been looked at."""
-        self._preparing = False
+        """The preflight has ended. A node that passed is ready for the next plan, which may be here already."""
         self._unfit = self._unfit or event.unfit
-        self._offer_node(now)
+        if self._unfit:
+            self._declare_unfit()
+            return
+        self.state = State.IDLE
+        offer, self._offer = self._offer, None
+        self.send(offer or Stopped(0, 0, 0))  # term 0: it has never run anything
+        if self._next_plan is not None:
+            self._take(self._next_plan, now)
 
     def on_sick(self, event: ev.Sick, now: float) -> None:
-        """A check of the node failed while it runs workers, or waits: others have to do without it."""
+        """A check of the node failed while it runs workers, or waits: the job has to do without this node."""
         if not self._unfit:
             self._unfit = event.why
             self._declare_unfit()
+        if self.state is State.IDLE:
+            self.state = State.PREPARING
 
     def on_sick_succeeded(self, event: ev.Sick, now: float) -> None:
-        """Its work is done; but it is not to be used once more."""
+        """Its work is done, but the node is not to be used once more."""
         self._unfit = event.why
 
     def _declare_unfit(self) -> None:
         term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
         self._request = Asked(term, cycle, WorkloadAction.ExcludeThisNode, -1, self._unfit)
+        self.emit(ev.EndHeld())
         self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
-        self.emit(ev.Send(self._request))
-
-    def _offer_node(self, now: float) -> None:
-        """Ready for the next plan, which may be here already; an unfit node is not."""
-        offer, self._offer = self._offer, None
-        if self._unfit:
-            self._declare_unfit()
-            return
-        self.emit(ev.Send(offer or Stopped(0, 0, 0)))  # term 0: it has never run anything
-        if self._next_plan is not None:
-            self._take(self._next_plan, now)
+        self.send(self._request)

@@ -1,6 +1,6 @@
 """What the agent is told (settings, events) and what it asks for (commands). `Tick` and `Say` are in `core.machine`.
 
-`Prepare` and `Prepared` are the preflight before every cycle; the program begins with one of its own accord.
+`Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
 Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone.
 """
@@ -25,7 +25,6 @@ class AgentSettings:
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
-    has_preflight: bool = False  # the node is made ready and looked at before it is offered for a cycle (`Prepare`)
     warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
 
 
@@ -146,9 +145,15 @@ class PostGone:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make the node ready for workers and check it; `used`: workers have run on it."""
+    """Make the node ready for the workers of `cycle` and check it. `used`: workers have run on it."""
 
     used: bool
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndHeld:
+    """End the processes that were started ahead for the next workers: this node runs none soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +162,6 @@ class Exit:
 
     code: int
     reason: str
+
+
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, WarnRanks, PostGone, Prepare, EndHeld)

@@ -7,15 +7,17 @@ from enum import Enum
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.machine import Machine, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
-from nvrx_slurm.types import Asked, EndJob, Finish, Node, Plan, RankFault, Refused, Stopped, WarnJob
+from nvrx_slurm.types import AgentMessage, Asked, EndJob, Finish, Node, Plan, RankFault, Refused, Stopped, WarnJob
 
 SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
+BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"
 
 
 class State(Enum):
     """States of the agent."""
 
-    IDLE = "no workers; waiting for a plan"
+    PREPARING = "no workers; the preflight runs, or has found the node unfit"
+    IDLE = "no workers; the preflight has passed; waiting for a plan"
     RUNNING = "workers run"
     SUCCEEDED = "all workers of this node ended well; waiting for the others"
     STOPPING = "workers are being stopped for the next cycle"
@@ -27,7 +29,7 @@ class AgentState(Machine):
     """The base of the agent's core."""
 
     def __init__(self, node: Node, settings: ev.AgentSettings, now: float) -> None:
-        super().__init__(State.IDLE, now)
+        super().__init__(State.PREPARING, now)
         self.node = node
         self.settings = settings
         self.plan: Plan | None = None  # the last one that was taken
@@ -41,8 +43,7 @@ class AgentState(Machine):
         self._term_signum = SIGTERM
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
-        self._preparing = settings.has_preflight  # the program begins with that
-        self._offer: Stopped | None = None  # to be said when it is prepared; None: for the first time
+        self._offer: Stopped | None = None  # sent when the preflight has passed; None: for the first time
         self._unfit = ""  # why this node must not run anything more
         self._hung: dict[int, tuple[float, RankFault]] = {}  # local rank -> until when its monitor may take to kill it
         self._faults: list[RankFault] = []  # of the last plan
@@ -54,6 +55,12 @@ class AgentState(Machine):
         self._warn_job: WarnJob | None = None  # told again on every stream
         self._signalled_at: float | None = None
         self._met = False  # has ever had a coordinator
+        self._connected = False
+
+    def send(self, message: AgentMessage) -> None:
+        """Send to the coordinator. Without a stream nothing is sent: the next Register tells the same."""
+        if self._connected:
+            self.emit(ev.Send(message))
 
     def deadline(self) -> float | None:
         """When the next Tick is due (monotonic seconds), or None."""
@@ -104,7 +111,9 @@ class AgentState(Machine):
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
         self._signalled_at = now
         code, why = signal_exit_code(event.signum), self._got(event.signum)
-        self.emit(ev.Send(EndJob(code, why, event.signum)))
+        if event.everybody and event.signum == SIGTERM:
+            why = BY_SLURM
+        self.send(EndJob(code, why, event.signum))
         wait_s = None if event.everybody else 0.0
         self._leave(ev.Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
 

@@ -1,4 +1,4 @@
-"""The coordinator's view of the connected agents: who is here, who is ready, who is missing."""
+"""The coordinator's view of the connected agents: which are here, ready or missing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nvrx_slurm.core.job.placement import infra_order
-from nvrx_slurm.types import Node
+from nvrx_slurm.types import Node, Stopped
 
-# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing, and says when it is fit.
+# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing and is being checked.
 READY, JOINING, PREPARING = -1, -2, -3
 _NAMES_SHOWN = 16
 
@@ -66,17 +66,28 @@ class Members:
             del self._by_infra[member.node.infra_rank]
         return member
 
-    def clear(self) -> None:
-        """Forget everybody."""
-        self._by_id.clear()
-        self._by_infra.clear()
-        self.ready = 0
-
     def set_busy(self, node_id: str, cycle: int) -> None:
         """Note that a member may run workers of `cycle`, or with READY that it runs none."""
         member = self._by_id[node_id]
         self.ready += (cycle == READY) - (member.busy == READY)
         member.busy = cycle
+
+    def may_run(self, node_id: str) -> bool:
+        """Whether it is connected and may have workers."""
+        member = self._by_id.get(node_id)
+        return member is not None and member.busy != READY
+
+    def note_stopped(self, node_id: str, message: Stopped) -> bool:
+        """Whether this message makes a busy member ready; a repeated or stale one does not."""
+        member = self._by_id.get(node_id)
+        if member is None or member.busy == READY:
+            return False
+        first = message.term == 0  # it has never run anything
+        if member.busy != PREPARING and (first or message.cycle < member.busy):
+            return False
+        self.set_busy(node_id, READY)
+        member.port = message.port
+        return True
 
     def ready_nodes(self) -> list[Node]:
         """The nodes that can be part of a plan now."""
@@ -87,7 +98,7 @@ class Members:
         return sorted((m.node for m in self._by_id.values()), key=infra_order)
 
     def missing(self, expected: Sequence[str], at_least: int) -> str:
-        """One sentence: how many are here and, as far as names are known, who is not."""
+        """One sentence: how many are here and, as far as names are known, which are missing."""
         head = f"{len(self)} of at least {at_least} nodes are here"
         names = [host for rank, host in enumerate(expected) if rank not in self._by_infra]
         if not names:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
+from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE
+)
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
@@ -43,17 +48,22 @@ class Budget:
         self.history = History()
         self._early_death: tuple[int, int] | None = None  # (rank, how often in a row it died at the start)
 
-    def inherit(self, history: History) -> None:
-        """Take over what an agent knows of earlier terms, where it is more than we know."""
+    def inherit(self, history: History) -> bool:
+        """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
         mine = self.history
         excluded = tuple(dict.fromkeys((*mine.excluded, *history.excluded)))
         further = history if history.restarts_used > mine.restarts_used else mine
         self.history = replace(further, excluded=excluded)
+        return len(excluded) > len(mine.excluded)
 
-    def exclude(self, place: str) -> None:
-        """A place (`types.place_of`) that is not to be taken again."""
-        if place not in self.history.excluded:
-            self.history = replace(self.history, excluded=(*self.history.excluded, place))
+    def exclude(self, node: Node) -> None:
+        """Do not take this node again, however often its agent comes back."""
+        if not self.excludes(node):
+            self.history = replace(self.history, excluded=(*self.history.excluded, _key(node)))
+
+    def excludes(self, node: Node) -> bool:
+        """Whether this node is not to be taken."""
+        return _key(node) in self.history.excluded
 
     def after(self, cause: RankFault, lasted_s: float) -> Decision:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used."""
@@ -79,8 +89,8 @@ class Budget:
         return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
 
     def _pause_s(self, cause: RankFault, lasted_s: float) -> float:
-        """A rank that dies at its start time after time does so for a reason (a file system, a licence, a bad file):
-        it helps to give that a moment. Anything else is started again at once."""
+        """A rank that dies at its start again and again may wait for something outside (a file system, a licence):
+        the next cycle starts later. After any other fault it starts at once."""
         if lasted_s >= self._limits.crash_loop_s or cause.rank < 0:
             self._early_death = None
             return 0.0
@@ -117,14 +127,21 @@ class Budget:
         return Decision(False, self._limits.no_restart_code, why)
 
 
-def first_cause(faults: Sequence[RankFault]) -> RankFault | None:
+def _key(node: Node) -> str:
+    """What an excluded node is known by in `History.excluded`, over all lives of its agent."""
+    return f"{node.infra_rank}@{node.host}"
+
+
+def first_cause(faults: Collection[RankFault]) -> RankFault | None:
     """The fault that most likely caused the others, from faults in order of arrival at the coordinator.
 
     That is the first to arrive; but a lost node, a hang or a rank killed from outside makes its peers fail with
-    connection errors that can be reported sooner, so those win over ranks that exited, or aborted, by themselves.
+    connection errors that can be reported sooner, so those win over ranks that exited, or aborted, by themselves. A
+    rank that exited for another reason wins over one that lost its connection to a peer.
     """
     outright = [f for f in faults if not _by_itself(f)]
-    return next(iter(outright or faults), None)
+    others = [f for f in faults if not _PEER_GONE.search(f.message)]
+    return next(iter(outright or others or faults), None)
 
 
 def _by_itself(fault: RankFault) -> bool:
@@ -133,7 +150,7 @@ def _by_itself(fault: RankFault) -> bool:
 
 
 def headline(fault: RankFault) -> str:
-    """One line without the traceback: who, where, what."""
+    """One line without the traceback: rank, node and fault."""
     where = f"node {fault.infra_rank} ({fault.host})"
     if fault.kind is FaultKind.NODE_LOST and not fault.host:  # no single node is to blame
         return fault.message
@@ -143,22 +160,26 @@ def headline(fault: RankFault) -> str:
         return f"{where} was excluded on request of its rank {fault.rank}: {fault.message}"
     if fault.kind is FaultKind.UNHEALTHY:
         return f"{where} is not healthy: {fault.message}"
-    who = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
+    rank = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
     if fault.kind is FaultKind.EXIT:
-        return f"{who} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")
+        return f"{rank} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")
     if fault.kind is FaultKind.SIGNAL:
-        return f"{who} was killed by {fault.message or f'signal {-fault.exit_code}'}"
+        return f"{rank} was killed by {fault.message or f'signal {-fault.exit_code}'}"
     if fault.kind is FaultKind.HANG:
-        return f"{who} hung: {fault.message}"
+        return f"{rank} hung: {fault.message}"
     if fault.kind is FaultKind.SPAWN:
-        return f"{who} could not be started: {fault.message}"
-    return f"{who} does not end: {fault.message}"
+        return f"{rank} could not be started: {fault.message}"
+    return f"{rank} does not end: {fault.message}"
+
+
+def evidence(fault: RankFault) -> str:
+    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
+    line = failing_line(fault.traceback)
+    return (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
 
 
 def report(fault: RankFault) -> str:
     """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}"]
-    if fault.log:
-        lines.append(f"  log: {fault.log}")
+    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)

@@ -1,13 +1,13 @@
-"""Timeouts learned from what was seen: a safety factor times the longest time, smoothed from one learning to the next.
+"""Learned timeouts: a safety factor times the longest observed time, smoothed from one calculation to the next. Pure.
 
-Pure. All times are seconds. Names, defaults and rules: reference 2.1 (HeartbeatTimeouts, SectionTimeouts).
-What is put in must be the same on all ranks (the longest time of any of them), so what comes out is the same, too.
+All times are seconds. Names, defaults and rules: reference 2.1 (HeartbeatTimeouts, SectionTimeouts). Inputs must be the
+same on all ranks (the longest time of any rank); then the results are, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 STATE_KEY = "current_timeouts"
@@ -16,7 +16,7 @@ _WEIGHT_OF_NEW = 0.5
 
 
 class NotReady(ValueError):
-    """Too little was seen to learn from; the text is one sentence."""
+    """There are too few observations to learn from; the text is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class HeartbeatTimeouts:
     """Timeouts of heartbeats in seconds; None = no limit.
 
     `initial`: from init to the first one. `subsequent`: between two. `were_calculated`: learned, not configured
-    (None = not said).
+    (None = unknown).
     """
 
     initial: float | None = None
@@ -42,7 +42,7 @@ class SectionTimeouts:
     """Timeouts of sections in seconds; None = no limit.
 
     `section`: by name. `out_of_section`: while no section is open. `calculated_sections` and
-    `is_out_of_section_calculated` say which of them were learned; the others are the configured ones.
+    `is_out_of_section_calculated`: which limits were learned; the others are the configured ones.
     """
 
     section: Mapping[str, float | None] = field(default_factory=dict)
@@ -69,9 +69,9 @@ class SectionTimeouts:
 def learn_heartbeats(
     initial_s: float, longest_s: float, factor: float, current: HeartbeatTimeouts
 ) -> HeartbeatTimeouts:
-    """New timeouts from the longest times seen until a first heartbeat, and between two (0 = none was seen).
+    """New timeouts from the longest times until a first heartbeat and between two (s, 0 = not observed).
 
-    Raises NotReady if one of them is 0. `factor` >= 1; timeouts that were learned before count for one half.
+    Raises NotReady if one of them is 0. `factor` >= 1. Timeouts that were learned before count for one half.
     """
     if not initial_s or not longest_s:
         missing = "a first heartbeat" if not initial_s else "two heartbeats in a row"
@@ -94,9 +94,9 @@ def learn_sections(
 ) -> SectionTimeouts:
     """New timeouts of the `selected` sections (None = all of `longest_s`), and if `outside` of the time in none.
 
-    `longest_s`: the longest time seen in each configured section (0 = none was seen), likewise `longest_outside_s`.
-    The others keep their current timeout. Raises NotReady if something needed was not seen, ValueError for a section
-    that is not configured.
+    `longest_s`: the longest time in each configured section (0 = not observed), likewise `longest_outside_s`. Other
+    sections keep their timeout. Raises NotReady if a selected time was not observed, ValueError for a section that is
+    not configured.
     """
     names = list(longest_s if selected is None else dict.fromkeys(selected))
     if unknown := [name for name in names if name not in longest_s]:
@@ -139,7 +139,7 @@ def with_learned(configured: SectionTimeouts, learned: SectionTimeouts) -> Secti
 
 
 def to_message(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[str, Any]:
-    """The calculated limits, by the names of `core.rank.watch.Limits`: what the rank monitor must be told."""
+    """The calculated limits by the names of `core.rank.watch.Limits`, for the rank monitor."""
     told: dict[str, Any] = {}
     if heartbeats.were_calculated:
         told["initial_rank_heartbeat_timeout"] = heartbeats.initial
@@ -155,11 +155,7 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
     """The calculated limits as JSON-safe data, the same on all ranks."""
     timeouts: dict[str, Any] = {}
     if heartbeats.were_calculated:
-        timeouts["heartbeat"] = {
-            "initial": heartbeats.initial,
-            "subsequent": heartbeats.subsequent,
-            "were_calculated": True,
-        }
+        timeouts["heartbeat"] = asdict(heartbeats)
     if sections.any_calculated:
         names = sorted(sections.calculated_sections)
         timeouts["section"] = {
@@ -172,7 +168,7 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
 
 
 def from_state(state: object) -> tuple[HeartbeatTimeouts, SectionTimeouts]:
-    """The calculated limits in what to_state() once gave, nothing else of it. Raises ValueError, one sentence."""
+    """The calculated limits in a result of to_state(). Raises ValueError, one sentence."""
     timeouts = _mapping(_mapping(state, "it").get(STATE_KEY), STATE_KEY)
     return _heartbeats_from(timeouts.get("heartbeat")), _sections_from(timeouts.get("section"))
 

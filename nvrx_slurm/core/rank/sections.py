@@ -1,8 +1,8 @@
-"""Which sections of a rank are open, and how long each took: the rank's own book of them. Pure, and not one import.
+"""The open sections of a rank and their longest durations. Pure, without imports.
 
 Times are monotonic nanoseconds (> 0). Sections may nest and overlap; one name is open at most once. The caller copies
-what changes into the shared page: a slot's word on start() and end(), and `outside_ns`.
-Source: shared/seeds (sections), reference 2.1 (warm-up, time out of sections).
+changes into the shared page: a slot's word on start() and end(), and `outside_ns`.
+Source: the seeds (sections), reference 2.1 (warm-up, time out of sections).
 """
 
 from __future__ import annotations
@@ -15,34 +15,18 @@ if TYPE_CHECKING:
 
 
 class SectionError(ValueError):
-    """A section is opened twice, or closed while it is not open; the text is one sentence."""
+    """A section is started twice, or ended while it is not open; the text is one sentence."""
 
 
 class Sections:
-    """The book of one rank, from `now_ns` on.
+    """The sections of one rank, from `now_ns` on.
 
-    `names`: the configured sections, in the order of the page. `warmup_iterations` (>= 0): how many steps are slower;
-    they count as section "warmup" if there is one. `iteration()`: the training's own count, None where it has none;
-    then the steps are counted here.
+    `names`: the configured sections, in the order of the page. `warmup_iterations` (>= 0): number of first steps that
+    count as section "warmup", if there is one. `iteration()`: the training's own count; None: count the steps here.
 
-    `slots`: of each configured section. `outside_ns`: since when the rank has been in no section, 0 = it is in one, or
-    that does not count yet: without "warmup" the time before the first "step" is preparation that no limit fits.
+    `slots`: slot by name. `outside_ns`: since when the rank has been in no section, 0 = it is in one, or the time does
+    not count yet: without "warmup", the time before the first "step" is preparation without a limit.
     """
-
-    __slots__ = (
-        "_first",
-        "_iteration",
-        "_longest_ns",
-        "_longest_outside_ns",
-        "_open",
-        "_outside_counts",
-        "_owners",
-        "_steps",
-        "_warm_step",
-        "_warmup_iterations",
-        "outside_ns",
-        "slots",
-    )
 
     def __init__(
         self,
@@ -54,7 +38,7 @@ class Sections:
         slots = slots_of(list(names))
         self.slots = {name: slot for slot, (name, own) in enumerate(slots) if own}
         self._owners = [name for name, _ in slots]
-        # The slot of a "step" during warm-up; -1: there is no warm-up, or it is over.
+        # Slot of a "step" during warm-up; -1: there is no warm-up, or it is over.
         self._warm_step = next((slot for slot, (_, own) in enumerate(slots) if not own), -1)
         self._warmup_iterations = warmup_iterations
         self._iteration = iteration
@@ -68,7 +52,7 @@ class Sections:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The open sections, in the order of their opening."""
+        """The open sections, in the order of their start."""
         return tuple(self._open)
 
     def start(self, name: str, now_ns: int) -> int:
@@ -89,7 +73,7 @@ class Sections:
         """Section `name` is over; returns its slot. Raises SectionError (it is not open), KeyError (not configured)."""
         found = self._open.pop(name, None)
         if found is None:
-            self.slots[name]  # a name that nobody configured is another error
+            self.slots[name]  # raises KeyError for a name that is not configured
             raise SectionError(f"section {name!r} is not open: start_section({name!r}) first")
         slot, since_ns = found
         if now_ns - since_ns > self._longest_ns[slot]:
@@ -99,9 +83,9 @@ class Sections:
         return slot
 
     def longest_ns(self, now_ns: int) -> tuple[dict[str, int], int]:
-        """The longest time in each section so far, and in none (up to now): ns, 0 = never ended, never outside.
+        """The longest time in each section, and in no section (up to now): ns, 0 = never ended, never outside.
 
-        They are what the limits are about: a "step" that had the limit of "warmup" counts for that.
+        A "step" that had the limit of "warmup" counts as "warmup".
         """
         self._end_outside(now_ns)
         longest = dict.fromkeys(self.slots, 0)

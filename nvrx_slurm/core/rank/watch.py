@@ -1,55 +1,44 @@
-"""When is a rank hung? The rank monitor's decision, pure: no clock, no files, no imports.
+"""Hang detection: the rank monitor's decision. Pure: no clock, no files, no imports.
 
-All times are monotonic seconds of this host (float), all limits are seconds (None = no limit). Source of the
-names and meanings: shared/seeds (heartbeats, sections) and reference 2.1; `rank_init_timeout` is ours.
+All times are monotonic seconds of this host (float), all limits are seconds (None = no limit). Source of the names and
+meanings: the seeds (heartbeats, sections) and reference 2.1; `rank_init_timeout` is ours.
 
-This module is loaded by every rank monitor (a few MB in all), hence plain classes and not one import.
+Each rank monitor loads this module and must stay within a few MB, hence plain classes without imports.
 """
 
 from __future__ import annotations
 
 STACKS_GRACE_S = 2.0  # for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
 SIGNAL_GRACE_S = 10.0  # for a worker to act on a `rank_termination_signal` of the user's choice
-LATE_S = 1.0  # a monitor that wakes up this late was itself stopped, and so probably was its rank
+LATE_S = 1.0  # a monitor that wakes up this late was stopped, and so probably was its rank
 
 _SIGKILL = 9  # Linux, all architectures
 
-# Steps of the ladder that ends a hung rank; each is tried for its grace, the last one ends the process group.
+# Steps of the ladder that ends a hung rank. Each has a grace period; the last one kills the process group.
 STACKS = "stacks"
 SIGNAL = "signal"
 KILL = "kill"
 
 MAX_SECTIONS = 128  # one word of the shared page each
 
-# Steps of one name are slower at first (compilers, caches): the first ones have the limit of another section.
+# The first steps are slower (compilers, caches): they have the limit of section "warmup".
 STEP_SECTION = "step"
 WARMUP_SECTION = "warmup"
 
 
 class Limits:
-    """How long a rank may give no sign of life.
+    """Limits for the time without progress of a rank.
 
     `rank_init_timeout`: from the worker's start to `init_workload_monitoring()`.
     `initial_rank_heartbeat_timeout`: from there to the first heartbeat.
     `rank_heartbeat_timeout`: between heartbeats.
     `rank_out_of_section_timeout`: without any open section.
     `rank_section_timeouts`: by name, in each section; at most MAX_SECTIONS. The order is that of the shared page.
-    Each > 0 or None. `workload_check_interval`: limits that a rank learns are enforced as at least this, unless a
-    shorter one was configured: nobody chose a learned limit of milliseconds, and machines do hiccup.
-    Raises ValueError, one sentence, for anything else.
+    Each > 0 or None. `workload_check_interval`: the least limit that a rank can learn, unless a shorter one was
+    configured: a learned limit of milliseconds would kill healthy ranks. Raises ValueError, one sentence, for others.
 
-    `slots`: the sections as the page has them, (what it is called, limit); see `slots_of()`.
+    `slots`: (name for messages, limit) of each section word of the page; see `slots_of()`.
     """
-
-    __slots__ = (
-        "initial_rank_heartbeat_timeout",
-        "rank_heartbeat_timeout",
-        "rank_init_timeout",
-        "rank_out_of_section_timeout",
-        "rank_section_timeouts",
-        "slots",
-        "workload_check_interval",
-    )
 
     def __init__(
         self,
@@ -73,9 +62,9 @@ class Limits:
         )
 
     def changed(self, told: dict[str, object]) -> Limits:
-        """These limits with the ones that a rank has learned, by the same names.
+        """These limits with those that a rank has learned, by the same names.
 
-        Raises ValueError, one sentence, for a limit that cannot be learned, a bad one, or an unknown section.
+        Raises ValueError, one sentence, for a limit that cannot be learned, a bad value, or an unknown section.
         """
         sections = dict(self.rank_section_timeouts)
         found: dict[str, float | None] = {}
@@ -96,7 +85,7 @@ class Limits:
         return [getattr(self, name) for name in _LEARNED] + list(self.rank_section_timeouts.values())
 
     def with_values(self, values: list[float | None]) -> Limits:
-        """These limits with others in the order of values(), as many. Raises ValueError for a bad one."""
+        """These limits with other values, in the order and number of values(). Raises ValueError for a bad one."""
         initial, between, outside, *in_sections = values
         sections = dict(zip(self.rank_section_timeouts, in_sections, strict=True))
         return Limits(self.rank_init_timeout, initial, between, outside, sections, self.workload_check_interval)
@@ -110,10 +99,10 @@ _LEARNED = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_ou
 
 
 def slots_of(sections: list[str]) -> list[tuple[str, bool]]:
-    """What each section word of the page is for, in order: (whose limit it has, whether it is that section's own).
+    """Meaning of each section word of the page, in order: (section whose limit applies, whether it is its own word).
 
-    One word per section, and one more for a "step" during warm-up where a section "warmup" lends it its limit: so which
-    limit applies is in the word itself, and no second word has to agree with it.
+    One word per section, and one more for a "step" during warm-up, which has the limit of section "warmup". The word
+    itself thus says which limit applies, and no second word has to agree with it.
     """
     slots = [(name, True) for name in sections]
     if STEP_SECTION in sections and WARMUP_SECTION in sections:
@@ -140,16 +129,14 @@ def _sections(value: object) -> dict[str, float | None]:
 
 
 class View:
-    """What is known of one rank at one moment.
+    """The facts about one rank at one moment.
 
-    `started_s`: its worker's start. `initialized_s`, `heartbeat_s`: the last one, None = never.
+    `started_s`: start of its worker. `initialized_s`, `heartbeat_s`: the last init and heartbeat, None = never.
     `finished`: it called `shutdown_workload_monitoring()` after its last init.
-    `resumed_s`: until then the whole node part was stopped, or other limits were in force (0 = never); no limit runs
-    before it. `sections`: by slot, since when it is open, None = closed; () = none is open.
-    `outside_s`: since when it has been in no section, None = it is in one, or that does not count yet.
+    `resumed_s`: until then monitor and rank were stopped, or other limits applied (0 = never); no limit starts before.
+    `sections`: by slot, since when it is open, None = closed; () = none is open.
+    `outside_s`: since when it has been in no section, None = it is in one, or the time does not count yet.
     """
-
-    __slots__ = ("finished", "heartbeat_s", "initialized_s", "outside_s", "resumed_s", "sections", "started_s")
 
     def __init__(
         self,
@@ -167,14 +154,12 @@ class View:
         self.finished = finished
         self.resumed_s = resumed_s
         self.sections = sections
-        # Two words of the page: where they disagree (threads of the rank, a read in between), the lenient one counts.
+        # These two come from different words of the page. If they disagree, the open section counts.
         self.outside_s = None if any(since_s is not None for since_s in sections) else outside_s
 
 
-class Verdict:
-    """`hung` since `deadline_s`, or not before it (None = never, unless the monitor is told something); and why."""
-
-    __slots__ = ("deadline_s", "hung", "sentence")
+class Judgement:
+    """`hung`: since `deadline_s`; else not before `deadline_s` (None = never without a message). `sentence`: why."""
 
     def __init__(self, hung: bool, deadline_s: float | None, sentence: str) -> None:
         self.hung = hung
@@ -182,26 +167,26 @@ class Verdict:
         self.sentence = sentence
 
 
-def judge(limits: Limits, view: View, now_s: float) -> Verdict:
-    """Whether the rank is hung at `now_s`; the earliest of all running limits decides, never the last one looked at."""
+def judge(limits: Limits, view: View, now_s: float) -> Judgement:
+    """Whether the rank is hung at `now_s`. The running limit with the earliest deadline decides."""
     first: tuple[float, float, float, str] | None = None
     for since_s, limit_s, missing in _running(limits, view):
         deadline_s = max(since_s, view.resumed_s) + limit_s
         if first is None or deadline_s < first[0]:
             first = (deadline_s, since_s, limit_s, missing)
-    # A limit that the rank can start by itself, without a word to the monitor, may start the moment we look away.
+    # The rank can start other limits through its page without a message: look again before one can run out.
     look_s = min((now_s + limit_s for limit_s in _startable(limits, view)), default=None)
     if first is None:
-        return Verdict(False, look_s, "no limit is running")
+        return Judgement(False, look_s, "no limit is running")
     deadline_s, since_s, limit_s, missing = first
     sentence = f"{missing} for {now_s - since_s:.2f} s (limit {limit_s:g} s)"
     if now_s >= deadline_s:
-        return Verdict(True, deadline_s, sentence)
-    return Verdict(False, deadline_s if look_s is None else min(deadline_s, look_s), sentence)
+        return Judgement(True, deadline_s, sentence)
+    return Judgement(False, deadline_s if look_s is None else min(deadline_s, look_s), sentence)
 
 
 def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
-    """The limits that run now: (since, limit, what is missing)."""
+    """The limits that run now: (start, limit, description)."""
     running: list[tuple[float, float, str]] = []
     if view.finished:
         return running
@@ -235,15 +220,16 @@ def _startable(limits: Limits, view: View) -> list[float]:
     return [limit_s for limit_s in startable if limit_s is not None]
 
 
-def stop_ladder(signum: int, prints_stacks: bool) -> tuple[tuple[str, float], ...]:
+def stop_ladder(
+    signum: int, prints_stacks: bool, signal_grace_s: float = SIGNAL_GRACE_S
+) -> tuple[tuple[str, float], ...]:
     """How to end a hung rank: (step, seconds to wait for its death) in order, the last one being KILL.
 
-    `signum` is the configured `rank_termination_signal`; `prints_stacks` tells that the rank answers SIGABRT with its
-    Python stacks. They are asked for only where the user wants it killed anyway: another signal is the user's own way
-    to end (or to dump) the rank, and a SIGABRT before it would take that away.
+    `signum`: the configured `rank_termination_signal`. `prints_stacks`: the rank has a handler that prints its Python
+    stacks. Stacks are requested only before a SIGKILL: any other signal is the user's own way to end the rank.
     """
     if signum != _SIGKILL:
-        return ((SIGNAL, SIGNAL_GRACE_S), (KILL, 0.0))
+        return ((SIGNAL, signal_grace_s), (KILL, 0.0))
     if prints_stacks:
         return ((STACKS, STACKS_GRACE_S), (KILL, 0.0))
     return ((KILL, 0.0),)

@@ -1,4 +1,4 @@
-"""GPUs, as NVML tells of them. What NVML cannot tell is unknown; a GPU that fails to answer fails in `gpu-recovery`."""
+"""GPUs by NVML. A reading that NVML refuses is unknown; a GPU that fails to answer fails in `gpu-recovery`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Setting, Verdict, check, judged
 from nvrx_slurm.system import gpu_facts, gpus, pci
 from nvrx_slurm.system.gpu_facts import Ecc, Heat, Pages, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -17,8 +17,7 @@ T = TypeVar("T")
 Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 
 # A driver without persistence mode takes seconds to open.
-nvml_check = partial(Check, lane=NVML, budget_s=4.0)
-
+nvml_check = partial(check, lane=NVML, budget_s=4.0)
 
 _KNOWN = "/proc/driver/nvidia/gpus"  # a container has the directories of its own GPUs only
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
@@ -27,18 +26,18 @@ gpus.preload()  # in the process that forks the checks
 
 
 def visible(node: NodeView) -> Mapping[str, str]:
-    """The environment that says which GPUs are looked at: all in Slurm's scripts, where CUDA_VISIBLE_DEVICES is the
-    job's, else those that this process may use."""
+    """The environment that selects the GPUs to read: all in Slurm's scripts, where CUDA_VISIBLE_DEVICES is the job's,
+    else those that this process may use."""
     return {} if in_script(node.env) else node.env
 
 
 def in_script(env: Mapping[str, str]) -> bool:
-    """Whether this is a prolog or epilog of a job: Slurm says so, or our hook.sh (which hands on few variables)."""
+    """Whether this is a prolog or epilog of a job, by Slurm's variable, or the few variables that hook.sh passes on."""
     return "SLURM_SCRIPT_CONTEXT" in env or ("SLURM_JOB_ID" in env and "SLURM_JOB_NODELIST" not in env)
 
 
 def reading(read: Callable[..., Facts[T]]) -> Callable[[NodeView, Expected], Facts[T]]:
-    """A `gather` of what `read(env, say=)` tells; failures are ValueErrors, that is unknown."""
+    """A `gather` of the result of `read(env, say=)`; failures are ValueErrors, that is unknown."""
 
     def gather(node: NodeView, expected: Expected) -> Facts[T]:
         try:
@@ -52,27 +51,20 @@ def reading(read: Callable[..., Facts[T]]) -> Callable[[NodeView, Expected], Fac
 def each(facts: Facts[T], problem: Callable[[T], str], well: str) -> tuple[Verdict, str]:
     """Fails for every GPU with a problem ("" = none)."""
     wrong = [f"{gpu} {said}" for gpu, fact in facts.items() if (said := problem(fact))]
-    return (Verdict.FAIL, listed(wrong)) if wrong else (Verdict.PASS, f"{len(facts)} GPUs {well}")
+    return judged(wrong, f"{len(facts)} GPUs {well}")
 
 
-# --- memory, for the agent that waits until it is free --------------------------------------------------------------
-
-
-def gather_memory(node: NodeView, expected: Expected) -> dict[str, float]:
-    """MiB in use by GPU, of those that CUDA_VISIBLE_DEVICES shows. What bounds it is the check's own time."""
-    return gpus.memory_used_mb(node.env, timeout_s=2 * gpus.TIMEOUT_S, say=node.doing)
-
-
-# No check of a node, but read like one: in a child that can be killed, or left in a driver that does not answer.
-MEMORY = nvml_check(
+# Not a check of a node, but read like one: in a child that can be killed, or given up in a driver that does not answer.
+MEMORY = Check(
     name="gpu-memory",
     reads="NVML: memory in use",
     fails="Never.",
-    gather=gather_memory,
+    gather=lambda node, expected: gpus.memory_used_mb(node.env, timeout_s=2 * gpus.TIMEOUT_S, say=node.doing),
     judge=lambda used_mb, expected: (Verdict.PASS, ""),
     contexts=(),
     budget_s=gpus.TIMEOUT_S,
     learn=dict,
+    lane=NVML,
 )
 
 
@@ -80,8 +72,8 @@ MEMORY = nvml_check(
 
 
 class Counts(NamedTuple):
-    """GPUs that NVML shows (None: it cannot be used, `why`), that are on the PCI bus and meant for us (None: nobody
-    can tell), and that Slurm gave to this job (None: this is no job)."""
+    """`shown` by NVML (None: it cannot be used, `why`); `on_bus`: on the PCI bus and meant for this container (None:
+    not known); `given` to this job by Slurm (None: no job)."""
 
     shown: int | None
     on_bus: int | None
@@ -90,13 +82,13 @@ class Counts(NamedTuple):
 
 
 def gather_count(node: NodeView, expected: Expected) -> Counts:
-    """Raises Absent where there is no driver, unless some GPUs are expected, or a loaded library finds no driver; and
-    in a job with parts of GPUs (MIG), which Slurm counts and NVML does not."""
+    """Raises Absent where there is no driver, unless some GPUs are expected, or the library is there without a driver;
+    and in a job with parts of GPUs (MIG), which Slurm counts and NVML does not."""
     in_job = not in_script(node.env)
     if in_job and any(part.strip().startswith("MIG") for part in node.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
         raise Absent("MIG instances, not whole GPUs, are assigned")
     on_bus = None
-    if os.geteuid() == 0 or not node.live:  # others may be kept from some of them by a cgroup
+    if os.geteuid() == 0 or not node.live:  # a cgroup may hide some of them from other users
         known = node.names(_KNOWN)
         on_bus = sum(not _hidden(node, address, known) for address in pci.gpus(node.path("/sys")))
     word = node.env.get("SLURM_GPUS_ON_NODE", "") if in_job else ""
@@ -115,9 +107,9 @@ def gather_count(node: NodeView, expected: Expected) -> Counts:
 
 
 def _hidden(node: NodeView, address: str, known: list[str]) -> bool:
-    """Whether the driver has it, but this container has no device file of it, or is not told of it as of others.
+    """Whether the driver has this GPU, but the container has no device file or directory of it.
 
-    One that the driver gave up has no directory either, but then it is not bound to it.
+    A GPU that the driver gave up has no directory either, but is not bound to the driver.
     """
     if known and address not in known:
         return os.path.basename(os.path.realpath(node.path(f"/sys/bus/pci/devices/{address}/driver"))) == "nvidia"
@@ -128,9 +120,15 @@ def _hidden(node: NodeView, address: str, known: list[str]) -> bool:
     return told is not None and not os.path.exists(node.path(f"/dev/nvidia{told[1]}"))
 
 
-def judge_count(counts: Counts, expected: Expected) -> tuple[Verdict, str]:
-    """Fails below what the job was given; outside of jobs unless NVML shows `gpus`, else below what is on the bus (of
-    which a container or a virtual machine may not see all)."""
+@nvml_check(
+    "gpu-count",
+    gather_count,
+    "NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
+    settings=(Setting("gpus", "count", None, "GPUs that NVML must show"),),
+    learn=lambda counts: {"gpus": counts.shown} if counts.shown else {},
+)
+def gpu_count(counts: Counts, expected: Expected) -> tuple[Verdict, str]:
+    """NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus."""
     exact = counts.given is None and expected["gpus"] is not None
     wanted = next((n for n in (counts.given, expected["gpus"], counts.on_bus) if n is not None), None)
     if counts.shown is None:
@@ -142,44 +140,61 @@ def judge_count(counts: Counts, expected: Expected) -> tuple[Verdict, str]:
     return Verdict.PASS, f"{counts.shown} GPUs"
 
 
-# --- what the driver wants done -------------------------------------------------------------------------------------
+# --- the driver's own advice ----------------------------------------------------------------------------------------
 
 
 def gather_recovery(node: NodeView, expected: Expected) -> Facts[str] | HardwareError:
-    """The action, or how asking for it failed."""
+    """The recovery action of each GPU, or the error."""
     try:
         return gpus.recovery_actions(visible(node), say=node.doing)
     except HardwareError as failure:
         return failure
 
 
-def judge_recovery(facts: Facts[str] | HardwareError, expected: Expected) -> tuple[Verdict, str]:
-    """Any action but none fails; so does a GPU that is lost or a driver that fails to answer. An error that is not
-    about a GPU is unknown."""
-    if isinstance(facts, gpus.NvmlFailed) and facts.code in gpus.SAYS_NOTHING:
-        return Verdict.UNKNOWN, str(facts)
+@nvml_check("gpu-recovery", gather_recovery, "NVML: recovery action of each GPU (driver r570 and later)")
+def gpu_recovery(facts: Facts[str] | HardwareError, expected: Expected) -> tuple[Verdict, str]:
+    """A GPU needs a reset, a drain or a reboot, is lost, or its driver reports an error."""
     if isinstance(facts, HardwareError):
-        return Verdict.FAIL, str(facts)
+        says_nothing = isinstance(facts, gpus.NvmlFailed) and facts.code in gpus.SAYS_NOTHING
+        return Verdict.UNKNOWN if says_nothing else Verdict.FAIL, str(facts)
     return each(facts, lambda action: "" if action == gpus.NO_ACTION else f"needs {action}", "need no recovery action")
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def judge_ecc(facts: Facts[Ecc], expected: Expected) -> tuple[Verdict, str]:
-    """Fails above `gpu_ecc_uncorrected_max` or `gpu_ecc_corrected_max`."""
-    most = Ecc(expected["gpu_ecc_corrected_max"], expected["gpu_ecc_uncorrected_max"])
+@nvml_check(
+    "gpu-ecc",
+    reading(gpu_facts.ecc_errors),
+    "NVML: volatile ECC errors, corrected and not",
+    contexts=OUTSIDE_PREFLIGHT,
+    settings=(
+        Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
+        Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
+    ),
+)
+def gpu_ecc(facts: Facts[Ecc], expected: Expected) -> tuple[Verdict, str]:
+    """A GPU has an uncorrected error, or very many corrected ones, since the driver was loaded."""
 
     def problem(found: Ecc) -> str:
-        if found.uncorrected > most.uncorrected:
-            return f"has {found.uncorrected} uncorrected ECC errors"
-        return f"has {found.corrected} corrected ECC errors" if found.corrected > most.corrected else ""
+        many = [
+            f"{count} {kind}"
+            for kind, count in (("uncorrected", found.uncorrected), ("corrected", found.corrected))
+            if count > expected[f"gpu_ecc_{kind}_max"]
+        ]
+        return f"has {' and '.join(many)} ECC errors" if many else ""
 
-    return each(facts, problem, "have no ECC errors to speak of")
+    return each(facts, problem, "have few ECC errors or none")
 
 
-def judge_rows(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]:
-    """A remap that failed, or waits for a reset, fails."""
+@nvml_check(
+    "gpu-row-remap",
+    reading(gpu_facts.remapped_rows),
+    "NVML: remapped rows (Ampere and later)",
+    contexts=OUTSIDE_PREFLIGHT,
+)
+def gpu_row_remap(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]:
+    """A row could not be remapped, or is to be remapped by a reset."""
 
     def problem(rows: Rows) -> str:
         if rows.failed:
@@ -189,8 +204,15 @@ def judge_rows(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]:
     return each(facts, problem, f"have no row to remap ({sum(rows.remapped for rows in facts.values())} are)")
 
 
-def judge_pages(facts: Facts[Pages], expected: Expected) -> tuple[Verdict, str]:
-    """More retired pages than `gpu_retired_pages_max` fail, and pages that wait for a reset."""
+@nvml_check(
+    "gpu-retired-pages",
+    reading(gpu_facts.retired_pages),
+    "NVML: retired pages (before Ampere)",
+    contexts=OUTSIDE_PREFLIGHT,
+    settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
+)
+def gpu_retired_pages(facts: Facts[Pages], expected: Expected) -> tuple[Verdict, str]:
+    """A GPU retired too many pages, or has to retire some by a reset."""
 
     def problem(pages: Pages) -> str:
         if pages.retired > expected["gpu_retired_pages_max"]:
@@ -202,19 +224,36 @@ def judge_pages(facts: Facts[Pages], expected: Expected) -> tuple[Verdict, str]:
 
 # --- speed and heat -------------------------------------------------------------------------------------------------
 
-
-def judge_throttle(facts: Facts[tuple[str, ...]], expected: Expected) -> tuple[Verdict, str]:
-    """Fails for a reason of `gpu_throttle_reasons`."""
-    grave = expected["gpu_throttle_reasons"]
-    return each(facts, lambda reasons: _slowed([why for why in reasons if why in grave]), "run at the clocks they want")
+_GRAVE_REASONS = ("hw-slowdown", "hw-thermal", "hw-power-brake")
+_REASONS = f"reasons that fail, of {', '.join(gpu_facts.THROTTLE_REASONS)}"
 
 
-def _slowed(reasons: list[str]) -> str:
-    return f"is slowed down ({', '.join(reasons)})" if reasons else ""
+@nvml_check(
+    "gpu-throttle",
+    reading(gpu_facts.throttle_reasons),
+    "NVML: reasons why clocks are held down",
+    contexts=OUTSIDE_PREFLIGHT,
+    settings=(Setting("gpu_throttle_reasons", "names", _GRAVE_REASONS, _REASONS),),
+)
+def gpu_throttle(facts: Facts[tuple[str, ...]], expected: Expected) -> tuple[Verdict, str]:
+    """A GPU is slowed down by heat or by its power supply."""
+
+    def problem(reasons: tuple[str, ...]) -> str:
+        grave = [why for why in reasons if why in expected["gpu_throttle_reasons"]]
+        return f"is slowed down ({', '.join(grave)})" if grave else ""
+
+    return each(facts, problem, "run at the clocks they want")
 
 
-def judge_temperature(facts: Facts[Heat], expected: Expected) -> tuple[Verdict, str]:
-    """Fails above `gpu_temperature_max`, else at the temperature where the GPU slows itself down."""
+@nvml_check(
+    "gpu-temperature",
+    reading(gpu_facts.temperatures),
+    "NVML: temperature of the chip, and where it slows down",
+    contexts=OUTSIDE_PREFLIGHT,
+    settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
+)
+def gpu_temperature(facts: Facts[Heat], expected: Expected) -> tuple[Verdict, str]:
+    """A GPU is so hot that it slows down, or hotter than gpu_temperature_max."""
     most = expected["gpu_temperature_max"]
 
     def problem(heat: Heat) -> str:
@@ -257,114 +296,45 @@ def gather_driver(node: NodeView, expected: Expected) -> Drivers:
         raise ValueError(str(failure)) from None
 
 
-def judge_driver(found: Drivers, expected: Expected) -> tuple[Verdict, str]:
-    """Fails where library and kernel module differ (an update without a reboot), or differ from `gpu_driver`."""
+@nvml_check(
+    "gpu-driver",
+    gather_driver,
+    "NVML and /proc/driver/nvidia/version",
+    contexts=OUTSIDE_PREFLIGHT,
+    settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
+    learn=lambda found: {"gpu_driver": found.library} if found.library else {},
+)
+def gpu_driver(found: Drivers, expected: Expected) -> tuple[Verdict, str]:
+    """Library and kernel module have different versions, or not the version of gpu_driver."""
+    wanted = expected["gpu_driver"]
     if found.why:
         return Verdict.FAIL, f"library and kernel module ({found.module or 'unknown'}) do not fit: {found.why}"
     if found.module and found.module != found.library:
         return Verdict.FAIL, f"the kernel module is {found.module}, the library {found.library}: reboot the node"
-    if expected["gpu_driver"] and found.library != expected["gpu_driver"]:
-        return Verdict.FAIL, f"the driver is {found.library} instead of {expected['gpu_driver']}"
-    return Verdict.PASS, f"the driver is {found.library}"
+    wrong = [f"the driver is {found.library} instead of {wanted}"] if wanted and found.library != wanted else []
+    return judged(wrong, f"the driver is {found.library}")
 
 
-def judge_persistence(facts: Facts[bool], expected: Expected) -> tuple[Verdict, str]:
-    """Fails where it is off."""
+@nvml_check(
+    "gpu-persistence",
+    reading(gpu_facts.persistence),
+    "NVML: persistence mode",
+    contexts=("periodic", "manual"),
+    on_fail="warn",
+)
+def gpu_persistence(facts: Facts[bool], expected: Expected) -> tuple[Verdict, str]:
+    """Persistence mode is off."""
     return each(facts, lambda on: "" if on else "has persistence mode off", "have persistence mode on")
 
 
-def _learn_count(counts: Counts) -> dict[str, Any]:
-    return {"gpus": counts.shown} if counts.shown else {}
-
-
 CHECKS = (
-    nvml_check(
-        name="gpu-count",
-        reads="NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
-        fails="NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus.",
-        gather=gather_count,
-        judge=judge_count,
-        settings=(Setting("gpus", "count", None, "GPUs that NVML must show"),),
-        learn=_learn_count,
-    ),
-    nvml_check(
-        name="gpu-recovery",
-        reads="NVML: recovery action of each GPU (driver r570 and later)",
-        fails="A GPU needs a reset, a drain or a reboot, is lost, or its driver reports an error.",
-        gather=gather_recovery,
-        judge=judge_recovery,
-    ),
-    nvml_check(
-        name="gpu-ecc",
-        reads="NVML: volatile ECC errors, corrected and not",
-        fails="A GPU has an uncorrected error, or very many corrected ones, since the driver was loaded.",
-        gather=reading(gpu_facts.ecc_errors),
-        judge=judge_ecc,
-        contexts=OUTSIDE_PREFLIGHT,
-        settings=(
-            Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
-            Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
-        ),
-    ),
-    nvml_check(
-        name="gpu-row-remap",
-        reads="NVML: remapped rows (Ampere and later)",
-        fails="A row could not be remapped, or is to be remapped by a reset.",
-        gather=reading(gpu_facts.remapped_rows),
-        judge=judge_rows,
-        contexts=OUTSIDE_PREFLIGHT,
-    ),
-    nvml_check(
-        name="gpu-retired-pages",
-        reads="NVML: retired pages (before Ampere)",
-        fails="A GPU retired too many pages, or has to retire some by a reset.",
-        gather=reading(gpu_facts.retired_pages),
-        judge=judge_pages,
-        contexts=OUTSIDE_PREFLIGHT,
-        settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
-    ),
-    nvml_check(
-        name="gpu-throttle",
-        reads="NVML: reasons why clocks are held down",
-        fails="A GPU is slowed down by heat or by its power supply.",
-        gather=reading(gpu_facts.throttle_reasons),
-        judge=judge_throttle,
-        contexts=OUTSIDE_PREFLIGHT,
-        settings=(
-            Setting(
-                "gpu_throttle_reasons",
-                "names",
-                ("hw-slowdown", "hw-thermal", "hw-power-brake"),
-                f"reasons that fail, of {', '.join(gpu_facts.THROTTLE_REASONS)}",
-            ),
-        ),
-    ),
-    nvml_check(
-        name="gpu-temperature",
-        reads="NVML: temperature of the chip, and where it slows down",
-        fails="A GPU is so hot that it slows down, or hotter than gpu_temperature_max.",
-        gather=reading(gpu_facts.temperatures),
-        judge=judge_temperature,
-        contexts=OUTSIDE_PREFLIGHT,
-        settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
-    ),
-    nvml_check(
-        name="gpu-driver",
-        reads="NVML and /proc/driver/nvidia/version",
-        fails="Library and kernel module have different versions, or not the version of gpu_driver.",
-        gather=gather_driver,
-        judge=judge_driver,
-        contexts=OUTSIDE_PREFLIGHT,
-        settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
-        learn=lambda found: {"gpu_driver": found.library} if found.library else {},
-    ),
-    nvml_check(
-        name="gpu-persistence",
-        reads="NVML: persistence mode",
-        fails="Persistence mode is off.",
-        gather=reading(gpu_facts.persistence),
-        judge=judge_persistence,
-        contexts=("periodic", "manual"),
-        on_fail="warn",
-    ),
+    gpu_count,
+    gpu_recovery,
+    gpu_ecc,
+    gpu_row_remap,
+    gpu_retired_pages,
+    gpu_throttle,
+    gpu_temperature,
+    gpu_driver,
+    gpu_persistence,
 )

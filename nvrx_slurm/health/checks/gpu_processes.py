@@ -1,4 +1,4 @@
-"""GPUs that somebody still uses: memory in use and processes that belong to no job that may be there."""
+"""GPUs still in use: memory, and processes of no job that may be there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import NVML, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import NVML, Expected, NodeView, Setting, Verdict, check, judged, listed
 from nvrx_slurm.health.checks.gpu import in_script, visible
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system import gpu_facts, gpus
@@ -26,23 +26,12 @@ class Process(NamedTuple):
 
 class Facts(NamedTuple):
     """`used_mb` and `processes` by GPU. `ours`: the jobs that may be there; None: any job, since jobs share the node or
-    this is no job's script. `why`: no memory in use is known."""
+    this is not a script of a job. `why`: reason why no memory in use is known."""
 
     used_mb: Mapping[str, float]
     processes: Mapping[str, list[Process]]
     ours: frozenset[str] | None
     why: str = ""
-
-
-def gather(node: NodeView, expected: Expected) -> Facts:
-    """A look every second for `gpu_settle_s`, until nothing is wrong: what was killed may be on its way out."""
-    until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
-    while True:
-        facts = _look(node)
-        if judge(facts, expected)[0] is not Verdict.FAIL or time.monotonic() + _APART_S > until_s:
-            return facts
-        node.doing("waiting for processes on GPUs to end")
-        time.sleep(_APART_S)
 
 
 def _look(node: NodeView) -> Facts:
@@ -57,7 +46,7 @@ def _look(node: NodeView) -> Facts:
         used_mb, why = {}, ""
     except HardwareError as failure:
         used_mb, why = {}, str(failure)
-    found = {gpu: [who for pid in some if (who := _process(node, pid))] for gpu, some in pids.items()}
+    found = {gpu: [one for pid in some if (one := _process(node, pid))] for gpu, some in pids.items()}
     return Facts(used_mb, found, may_be_there(node.env), why)
 
 
@@ -69,9 +58,9 @@ def chosen(node: NodeView) -> Mapping[str, str]:
 
 
 def may_be_there(env: Mapping[str, str]) -> frozenset[str] | None:
-    """Jobs whose processes are no left-overs on the GPUs looked at.
+    """Jobs whose processes may be on the GPUs: in a prolog the job itself, in its epilog none.
 
-    In the prolog of a job its own, in its epilog none; of any job where Slurm gave the job no GPUs of its own.
+    None, that is any job, where Slurm gave the job no GPUs of its own.
     """
     if not in_script(env) or not env.get("SLURM_JOB_GPUS"):
         return None
@@ -81,7 +70,7 @@ def may_be_there(env: Mapping[str, str]) -> frozenset[str] | None:
 
 
 def _process(node: NodeView, pid: int) -> Process | None:
-    """None if it has ended. Where Slurm tracks no jobs by cgroup, the environment says which job it is of."""
+    """None if it has ended. Where Slurm tracks no jobs by cgroup, the environment names the job."""
     try:
         name = node.text(f"/proc/{pid}/comm", 64).strip()
         return Process(pid, name, frozenset(jobs.of_cgroup(node, pid) or _of_environment(node, pid)))
@@ -92,32 +81,8 @@ def _process(node: NodeView, pid: int) -> Process | None:
 def _of_environment(node: NodeView, pid: int) -> set[str]:
     try:
         return jobs.of_environment(node, pid)
-    except OSError:  # somebody else's
+    except OSError:  # of another user
         return set()
-
-
-def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
-    """Fails for processes that may not be there, and for memory in use on a GPU without any process that may."""
-    strange: dict[str, str] = {}
-    for gpu, processes in facts.processes.items():
-        for process in processes:
-            if not _may(process, facts, expected):
-                strange.setdefault(f"{process.name} ({process.pid})", gpu)
-    if strange:
-        return Verdict.FAIL, f"left over: {listed(f'{who} on {gpu}' for who, gpu in strange.items())}"
-    most = expected["gpu_memory_used_mb"]
-    held = [f"{gpu} holds {mb:.0f} MiB" for gpu, mb in facts.used_mb.items() if mb > most and not _in_use(gpu, facts)]
-    if held:
-        return Verdict.FAIL, f"in use without a process: {listed(held)}"
-    untold = [gpu for gpu in facts.processes if gpu not in facts.used_mb and not _in_use(gpu, facts)]
-    if untold and (facts.used_mb or facts.why):
-        why = facts.why or f"{listed(untold)} does not tell its memory in use"
-        return Verdict.UNKNOWN, f"no process is left over, but {why}"
-    return Verdict.PASS, f"nothing is left over on {len(facts.processes)} GPUs"
-
-
-def _in_use(gpu: str, facts: Facts) -> bool:
-    return bool(facts.processes.get(gpu))
 
 
 def _may(process: Process, facts: Facts, expected: Expected) -> bool:
@@ -126,24 +91,50 @@ def _may(process: Process, facts: Facts, expected: Expected) -> bool:
     return bool(process.jobs if facts.ours is None else process.jobs & facts.ours)
 
 
-_SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcgm-exporter")
+def gather(node: NodeView, expected: Expected) -> Facts:
+    """A look every second for `gpu_settle_s`, until nothing is wrong: a killed process may still be ending."""
+    until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
+    while True:
+        facts = _look(node)
+        if gpu_processes.judge(facts, expected)[0] is not Verdict.FAIL or time.monotonic() + _APART_S > until_s:
+            return facts
+        node.doing("waiting for processes on GPUs to end")
+        time.sleep(_APART_S)
 
-CHECKS = (
-    Check(
-        name="gpu-processes",
-        lane=NVML,
-        reads="NVML: processes and memory in use; /proc/PID/comm and cgroup of those; SLURM_JOB_GPUS",
-        fails="A process of no job is on a GPU (in a job's prolog and epilog: of another job, on its GPUs), or memory"
-        " is in use without a process.",
-        gather=gather,
-        judge=judge,
-        per_job="SLURM_JOB_GPUS",
-        contexts=("prolog", "epilog", "manual"),
-        settings=(
-            Setting("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
-            Setting("gpu_settle_s", "seconds", 2.5, "how long what was killed may take to be gone, in seconds"),
-            Setting("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
-        ),
-        budget_s=5.0,
-    ),
+
+_SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcgm-exporter")
+_SETTINGS = (
+    Setting("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
+    Setting("gpu_settle_s", "seconds", 2.5, "how long a killed process may take to be gone, in seconds"),
+    Setting("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
 )
+
+
+@check(
+    "gpu-processes",
+    gather,
+    "NVML: processes and memory in use; /proc/PID/comm and cgroup of those; SLURM_JOB_GPUS",
+    lane=NVML,
+    contexts=("prolog", "epilog", "manual"),
+    settings=_SETTINGS,
+    budget_s=5.0,
+)
+def gpu_processes(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
+    """A process of no job is on a GPU (in a job's prolog and epilog: of another job, on its GPUs), or memory is in use
+    without a process."""
+    strange: dict[str, str] = {}
+    for gpu, processes in facts.processes.items():
+        for process in processes:
+            if not _may(process, facts, expected):
+                strange.setdefault(f"{process.name} ({process.pid})", gpu)
+    wrong = [f"left over: {name} on {gpu}" for name, gpu in strange.items()]
+    most, used_mb = expected["gpu_memory_used_mb"], facts.used_mb
+    held = [gpu for gpu, mb in used_mb.items() if mb > most and not facts.processes.get(gpu)]
+    wrong += [f"in use without a process: {gpu} holds {used_mb[gpu]:.0f} MiB" for gpu in held]
+    untold = [gpu for gpu, some in facts.processes.items() if not some and gpu not in used_mb]
+    untold = untold if used_mb or facts.why else []  # GPUs without memory of their own tell none
+    unknown = [f"no process is left over, but {facts.why or f'{listed(untold)} does not tell its memory'}"]
+    return judged(wrong, f"no process is left over on {len(facts.processes)} GPUs", unknown if untold else [])
+
+
+CHECKS = (gpu_processes,)

@@ -1,7 +1,7 @@
-"""XIDs and SXIDs in the kernel's log, since boot or since somebody acknowledged them (`nvrx health ack`).
+"""XIDs and SXIDs in the kernel's log, since boot or since they were acknowledged (`nvrx health ack`).
 
-Not "since the last look": a node that was drained for a broken GPU must not look well at the next look. What was
-repaired without a reboot (a GPU reset) is acknowledged by whoever repaired it.
+Not "since the last look": a node that was drained for a broken GPU must not pass at the next look. After a repair
+without a reboot (a GPU reset) an administrator acknowledges them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import QUICK, Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, listed
 from nvrx_slurm.health.checks.xid import Event, Remedy, meaning, parsed, remedy
 from nvrx_slurm.system.hardware import Absent
 
 KMSG = "/dev/kmsg"
 _LEVEL_BITS = 3  # syslog(3): a priority is a facility and, in its lowest bits, a level
 _KERNEL = 0
-_DIGITS = 20  # of 64 bits
 _MAX_RECORD_BYTES = 8192  # the kernel's CONSOLE_EXT_LOG_MAX
 _MAX_RECORDS = 1_000_000
 _MAX_FILE_BYTES = 64 << 20
@@ -45,7 +44,7 @@ def gather(node: NodeView, expected: Expected) -> list[Event]:
 
 
 def records(node: NodeView) -> Iterator[Record]:
-    """Everything the kernel still has. Raises OSError, and Absent where there is no log."""
+    """All records that the kernel still has. Raises OSError, and Absent where there is no log."""
     node.doing(f"reading {KMSG}")
     try:
         fd = os.open(node.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -61,7 +60,7 @@ def records(node: NodeView) -> Iterator[Record]:
 
 
 def _chunks(fd: int) -> Iterator[bytes]:
-    """One record per read(2); EPIPE says that some were overwritten before we came to them."""
+    """One record per read(2); EPIPE says that some were overwritten before they were read."""
     for _ in range(_MAX_RECORDS):
         try:
             chunk = os.read(fd, _MAX_RECORD_BYTES)
@@ -77,11 +76,13 @@ def _chunks(fd: int) -> Iterator[bytes]:
 
 
 def _record(chunk: bytes) -> Record | None:
-    """ "priority,sequence,microseconds,flags;text" and continuation lines; None for anything else, and for what is
-    not the kernel's own: a process that may write there says which facility it is (user, daemon), but never that."""
+    """ "priority,sequence,microseconds,flags;text" and continuation lines; None for anything else.
+
+    A process that writes there has a facility (user, daemon), never the kernel's: its records are not believed.
+    """
     head, separator, text = chunk.partition(b";")
     fields = head.split(b",")
-    if not separator or len(fields) < 3 or not all(field.isdigit() and len(field) <= _DIGITS for field in fields[:2]):
+    if not separator or len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit() and len(head) < 100):
         return None
     if int(fields[0]) >> _LEVEL_BITS != _KERNEL:
         return None
@@ -89,7 +90,7 @@ def _record(chunk: bytes) -> Record | None:
 
 
 def acknowledged(node: NodeView) -> int:
-    """Sequence number of the last record that counts no more; -1 if all count. What is not root's is not believed."""
+    """Sequence number of the last acknowledged record; -1 if there is none."""
     try:
         mark = cache.read_private(f"{cache.private_directory(node)}/{_MARK}")
         return int(mark["sequence"]) if mark and mark["boot"] == cache.boot_id(node) else -1
@@ -98,7 +99,7 @@ def acknowledged(node: NodeView) -> int:
 
 
 def acknowledge(node: NodeView) -> list[Event]:
-    """From now on what is in the log today counts no more; returns what did.
+    """Acknowledge all records that the log holds now; returns the events that counted until now.
 
     Raises OSError, Absent, cache.Unusable.
     """
@@ -109,13 +110,28 @@ def acknowledge(node: NodeView) -> list[Event]:
     return events
 
 
-def judge(events: Iterable[Event], expected: Expected) -> tuple[Verdict, str]:
-    """Fails for each code that asks for a reset, a reboot or the node's isolation, by the table or by the site."""
+_NEEDS = {Remedy.RESET: "a GPU reset", Remedy.REBOOT: "a reboot", Remedy.ISOLATE: "a person at the node"}
+_SETTINGS = (
+    Setting("xid_ignore", "counts", (), "XIDs that never fail here"),
+    Setting("xid_fail", "counts", (), "XIDs that fail here in addition to the table"),
+)
+
+
+@check(
+    "kernel-log",
+    gather,
+    f"{KMSG}: XIDs and SXIDs since boot, or since `nvrx health ack`",
+    lane=QUICK,
+    contexts=("prolog", "epilog", "periodic", "manual"),
+    settings=_SETTINGS,
+    needs_root=True,
+)
+def kernel_log(events: Iterable[Event], expected: Expected) -> tuple[Verdict, str]:
+    """A code asks for a GPU reset, a reboot or a person."""
     grave: dict[str, Remedy] = {}
     others: dict[str, int] = {}
     for event in events:
-        name = f"{event.kind} {event.code}"
-        due = remedy(event)
+        name, due = f"{event.kind} {event.code}", remedy(event)
         if event.kind == "XID" and event.code in expected["xid_fail"]:
             due = max(due, Remedy.RESET)
         if due is Remedy.MONITOR or (event.kind == "XID" and event.code in expected["xid_ignore"]):
@@ -125,27 +141,8 @@ def judge(events: Iterable[Event], expected: Expected) -> tuple[Verdict, str]:
     if grave:
         worst = sorted(grave, key=lambda text: -grave[text])
         return Verdict.FAIL, f"{listed(worst)}: needs {_NEEDS[grave[worst[0]]]}"
-    if others:
-        counts = listed((f"{count} x {name}" for name, count in others.items()), 5)
-        return Verdict.PASS, f"nothing that needs repair ({counts})"
-    return Verdict.PASS, "no XID or SXID"
+    counts = listed((f"{count} x {name}" for name, count in others.items()), 5)
+    return Verdict.PASS, f"nothing that needs repair ({counts})" if others else "no XID or SXID"
 
 
-_NEEDS = {Remedy.RESET: "a GPU reset", Remedy.REBOOT: "a reboot", Remedy.ISOLATE: "a person at the node"}
-
-CHECKS = (
-    Check(
-        name="kernel-log",
-        lane=QUICK,
-        reads=f"{KMSG}: XIDs and SXIDs since boot, or since `nvrx health ack`",
-        fails="A code asks for a GPU reset, a reboot or a person.",
-        gather=gather,
-        judge=judge,
-        contexts=("prolog", "epilog", "periodic", "manual"),
-        settings=(
-            Setting("xid_ignore", "counts", (), "XIDs that never fail here"),
-            Setting("xid_fail", "counts", (), "XIDs that fail here in addition to the table"),
-        ),
-        needs_root=True,
-    ),
-)
+CHECKS = (kernel_log,)

@@ -1,6 +1,6 @@
 """The node health check service as a check: one bounded call to an nvhcd-compatible daemon (docs/nvhcd.md).
 
-Only what the service says outright is a failure; no socket, no answer and any error of the call are unknown.
+Only an answer of the service is a failure; no socket, no answer and any error of the call are unknown.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import stat
 import time
 from typing import Any, NamedTuple
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Setting, Verdict, listed
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, check, listed
 from nvrx_slurm.system import trust
 
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
 ARGS = ("--no-slurm",)  # seed 000
 TIMEOUT_S = 60.0
-_MARGIN_S = 0.25  # to say that there was no answer before our own time is up
+_MARGIN_S = 0.25  # to report a missing answer before this check's own time is up
 _MAX_REPLY_BYTES = 4 << 20
 _SHOWN = 80  # characters of what is wrong
 
 
 class Reply(NamedTuple):
-    """What the service answered."""
+    """A HealthCheckResponse without its exit code."""
 
     success: bool
     output: str
@@ -31,8 +31,8 @@ class Reply(NamedTuple):
 
 
 def preload() -> None:
-    """Import now what `gather` needs, for a process that forks checks. No channel is made: gRPC's threads would not
-    survive the fork."""
+    """Import the modules of `gather` before the checks are forked. Makes no channel: gRPC's threads do not survive a
+    fork."""
     import urllib.parse  # noqa: F401
 
     import grpc  # noqa: F401
@@ -51,7 +51,7 @@ def gather(node: NodeView, expected: Expected) -> Reply:
         raise ValueError(f"there is no {path}: its daemon does not run, or it is not mounted in here") from None
     if not stat.S_ISSOCK(mode):
         raise ValueError(f"{path} is no socket")
-    if trust.as_root():  # a user's agent may believe whom the user named; what runs as root believes no user
+    if trust.as_root():  # a user's agent may believe the user's service; root believes no user
         place = trust.require(place, ValueError)
     node.doing(f"waiting for {path}")
     left_s = node.deadline_s - _MARGIN_S - time.monotonic()
@@ -88,8 +88,26 @@ def call(path: str, timeout_s: float) -> Reply:
     return Reply(reply.success, reply.output, reply.error)
 
 
-def judge(reply: Reply, expected: Expected) -> tuple[Verdict, str]:
-    """Seed 000: fails if `success` is false, or `output` is not JSON with a fail_count of 0."""
+def parse_output(text: str) -> dict[str, Any] | None:
+    """The JSON object in `text` if its fail_count is a number (a float here); None for anything else."""
+    try:
+        found = json.loads(text, parse_int=float)  # whatever its length: a number of a million digits is infinite
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("fail_count"), float) else None
+
+
+@check(
+    "node-service",
+    gather,
+    "the answer of the nvhcd-compatible daemon at node_service",
+    contexts=("preflight", "manual"),
+    settings=(Setting("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
+    only_if="node_service",
+    budget_s=TIMEOUT_S + 1,
+)
+def node_service(reply: Reply, expected: Expected) -> tuple[Verdict, str]:
+    """The service says that the node is not healthy, or its output is not JSON with a fail_count (seed 000)."""
     verdict = parse_output(reply.output)
     said = f": {reply.error}" if reply.error.strip() else ""
     if verdict is None:
@@ -103,25 +121,4 @@ def judge(reply: Reply, expected: Expected) -> tuple[Verdict, str]:
     return Verdict.PASS, "the service found nothing wrong"
 
 
-def parse_output(text: str) -> dict[str, Any] | None:
-    """The JSON object in `text` if its fail_count is a number (a float here); None for anything else."""
-    try:
-        found = json.loads(text, parse_int=float)  # whatever its length: a number of a million digits is infinite
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("fail_count"), float) else None
-
-
-CHECKS = (
-    Check(
-        name="node-service",
-        reads="the answer of the nvhcd-compatible daemon at node_service",
-        fails="The service says that the node is not healthy, or something that is no verdict.",
-        gather=gather,
-        judge=judge,
-        contexts=("preflight", "manual"),
-        settings=(Setting("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
-        only_if="node_service",
-        budget_s=TIMEOUT_S + 1,
-    ),
-)
+CHECKS = (node_service,)

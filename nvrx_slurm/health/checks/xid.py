@@ -1,4 +1,4 @@
-"""What the driver's error codes ask for: XIDs of GPUs (NVIDIA's "XID errors" catalogue), SXIDs of NVSwitches. Pure.
+"""Repairs that the driver's error codes ask for: XIDs of GPUs (NVIDIA's catalogue), SXIDs of NVSwitches. Pure.
 
 The grouping is that of AWS' gpu-cluster-healthcheck, the finest that is public: ISOLATE > REBOOT > RESET > MONITOR.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Remedy(IntEnum):
-    """What is due, the worst last. MONITOR: nothing for the node (mostly a fault of the application)."""
+    """The repair that an event asks for, the worst last. MONITOR: none (mostly a fault of the application)."""
 
     MONITOR = 0
     RESET = 1
@@ -63,7 +63,7 @@ XIDS: dict[int, tuple[Remedy, str]] = {
 }
 
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has ...", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, ..."
-# Only what a record begins with is the driver's: further on the kernel quotes names that users choose (of cgroups).
+# Only the beginning of a record is the driver's: further on the kernel quotes names that users choose (of cgroups).
 _LINE = re.compile(
     r"(?:NVRM: (?:GPU at [0-9A-Fa-f:.]{4,16}: )?|nvidia-nvswitch\d+: (?=SXid))"
     r"(S?Xid) \(PCI:([0-9a-fA-F:.]{4,16})\): (\d{1,9})\b,? ?(.*)",
@@ -78,7 +78,7 @@ _ACTIONS = (
 
 
 def parsed(line: str, sequence: int) -> Event | None:
-    """The event that a record of the kernel's log tells, or None."""
+    """The event in a record of the kernel's log, or None."""
     found = _LINE.match(line)
     if found is None:
         return None
@@ -86,7 +86,7 @@ def parsed(line: str, sequence: int) -> Event | None:
 
 
 def remedy(event: Event) -> Remedy:
-    """What an event asks for. Codes that are not in the table: MONITOR, since most of them tell of applications."""
+    """The repair that an event asks for. Codes that are not in the table: MONITOR; most are about applications."""
     if event.kind == "SXID":
         return Remedy.RESET if event.text.startswith("Fatal") else Remedy.MONITOR
     if event.code == 154:  # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
@@ -96,6 +96,6 @@ def remedy(event: Event) -> Remedy:
 
 
 def meaning(event: Event) -> str:
-    """In a few words; what the driver said where the table has none."""
+    """The meaning in a few words; the driver's text where the table has none."""
     known = XIDS.get(event.code) if event.kind == "XID" and event.code != 154 else None
     return known[1] if known else event.text

@@ -1,13 +1,12 @@
-"""Where a hook tells what it does: the system's log, a person's terminal, and LOG of hooks.conf.
+"""Where a hook logs: the system log, a person's terminal, and the file LOG of hooks.conf.
 
-A verdict must reach Slurm whatever state these are in. So the system's log gets a line at once or not at all, by a
-datagram that is never waited for; LOG, which may be on a full or dead disk, is written when all is decided and done,
-by a process that may be left behind.
+Logging never delays or changes a verdict. The system log gets a datagram that is not waited for. LOG, which may be on a
+full disk or one that hangs, is written at the end by a bounded process.
 """
 
 from __future__ import annotations
 
-import _socket  # socket itself takes as long to load as all our modules
+import _socket  # importing socket takes as long as importing all our modules
 import contextlib
 import os
 import sys
@@ -15,14 +14,12 @@ import syslog
 import time
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import NodeView
-from nvrx_slurm.health.hooks import aside
-from nvrx_slurm.system import trust
+from nvrx_slurm.system import bounded_process, trust
 
 _SOCKET = "/dev/log"
-_MAX_CHARACTERS = 2000  # of a line for the system's log
-_LOG_S = 1.0  # longest wait for LOG; nobody needs its lines more than the verdict
+_MAX_CHARACTERS = 2000  # of a line for the system log
+_LOG_S = 1.0  # longest wait for LOG
+_MARGIN_S = 0.4  # to give up a process that is blocked in the kernel
 
 
 class HookLog:
@@ -34,24 +31,28 @@ class HookLog:
         self._lines: list[str] = []
 
     def say(self, level: int, line: str) -> None:
-        """Never waits, never raises. `level`: of syslog(3)."""
+        """Log one line with a `level` of syslog(3). Never waits, never raises."""
         stamp = time.strftime("%b %e %H:%M:%S")
         text = f"<{syslog.LOG_DAEMON | level}>{stamp} {self._tag}[{os.getpid()}]: {line[:_MAX_CHARACTERS]}"
-        with contextlib.suppress(OSError):  # nobody listens, or his queue is full
+        with contextlib.suppress(OSError):  # no system log, or its queue is full
             _send(text.encode(errors="replace"))
-        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             print(f"{self._tag}: {line}", file=sys.stderr)
         self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._tag}: {line}\n")
 
-    def write(self, node: NodeView, wait_s: float) -> None:
-        """All lines so far to LOG, within `wait_s` seconds at most; if that cannot be, it is said to the others."""
+    def write(self, until_s: float) -> None:
+        """Write all lines so far to LOG, at the latest by `until_s` (time.monotonic()). The others get its failure."""
         lines, self._lines = "".join(self._lines).encode(errors="replace"), []
         if not self.file or not lines:
             return
         try:
-            aside.Aside(node, "log", lambda: _append(self.file, lines), min(wait_s, _LOG_S)).result()
-        except (OSError, cache.Unusable) as error:
-            self.say(syslog.LOG_ERR, f"LOG={self.file} cannot be used: {error}")
+            wait_s = min(_LOG_S, until_s - _MARGIN_S - time.monotonic())
+            ended = bounded_process.fork(lambda pipe: _append(self.file, lines, pipe), wait_s).finish()
+            problem = ended.stdout.decode(errors="replace") or ("" if ended.code == 0 else "no answer in time")
+        except OSError as error:
+            problem = f"no process could be started: {error.strerror}"
+        if problem:
+            self.say(syslog.LOG_ERR, f"LOG={self.file} cannot be used: {problem}")
 
 
 def _send(data: bytes) -> None:
@@ -62,13 +63,13 @@ def _send(data: bytes) -> None:
         sender.close()
 
 
-def _append(file: str, data: bytes) -> bytes:
-    trust.require(os.path.dirname(file), UsageError)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(file, flags, 0o640)
+def _append(file: str, data: bytes, pipe: int) -> None:
+    """In the child: append `data` to `file`, or write to `pipe` why that failed."""
     try:
-        while data:  # at once, unless the disk is nearly full
+        trust.require(os.path.dirname(file), UsageError)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(file, flags, 0o640)
+        while data:
             data = data[os.write(fd, data) :]
-    finally:
-        os.close(fd)
-    return b""
+    except (OSError, UsageError) as error:
+        os.write(pipe, str(error.strerror if isinstance(error, OSError) else error).encode())

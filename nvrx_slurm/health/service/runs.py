@@ -1,8 +1,7 @@
-"""What the daemon of docs/nvhcd.md runs: one command at a time, whoever asks, and what its end means.
+"""What the daemon of docs/nvhcd.md runs: one command at a time, and what its end means.
 
-Who asks during a run waits for the next one, together with all that ask the same: a run that began before the question
-may have looked before the fault. Nobody can keep the others from their answers: root's questions come first, a user's
-one after those of users who have not just had a run.
+A question that arrives during a run waits for the next one, together with all equal questions: the run under way may
+have looked before the fault. A question is its arguments.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,14 +18,14 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import listed, one_line
 from nvrx_slurm.health.checks.node_service import parse_output
-from nvrx_slurm.system import processes, trust
+from nvrx_slurm.system import bounded_process, processes, trust
+from nvrx_slurm.system.bounded_process import Ended
 
-MAX_OUTPUT_BYTES = 1 << 20  # of stdout; of what is longer the end is kept
+MAX_OUTPUT_BYTES = 1 << 20  # of stdout; the end of a longer output is kept
 MAX_ERROR_BYTES = 16384
-MAX_QUEUED = 16  # different questions that wait, one of a user: each costs the others a run, and they wait 60 s at most
-MAX_QUEUED_OF_ROOT = 4  # beside those, and of the daemon's own user
-_REAP_S = 2.0  # for a killed command to end
-_CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline say it
+MAX_QUEUED = 16  # different questions that wait: each costs a run, and clients wait for 60 s at most
+_STOP_S = 4.0  # for a killed command to end
+_CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline report it
 _STOPPED = "the service was stopped"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -45,18 +43,10 @@ class Answer(NamedTuple):
 
 
 class NoAnswer(NamedTuple):
-    """Nothing is known about the node, and why: the call fails. `status`: the name of a gRPC status code."""
+    """The call fails, because nothing is known about the node. `status`: the name of a gRPC status code."""
 
     status: str
     text: str
-
-
-class Ended(NamedTuple):
-    """How a command ended. `code`: negative = by that signal, None = killed as its time was up."""
-
-    code: int | None
-    stdout: bytes
-    stderr: bytes
 
 
 class Script:
@@ -67,18 +57,18 @@ class Script:
         self.command(())
 
     def command(self, args: Args) -> list[str]:
-        """The words to execute. Raises UsageError if it is not there, not executable, or others can change it."""
+        """The words to execute. Raises UsageError if the script is missing, not executable or not trusted."""
         trust.require(self.path, UsageError)
         if not os.path.isfile(self.path) or not os.access(self.path, os.X_OK):
             raise UsageError(f"{self.path} cannot be executed; give it mode 755")
         return [self.path, *args]
 
     def answer(self, ended: Ended) -> Answer | NoAnswer:
-        """Its own JSON with a fail_count, be it all or the last such line that it printed; else one of the exit code.
+        """The script's JSON with a fail_count, as a whole or on its last such line; else JSON made of the exit code.
 
-        What is meant as JSON and cannot be read is a failure whatever the exit code, as it is to clients (seed 000).
+        Output that is meant as JSON and cannot be read is a failure whatever the exit code, as for clients (seed 000).
         """
-        error = ended.stderr.decode(errors="replace").strip()
+        error = ended.stderr[-MAX_ERROR_BYTES:].decode(errors="replace").strip()
         said = f": {error}" if error else ""
         if ended.code is None:
             return NoAnswer("ABORTED", f"{self.path} did not end in time and was killed{said}")
@@ -98,9 +88,9 @@ class Script:
 
 
 class OwnChecks:
-    """Our checks of the preflight, in a process of their own; what a client wants of a script (its arguments) is not asked.
+    """Our preflight checks in a process of their own. The arguments of a client are for scripts and are ignored.
 
-    `node-service` is left out: it would ask us.
+    `node-service` is left out, because it would ask this daemon.
     """
 
     def __init__(self, sysroot: str) -> None:
@@ -112,7 +102,7 @@ class OwnChecks:
         return self._command
 
     def answer(self, ended: Ended) -> Answer | NoAnswer:
-        """Failed is what the site does not only want to be warned of; unknown is no failure."""
+        """Only findings with the action drain or fail count as failures."""
         if ended.code is None:
             return NoAnswer("ABORTED", "the checks did not end in time and were killed")
         try:
@@ -130,82 +120,63 @@ def _output(failed: Sequence[str]) -> str:
 
 
 class Runs:
-    """Answers questions, one run at a time, each of at most `timeout_s` seconds. To be made in the main thread, in
-    which the loop runs: all processes are started and reaped there."""
+    """Answers questions, one run at a time, each of at most `timeout_s` seconds.
+
+    All methods belong to the main thread, in which the event loop runs: all processes are started and reaped there.
+    """
 
     def __init__(self, what: Script | OwnChecks, timeout_s: float, env: Mapping[str, str]) -> None:
         self._what = what
         self._timeout_s = timeout_s
         self._env = {"PATH": _PATH, **env}
         self._orphans = processes.Orphans()
-        self._child: processes.Child | None = None  # running, or killed and blocked in the kernel
+        self._pid = 0  # of the command that runs, or that is blocked in the kernel
         self._queued: dict[Args, asyncio.Future[Answer | NoAnswer]] = {}
-        self._asked_by: dict[Args, int] = {}  # root, or the uid that was first with a question that waits
-        self._roots = {0, os.geteuid()}
-        self._last_uid = 0  # of the user for whom the last run was, root apart
         self._asked = asyncio.Event()
         self._closing = False
 
-    async def ask(self, args: Args, uid: int) -> Answer | NoAnswer:
-        """The answer of a run that begins after now, for the user `uid`."""
+    async def ask(self, args: Args) -> Answer | NoAnswer:
+        """The answer of a run that begins after this call."""
         key = args if isinstance(self._what, Script) else ()
         if key not in self._queued:
             if self._closing:
                 return NoAnswer("UNAVAILABLE", _STOPPED)
-            if self._too_many(uid):
+            if len(self._queued) >= MAX_QUEUED:
                 return NoAnswer("UNAVAILABLE", "too many different health checks are waiting")
             self._queued[key] = asyncio.get_running_loop().create_future()
-            self._asked_by[key] = uid
             self._asked.set()
-        elif uid in self._roots:
-            self._asked_by[key] = uid  # what a user asked, and root asks, too, is root's question
         return await asyncio.shield(self._queued[key])
 
     async def work(self) -> None:
-        """Run what is asked, until `stop`."""
+        """Answer questions in the order in which they came, until `stop`."""
         while not self._closing:
             await self._asked.wait()
-            args = min(self._queued, key=self._order)  # the first of those that are equal
-            future, uid = self._queued.pop(args), self._asked_by.pop(args)
-            self._last_uid = self._last_uid if uid in self._roots else uid
+            args = next(iter(self._queued))
+            future = self._queued.pop(args)
             if not self._queued:
                 self._asked.clear()
             try:
-                answer = await self._run(args)
+                future.set_result(await self._run(args))
             except asyncio.CancelledError:
                 future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
                 raise
-            future.set_result(answer)
-
-    def _too_many(self, uid: int) -> bool:
-        """Whether one more question would be."""
-        waiting = [*self._asked_by.values()]
-        if uid in self._roots:
-            return waiting.count(uid) >= MAX_QUEUED_OF_ROOT
-        users = [asked_by for asked_by in waiting if asked_by not in self._roots]
-        return len(users) >= MAX_QUEUED or uid in users
-
-    def _order(self, key: Args) -> tuple[bool, bool]:
-        """The smallest is next."""
-        uid = self._asked_by[key]
-        return uid not in self._roots, uid == self._last_uid
 
     async def stop(self, working: asyncio.Task[None]) -> None:
-        """End the run under way with all its processes; who still waits is told."""
+        """End the run under way with all its processes; questions that wait are answered UNAVAILABLE."""
         self._closing = True
         working.cancel()
-        await asyncio.wait({working}, timeout=2 * _REAP_S)
+        await asyncio.wait({working}, timeout=_STOP_S)
         for future in self._queued.values():
             future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
 
     def reap_orphans(self) -> None:
-        """On SIGCHLD."""
-        self._orphans.reap([self._child.pid] if self._child else [])
+        """Call it on SIGCHLD."""
+        self._orphans.reap([self._pid] if self._pid else [])
 
     async def _run(self, args: Args) -> Answer | NoAnswer:
-        if self._child is not None and await self._gone(self._child) is None:
-            pid = self._child.pid
-            return NoAnswer("ABORTED", f"process {pid} of an earlier run is blocked in the kernel and cannot be ended")
+        if self._pid and _runs(self._pid):
+            text = f"process {self._pid} of an earlier run is blocked in the kernel and cannot be ended"
+            return NoAnswer("ABORTED", text)
         try:
             answer = self._what.answer(await self._execute(self._what.command(args)))
         except UsageError as error:
@@ -220,86 +191,20 @@ class Runs:
         return answer
 
     async def _execute(self, argv: list[str]) -> Ended:
+        """Run a command to its end; kill what it left running, in whatever session."""
         log.debug("running %s", listed(argv, 20))
-        out = _Tail(MAX_OUTPUT_BYTES)
+        process = bounded_process.execute(argv, self._env, self._timeout_s, limit=MAX_OUTPUT_BYTES, last=True)
+        self._pid = process.pid
         try:
-            err = _Tail(MAX_ERROR_BYTES)
-        except OSError:
-            out.close()
-            raise
-        child = code = None
-        try:
-            child = self._child = processes.start(argv, self._env, out.theirs, err.theirs)
-            out.follow()
-            err.follow()
-            in_time = await _readable(child.pidfd, self._timeout_s)
+            return await process.finish_async()
         finally:
-            if child is not None:
-                code = await self._end(child)
-            stdout, stderr = out.close(), err.close()
-        return Ended(code if in_time else None, stdout, stderr)
-
-    async def _end(self, child: processes.Child) -> int | None:
-        """Kill all that the run has left; its exit code, None if it is blocked in the kernel."""
-        child.signal_group(signal.SIGKILL)
-        code = await self._gone(child)
-        self._orphans.kill([self._child.pid] if self._child else [])
-        return code
-
-    async def _gone(self, child: processes.Child) -> int | None:
-        if not await _readable(child.pidfd, _REAP_S):
-            return None
-        self._child = None
-        return child.reap()
+            self._pid = 0 if process.gone else process.pid
+            self._orphans.kill([])
 
 
-class _Tail:
-    """A pipe, of whose bytes the last `limit` are kept; whoever writes never waits long for us."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept = bytearray()
-        self._ours, self.theirs = os.pipe()
-        os.set_blocking(self._ours, False)
-
-    def follow(self) -> None:
-        """Give our copy of the writers' end away and read on the running loop."""
-        os.close(self.theirs)
-        self.theirs = -1
-        asyncio.get_running_loop().add_reader(self._ours, self._read)
-
-    def close(self) -> bytes:
-        """What was kept. Who still holds the other end (nobody, unless blocked in the kernel) is not waited for."""
-        asyncio.get_running_loop().remove_reader(self._ours)
-        rounds = 64
-        while rounds and self._read():  # a pipe holds a bounded number of bytes
-            rounds -= 1
-        for fd in (self._ours, self.theirs):
-            if fd >= 0:
-                os.close(fd)
-        return bytes(self._kept[-self._limit :])
-
-    def _read(self) -> bool:
-        try:
-            more = os.read(self._ours, 65536)
-        except BlockingIOError:
-            return False
-        self._kept += more
-        if len(self._kept) > 2 * self._limit:
-            del self._kept[: -self._limit]
-        if not more:
-            asyncio.get_running_loop().remove_reader(self._ours)
-        return bool(more)
-
-
-async def _readable(fd: int, timeout_s: float) -> bool:
-    """Whether `fd` can be read from within `timeout_s` seconds."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fd, ready.set)
+def _runs(pid: int) -> bool:
+    """Whether our child `pid` has not ended."""
     try:
-        await asyncio.wait_for(ready.wait(), timeout_s)
-    except asyncio.TimeoutError:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
         return False
-    finally:
-        loop.remove_reader(fd)
-    return True

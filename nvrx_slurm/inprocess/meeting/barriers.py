@@ -2,60 +2,61 @@
 
 | key | set by | meaning |
 |---|---|---|
-| `records`, `record/<n>` | whoever sees a fault | how many there were, and the first ones |
+| `records`, `record/<n>` | the observer of a fault | how many there were, and the first ones |
 | `completed` | active ranks | how many have returned from the function |
-| `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all who wait |
+| `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
 | `assign/...` | all ranks | what rank assignment needs (`leader`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
-| `out/<initial rank>` | the rank, or who knows it is gone | its word at the barrier (`core/inprocess/rollcall.py`) |
-| `go`, then `went` | a coordinator | the verdict, decided once; `went` wakes all who wait |
-| `latest` (of the call) | a coordinator | the last round that has a verdict, and the verdict |
+| `out/<initial rank>` | the rank, or an observer of its end | its arrival (`core/inprocess/rollcall.py`) or tombstone |
+| `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
+| `latest` (of the call) | a barrier server | the number of the last iteration that has a result, and the result |
 
-Each rank does a constant number of operations. Arriving at the barrier is setting a key: doing it twice, or again for a
-rank that died in the middle of it, changes nothing, so nobody has to know how far it got. One coordinator, the monitor
-process of rank 0, waits for all these keys at once. If it is gone, a rank that waits too long does its work: the
-verdict is the same whoever gives it, and only the first one counts.
+Each rank does a constant number of operations. Arriving at the barrier is setting a key. Doing it twice, or again for a
+rank that died in the middle of it, changes nothing. One barrier server, in the monitor process of rank 0, waits for all
+these keys at once. If it has died, a rank that waits too long does the same work: the first result counts, and any
+other one would be equal.
 
-Any process may die between any two writes, so their order matters, and whoever comes later writes all of them again:
+Any process may die between any two writes, so their order matters, and later writers write all of them again:
 
-- `record/<n>` before the word of a rank that is gone: with the last word the verdict is given, and says the cause.
-- `end` before `ended`, `go` before `went`, `went` before `latest`: whoever was woken reads the other one at once, and a
-  `get` of what is not there would block. No more than one value of `end` and `go` can ever be seen (compare_set).
-- `end`, then `start` and what ranks wait for in `assign/...` (if the iteration has not begun yet), then `ended`: those
-  who wait for a rank that may be the lost one are woken, and find in `end` that it is over. With `ended` all of it has
-  been written. A `start` that rank 0 publishes after that is harmless: who follows it finds `ended`.
+- `record/<n>` before the tombstone of a rank: the last `out` key gives the result, which names the cause.
+- `end` before `ended`, `go` before `went`, `went` before `latest`: a waiter that wakes up reads the former at once, and
+  a `get` of a missing key would block. compare_set makes the first value of `end` and `go` the only one.
+- `end`, then `start` and what ranks wait for in `assign/...` (if the iteration has not begun yet), then `ended`: ranks
+  that wait for a lost rank wake up and find in `end` that the iteration is over. A `start` that rank 0 publishes later
+  is harmless: the ranks that follow it find `ended`.
 - `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
-- The verdict of a round before the keys of the round before it are deleted: with their word in a round all its members
-  have read the verdict of the one before. Who finds keys deleted all the same was declared gone while it was away
-  (suspended, say). So nothing that is deleted is read with `get`, which would wait for it.
-- A rank that leaves says so in the round that it is in. If it has come to that round's barrier already, that may be too
-  late, and its monitor process says it in every round until a verdict knows it.
+- The result of an iteration before the keys of the iteration before it are deleted: all members that have arrived have
+  read the earlier result. A rank that finds keys deleted all the same was declared gone while it was suspended. So keys
+  that may be deleted are never read with `get`, which would wait for them.
+- A rank that leaves writes its tombstone into its current iteration. If it has arrived at that barrier already, this
+  may be too late, so its monitor process repeats the tombstone in every iteration until a result contains it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 
 from nvrx_slurm.core.inprocess.ranks import to_runs
-from nvrx_slurm.core.inprocess.rollcall import Outcome, Stand, Verdict, Word, call_roll
+from nvrx_slurm.core.inprocess.rollcall import Arrival, BarrierResult, Outcome, Status, call_roll
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
 from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.meeting import leader
-from nvrx_slurm.inprocess.meeting.store import StoreView
-from nvrx_slurm.inprocess.watch.progress import OwnTime
+from nvrx_slurm.inprocess.meeting.view import StoreView
 
-ENTRY = -1  # the round before iteration 0: the initial barrier
+ENTRY = -1  # number of the initial barrier, before iteration 0
 COMPLETED, INTERRUPTED = b"completed", b"interrupted"
-NO_START = b"-"  # instead of where to meet: the iteration is over before it began
-FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; then it is waited for again
+NO_START = b"-"  # instead of an address: the iteration is over before it began
+FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; the wait is then repeated
 _LATEST = "latest"
 _NOTHING = "~"  # no value of ours
 _ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
-_LOOK_S = (0.5, 10.0)  # shortest and longest between two looks at who is missing
+_LOOK_S = (0.5, 10.0)  # shortest and longest time between two looks for missing ranks
+_TOMBSTONE = str(Arrival(Status.TERMINATED))
 
 
-class Round:
+class Iteration:
     """One iteration's keys. Used by one thread at a time."""
 
     def __init__(self, call: StoreView, number: int) -> None:
@@ -66,7 +67,7 @@ class Round:
     # --- how it ends --------------------------------------------------------------------------------------------------
 
     def interrupt(self, record: InterruptionRecord) -> None:
-        """Note a fault; unless the iteration has ended already, it ends now, everywhere."""
+        """Note a fault; the iteration ends now on all ranks, unless it has ended already."""
         place = self.keys.add("records", 1)
         if place <= _MAX_RECORDS:
             self.keys.set(f"record/{place}", str(record))
@@ -87,30 +88,36 @@ class Round:
         self.keys.set("ended", "1")
 
     def await_end(self) -> bool:
-        """Until the iteration has ended; whether the function has returned everywhere. Raises RankDiscarded if the
-        others have long gone on without this rank."""
+        """Wait for the end of the iteration; whether the function has returned on all active ranks.
+
+        Raises RankDiscarded if the other ranks have gone on without this one.
+        """
         while not self.keys.look(["ended"], FOREVER_S):
             pass
         return self._decided("end") == COMPLETED
 
     def cause(self) -> InterruptionRecord | None:
-        """What interrupted the iteration: the first that was told, but rather a rank that died or hung than one that
-        raised, since such a rank makes its peers' collectives raise, which can be told sooner."""
+        """The record that explains the interruption: the first one, but a dead or hung rank before one that raised.
+
+        Peers of a dead rank raise from their collectives, which can be recorded sooner than the death.
+        """
         places = range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)
-        told = filter(None, (_read(self.keys, f"record/{place}") for place in places))
-        records = [InterruptionRecord.from_str(text.decode()) for text in told]
+        texts = filter(None, (_read(self.keys, f"record/{place}") for place in places))
+        records = [InterruptionRecord.from_str(text.decode()) for text in texts]
         outright = [record for record in records if record.interruption in OUTRIGHT]
         return next(iter(outright or records), None)
 
     # --- where the function's process group meets ---------------------------------------------------------------------
 
     def publish_start(self, address: str, port: int) -> None:
-        """By the new rank 0."""
+        """On the new rank 0."""
         self.keys.set("start", f"{port} {address}")
 
     def await_start(self, timeout_s: float) -> tuple[str, int] | None:
-        """Address and port, or None if the iteration is over already. Raises TimeoutError, and RankDiscarded as
-        `await_end` does."""
+        """Address and port, or None if the iteration is over already.
+
+        Raises TimeoutError after `timeout_s` seconds, and RankDiscarded as `await_end` does.
+        """
         if not self.keys.came(["start"], timeout_s):
             raise TimeoutError(f"the new rank 0 did not say within {timeout_s:g} s where to meet")
         value = self._decided("start")
@@ -121,45 +128,45 @@ class Round:
 
     # --- the barrier --------------------------------------------------------------------------------------------------
 
-    def arrive(self, initial_rank: int, word: Word) -> bool:
-        """Say a rank's own word; False if it has been declared gone already."""
+    def arrive(self, initial_rank: int, arrival: Arrival) -> bool:
+        """Write a rank's own arrival; False if it has a tombstone already."""
         key = f"out/{initial_rank}"
         if self.keys.check([key]):
             return False
-        self.keys.set(key, str(word))
+        self.keys.set(key, str(arrival))
         return True
 
-    def bury(self, initial_rank: int) -> None:
-        """Say for a rank that it is gone; this counts whatever it has said itself, if it comes before the verdict."""
-        self.keys.set(f"out/{initial_rank}", str(Word(Stand.TERMINATED)))
+    def write_tombstone(self, initial_rank: int) -> None:
+        """Report a rank as gone; before the result is decided this replaces the rank's own arrival."""
+        self.keys.set(f"out/{initial_rank}", _TOMBSTONE)
 
-    def verdict(self, timeout_s: float) -> Verdict | None:
-        """Wait for the verdict; None if there is none in time. Raises RankDiscarded as `await_end` does."""
+    def has_tombstone(self, initial_rank: int) -> bool:
+        """Whether the rank is known to be gone, so that its end is no new fault."""
+        return _read(self.keys, f"out/{initial_rank}") == _TOMBSTONE.encode()
+
+    def await_result(self, timeout_s: float) -> BarrierResult | None:
+        """The result, or None if there is none in time. Raises RankDiscarded as `await_end` does."""
         if not self._is_past() and not self.keys.came(["went"], timeout_s) and not self._is_past():
             return None
-        return Verdict.from_text(self._decided("go").decode())
+        return BarrierResult.from_text(self._decided("go").decode())
 
-    def has_verdict(self) -> bool:
-        """Whether everybody has come."""
+    def has_result(self) -> bool:
+        """Whether all members have arrived or are gone."""
         return self.keys.check(["went"])
-
-    def says_gone(self, initial_rank: int) -> bool:
-        """Whether the round knows already that a rank is gone, so that this is no new fault."""
-        return _read(self.keys, f"out/{initial_rank}") == str(Word(Stand.TERMINATED)).encode()
 
     def _is_past(self) -> bool:
         known = latest(self.call)
         return known is not None and known[0] > self.number
 
     def _decided(self, key: str) -> bytes:
-        """Something that is there as long as the round is not forgotten."""
+        """A key that exists as long as the iteration's keys are not deleted."""
         value = _read(self.keys, key)
         if value is None:
             raise RankDiscarded(f"the others have declared this rank gone in iteration {self.number}, and gone on")
         return value
 
-    def forget(self, members: Collection[int]) -> None:
-        """Delete the keys of a round that everybody has left."""
+    def delete_keys(self, members: Collection[int]) -> None:
+        """Of an iteration that all members have left."""
         fixed = ["records", "completed", "end", "ended", "start", "go", "went"]
         records = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
         assigned = [_ASSIGN + key for key in leader.keys_of(self.number)]
@@ -167,72 +174,73 @@ class Round:
             self.keys.delete_key(key)
 
 
-def coordinate(
-    this: Round, world_size: int, gone: Collection[int], overdue_s: float, before_the_last: Callable[[], None]
-) -> Verdict:
-    """Wait until all members of the round have said their word, and give the verdict.
+def serve_barrier(
+    this: Iteration, world_size: int, gone: Collection[int], overdue_s: float, before_the_last: Callable[[], None]
+) -> BarrierResult:
+    """Wait until all members of the iteration have arrived, and publish the result.
 
-    Members are the initial ranks 0..`world_size`-1 without `gone`. Who says nothing for `overdue_s` seconds after the
-    iteration has ended is declared gone; at the initial barrier nobody may begin then. Time in which this process was
-    stopped does not count. `before_the_last` is called before a verdict after which no round follows.
+    Members are the initial ranks 0..`world_size`-1 without `gone`. A member that does not arrive within `overdue_s`
+    seconds after the end of the iteration is declared gone; at the initial barrier the result is REFUSED instead.
+    `before_the_last` is called before a result after which no iteration follows.
     """
     members = [rank for rank in range(world_size) if rank not in gone]
     keys = [f"out/{rank}" for rank in members]
     look_s = min(max(overdue_s / 10, _LOOK_S[0]), overdue_s, _LOOK_S[1])
-    waited = OwnTime(look_s) if this.number == ENTRY or this.keys.check(["ended"]) else None
+    ended_s = time.monotonic() if this.number == ENTRY or this.keys.check(["ended"]) else None
     while not this.keys.look(keys, look_s):
-        if waited is None and this.keys.check(["ended"]):
-            waited = OwnTime(look_s)
-        if this.has_verdict():
+        if ended_s is None and this.keys.check(["ended"]):
+            ended_s = time.monotonic()
+        if this.has_result():
             break
-        if waited is not None and waited.seconds() > overdue_s:
+        if ended_s is not None and time.monotonic() - ended_s > overdue_s:
             missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
             if this.number == ENTRY:
                 before_the_last()
                 why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
-                return publish(this, Verdict(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
+                return publish(this, BarrierResult(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
             _declare_overdue(this, missing, overdue_s)
-    if this.has_verdict():
+    if this.has_result():
         return _announced(this)
-    words = dict(zip(members, (Word.parse(value.decode()) for value in this.keys.multi_get(keys)), strict=True))
+    texts = this.keys.multi_get(keys)
+    arrivals = {rank: Arrival.parse(text.decode()) for rank, text in zip(members, texts, strict=True)}
     cause = this.cause()
-    verdict = call_roll(words, gone, cause.sentence() if cause else "")
-    if verdict.outcome is not Outcome.NEXT:
+    result = call_roll(arrivals, gone, cause.sentence() if cause else "")
+    if result.outcome is not Outcome.NEXT:
         before_the_last()
-    return publish(this, verdict)
+    return publish(this, result)
 
 
-def _declare_overdue(this: Round, missing: list[int], overdue_s: float) -> None:
+def _declare_overdue(this: Iteration, missing: list[int], overdue_s: float) -> None:
     for rank in missing:
         text = f"did not come to the iteration barrier within {overdue_s:g} s"
         this.interrupt(InterruptionRecord(rank, Interruption.UNRESPONSIVE, text))
-        this.bury(rank)
+        this.write_tombstone(rank)
 
 
-def publish(this: Round, verdict: Verdict) -> Verdict:
-    """Make this the verdict of the round, unless there is one; returns the one that counts."""
-    this.keys.compare_set("go", "", clean(verdict.to_text()))
+def publish(this: Iteration, result: BarrierResult) -> BarrierResult:
+    """Make this the result of the barrier, unless there is one; returns the one that counts."""
+    this.keys.compare_set("go", "", clean(result.to_text()))
     this.keys.set("went", "1")
     return _announced(this)
 
 
-def _announced(this: Round) -> Verdict:
-    """The round's verdict; `latest` says it too, even if whoever gave it died before it could."""
-    verdict = Verdict.from_text(this.keys.get("go").decode())
-    this.call.set(_LATEST, f"{this.number}\n{verdict.to_text()}")
-    return verdict
+def _announced(this: Iteration) -> BarrierResult:
+    """The result; `latest` contains it from here on, even if its author died before it could write that."""
+    result = BarrierResult.from_text(this.keys.get("go").decode())
+    this.call.set(_LATEST, f"{this.number}\n{result.to_text()}")
+    return result
 
 
-def latest(call: StoreView) -> tuple[int, Verdict] | None:
-    """The last round with a verdict."""
+def latest(call: StoreView) -> tuple[int, BarrierResult] | None:
+    """Number and result of the last iteration that has a result."""
     known = _read(call, _LATEST)
     if known is None:
         return None
     number, _, text = known.decode().partition("\n")
-    return int(number), Verdict.from_text(text)
+    return int(number), BarrierResult.from_text(text)
 
 
 def _read(keys: StoreView, key: str) -> bytes | None:
-    """Its value, or None if there is none: in one step, since it may be deleted at any moment."""
+    """Its value, or None if it does not exist: in one step, since it may be deleted at any moment."""
     value = keys.compare_set(key, _NOTHING, _NOTHING)
     return None if value == _NOTHING.encode() else value

@@ -1,14 +1,14 @@
 """One rank computes for all.
 
-The lowest healthy rank computes and publishes; every rank reads only what is its own. Each rank knows who that is
-without asking, and whoever it is finds what it needs in the store, so after a leader that died comes the next lowest.
-If it dies in the middle, the second lowest rank (the deputy) does the same work a little later; whoever is done first
-is believed. A wait for others is a wait for a key that whoever learns of a lost rank sets too (see `waited_for`).
+The lowest healthy rank computes and publishes; every rank reads only its own part. Each rank knows the leader without
+asking, and a leader finds all that it needs in the store, so the next lowest rank succeeds a leader that died. If the
+leader dies in the middle, the second lowest rank (the deputy) does the same work a little later; the first decision
+counts. A wait for others is a wait for a key that the observer of a lost rank sets too (see `waited_for`).
 
 What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
-`multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError when the time is over. `ctx.store` is
-the store of one iteration. What outlives an iteration goes to `ctx.store.stable`, where there is such a thing (the same
-view in all iterations of one call of the wrapper, and of no other call), else to `ctx.store` itself.
+`multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError after the timeout. `ctx.store` is the
+store of one iteration. Keys that outlive an iteration go to `ctx.store.stable`, if it exists (the same view in all
+iterations of one call of the wrapper, and in no other call), else to `ctx.store` itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from nvrx_slurm.inprocess.attribution import describe, message
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
 
 MOST = 8  # computations in one iteration
-OVER = b"~a rank was lost meanwhile"  # what waiters find instead
-_DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of what a rank gives and of the verdict
+OVER = b"~a rank was lost meanwhile"  # waiters find it instead of a decision
+_DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of a rank's value and of the decision
 _RAISED = {_FAILED: InternalError, _DISCARDED: RankDiscarded, OVER[:1]: InternalError}
 _BLOCK = 256  # ranks
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
@@ -51,12 +51,11 @@ class Leadership:
 
     @property
     def stable(self) -> Any:
-        """Where things are kept that outlive the iteration."""
+        """The store whose keys outlive the iteration."""
         return getattr(self.store, "stable", self.store)
 
     def _given_keys(self, ranks: Sequence[int]) -> list[str]:
-        """In the stable store. Short, since there is one for each rank; in two parts, since to put the texts of known
-        numbers together takes half the time of making those of tens of thousands."""
+        """Keys in the stable store, one per rank. Joining two known texts takes half the time of formatting numbers."""
         heads = {n: f"given/{self.place}/{n}/" for n in range(ranks[0] // _BLOCK, ranks[-1] // _BLOCK + 1)}
         tails = [str(n) for n in range(_BLOCK)]
         return [heads[rank // _BLOCK] + tails[rank % _BLOCK] for rank in ranks]
@@ -67,14 +66,14 @@ class Leadership:
     # --- from every rank to the leader -------------------------------------------------------------------------------
 
     def give(self, make: Callable[[], str]) -> None:
-        """`make()` for the leader. If it raises, that is the verdict, and raised here."""
+        """Give `make()` to the leader. If it raises, that is the decision, and raised here."""
         try:
             value = _DONE + make().encode()
         except BaseException as error:
             try:
                 self._fail(f"rank {self.rank}", error)
             finally:
-                self._hand_in(_FAILED)  # nobody shall wait for it
+                self._hand_in(_FAILED)  # no rank shall wait for it
         self._hand_in(value)
 
     def _hand_in(self, value: bytes) -> None:
@@ -83,17 +82,17 @@ class Leadership:
             self.store.set(self._key("all"), b"1")
 
     def given(self, wait: bool = True) -> tuple[list[int], list[bytes]]:
-        """The healthy ranks and what each gave (see `text_of`); `wait` until all have, or read what they gave in an
-        earlier iteration.
+        """The healthy ranks and the value of each (see `text_of`).
 
-        Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
+        `wait` until all have given one, or else read the values of an earlier iteration. Raises InternalError if the
+        `make` of one raised, TimeoutError if one gave nothing.
         """
         ranks = healthy(self.world_size, self.terminated)
         if wait:
             self._await_all(len(ranks))
         values = read_many(self.stable, self._given_keys(ranks))
         if _FAILED in values:
-            raise InternalError("one rank could give nothing")  # it has said why
+            raise InternalError("one rank could give nothing")  # its own decision says why
         return ranks, values
 
     def _await_all(self, expected: int) -> None:
@@ -109,7 +108,7 @@ class Leadership:
         """`compute()` of the leader, on every rank.
 
         If it raises, every rank raises RankDiscarded (if it raised that) or InternalError, with the same sentence.
-        Raises TimeoutError if there is no verdict in time.
+        Raises TimeoutError if there is no decision in time.
         """
         decided = self._key("decided")
         leaders = lowest_healthy(2, self.world_size, self.terminated)
@@ -134,31 +133,31 @@ class Leadership:
         self._publish(value)
 
     def _publish(self, value: bytes) -> bytes:
-        """The first verdict holds. Before torch 2.9 `compare_set` wakes nobody up."""
-        verdict = bytes(self.store.compare_set(self._key("verdict"), "", value))
-        self.store.set(self._key("decided"), verdict)
-        return verdict
+        """The first decision counts. Before torch 2.9 `compare_set` wakes no waiter."""
+        decision = bytes(self.store.compare_set(self._key("decision"), "", value))
+        self.store.set(self._key("decided"), decision)
+        return decision
 
-    def _fail(self, who: str, error: BaseException) -> NoReturn:
-        text = f"{who}: {describe(error)}"[:2000]
-        verdict = self._publish(_FAILED + text.encode())
+    def _fail(self, where: str, error: BaseException) -> NoReturn:
+        text = f"{where}: {describe(error)}"[:2000]
+        decision = self._publish(_FAILED + text.encode())
         if not isinstance(error, Exception):
-            raise error  # RestartAbort, an interrupt: more than an error of ours
+            raise error  # RestartAbort or an interrupt, which takes precedence
         try:
-            self._read(verdict)
+            self._read(decision)
         except RestartError as said:
             raise said from error
         raise InternalError(f"{self.name}: {text}") from error
 
-    def _read(self, verdict: bytes) -> str:
-        kind, text = bytes(verdict[:1]), bytes(verdict[1:]).decode()
+    def _read(self, decision: bytes) -> str:
+        kind, text = bytes(decision[:1]), bytes(decision[1:]).decode()
         if kind != _DONE:
             raise _RAISED[kind](f"{self.name}: {text}")
         return text
 
 
 def text_of(given: bytes) -> str:
-    """What a rank's `make` returned."""
+    """The return value of a rank's `make`."""
     return given[1:].decode()
 
 
@@ -173,7 +172,7 @@ def waited_for(iteration: int) -> list[str]:
 
 def keys_of(iteration: int) -> list[str]:
     """All keys that computations leave in an iteration's store."""
-    return [_key(place, iteration, what) for place in range(MOST) for what in ("count", "all", "verdict", "decided")]
+    return [_key(place, iteration, what) for place in range(MOST) for what in ("count", "all", "decision", "decided")]
 
 
 def read_many(store: Any, keys: Sequence[str]) -> list[bytes]:
@@ -196,7 +195,7 @@ def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _came(store: Any, key: str, timeout: timedelta) -> bool:
-    """Whether the key is there before the time is over; a store that is gone raises its own error."""
+    """Whether the key exists before the time is over; a lost store raises its own error."""
     try:
         store.wait([key], timeout)
     except (RuntimeError, builtins.TimeoutError):

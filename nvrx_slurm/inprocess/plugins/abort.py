@@ -1,4 +1,4 @@
-"""Ending what the main thread may be stuck in, from another thread, so that the restart exception can reach it."""
+"""Aborts: unblock the main thread from another thread, so that the restart exception can reach it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _DCP_PROCESS = "torch.distributed.checkpoint._async_process_executor"
 _DUMP_TIMEOUT_S = 5.0
 _STEP_TIMEOUT_S = 10.0
-# torch 2.8+ has one recorder for all backends; before, only NCCL's.
+# From torch 2.8 on one recorder serves all backends; before, there was only NCCL's.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 _WORLD = (  # torch's tables of process groups; 2.13 has `comms` too
     *("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state"),
@@ -33,44 +33,43 @@ _WORLD = (  # torch's tables of process groups; 2.13 has `comms` too
 
 
 class Abort(ABC):
-    """Called from a thread that is not the main one, while the main thread may be inside a call that never returns.
+    """Base of all aborts. Called from another thread while the main thread may be in a call that never returns.
 
-    What it raises is logged and changes nothing: the restart goes on with or without it.
+    The wrapper logs its exceptions and restarts all the same.
     """
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """End what blocks the main thread; returns `state`."""
+        """End the calls that block the main thread; returns `state`."""
+
+
+_kept: frozenset[int] | None = None  # inodes of connections; None: unknown, so no store's connection is ever cut
+_has_cut = False  # AbortTorchDistributed has run since keep_connections()
 
 
 def keep_connections() -> None:
-    """Spare the connections of this process that are open now: `AbortTorchDistributed` may cut those opened later.
+    """Allow `AbortTorchDistributed` to cut only connections that are opened after this call.
 
-    For the wrapper, whose own store may be at MASTER_PORT too: to be called before each call of the wrapped function.
+    The wrapper calls it before each call of the function: its own store may be at MASTER_PORT, too.
     """
     global _kept, _has_cut
     _has_cut = False
     _kept = frozenset(connection.inode for connection in connections.open_sockets())
 
 
-_kept: frozenset[int] | None = None  # inodes; None: nobody said, so no store's connection is ever cut
-_has_cut = False  # AbortTorchDistributed has, since then
-
-
 def cut_again() -> None:
-    """For who waits until the function has ended: it may have been about to connect when `AbortTorchDistributed` ended
-    what there was, and then waits in C."""
+    """Repeat the cut of `AbortTorchDistributed`, if it has run: the function may have connected just after it."""
     if _has_cut:
         connections.cut(connections.gloo_sockets())
         _cut_store()
 
 
 def forget_half_made_groups() -> None:
-    """Where torch.distributed is not initialized it has the state of a new process, whatever was begun before.
+    """Reset torch.distributed to the state of a new process, unless it is initialized.
 
-    torch numbers process groups from the moment `init_process_group` is called, and takes the count back only when a
-    world that was complete is destroyed; the number is part of the keys in the store, so ranks that have been stopped
-    in that call would never again meet those that have not.
+    torch numbers process groups from the call of `init_process_group` on and uses the number in the store's keys. Only
+    the destruction of a complete world resets it. Without this reset, ranks that were stopped in that call would never
+    meet the others again.
     """
     c10d = sys.modules.get(_C10D)
     world = getattr(c10d, "_world", None)
@@ -86,17 +85,17 @@ def forget_half_made_groups() -> None:
 
 
 class AbortTorchDistributed(Abort):
-    """Ends all collectives and destroys all process groups of torch.distributed, of every backend.
+    """End all collectives and destroy all process groups of torch.distributed, of every backend.
 
-    NCCL communicators are aborted, and gloo's connections are cut; then those to MASTER_PORT that the wrapped function
-    opened are, which ends a wait for other ranks in `init_process_group` or `new_group` (see `keep_connections`).
-    Does nothing where torch.distributed is not in use.
+    Aborts NCCL communicators, cuts gloo's connections, then cuts the connections to MASTER_PORT that the function
+    opened: this ends a wait in `init_process_group` or `new_group` (see `keep_connections`). Does nothing if
+    torch.distributed is not in use.
 
-    `torch_fr_trace_path`: a directory; before the abort NCCL's flight recorder is written to `<path>/rank_<initial
-    rank>_iteration_<n>`, in the format of `torchfrtrace`. None: NVRX_FR_TRACE_PATH; neither: no dump. (The recorder is
+    `torch_fr_trace_path`: directory for torch's flight recorder, written before the abort to `<path>/rank_<initial
+    rank>_iteration_<n>` in the format of `torchfrtrace`; None: NVRX_FR_TRACE_PATH, without it no dump. (The recorder is
     on with TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE > 0.)
-    `timeout`: an abort that takes longer is left behind in its thread, with a warning. Raises TypeError for values of
-    other types, ValueError for a timeout of 0 or less.
+    `timeout`: bound for the abort of the process groups; a slower one is abandoned in its thread, with a warning.
+    Raises TypeError for values of other types, ValueError for a timeout of 0 or less.
     """
 
     def __init__(
@@ -121,56 +120,55 @@ class AbortTorchDistributed(Abort):
         initialized = c10d.is_initialized()
         path = self.torch_fr_trace_path or os.environ.get(FR_TRACE_PATH_ENV)
         if initialized and path:
-            _step("dumping the flight recorder", lambda: _dump(c10d, Path(path), state), _DUMP_TIMEOUT_S)
-        _step("cutting gloo's connections", lambda: connections.cut(connections.gloo_sockets()), _STEP_TIMEOUT_S)
+            _step("dumping the flight recorder", lambda: _dump(Path(path), state), _DUMP_TIMEOUT_S)
+        _step("cutting gloo's connections", lambda: connections.cut(connections.gloo_sockets()))
         if initialized:
             _step("aborting the process groups", lambda: _abort_groups(c10d), self.timeout.total_seconds())
-        _step("cutting the store's connections", _cut_store, _STEP_TIMEOUT_S)
-        _step("forgetting groups that were being made", forget_half_made_groups, _STEP_TIMEOUT_S)
+        _step("cutting the store's connections", _cut_store)
+        _step("forgetting groups that were being made", forget_half_made_groups)
         return state
 
 
 class AbortTransformerEngine(Abort):
-    """Frees TransformerEngine's user buffers and its references to process groups, where it has been imported.
+    """Free TransformerEngine's user buffers and its references to process groups, if it has been imported.
 
-    Compose it left of `AbortTorchDistributed`, which must run first (seed 002):
+    List it left of `AbortTorchDistributed`, which must run first (seed 002):
     `Compose(AbortTransformerEngine(), AbortTorchDistributed())`.
     """
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class; returns `state`, raises nothing."""
-        if destroy := _found("transformer_engine.pytorch.module.base", "destroy_ub"):
-            _step("TransformerEngine's destroy_ub", destroy, _STEP_TIMEOUT_S)
-        # Where the quantization state lives depends on TransformerEngine's version.
+        if destroy := _imported("transformer_engine.pytorch.module.base", "destroy_ub"):
+            _step("TransformerEngine's destroy_ub", destroy)
+        # The module of the quantization state depends on TransformerEngine's version.
         for module in ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8"):
-            if manager := _found(module, "FP8GlobalStateManager"):
-                _step("TransformerEngine's FP8 state reset", manager.reset, _STEP_TIMEOUT_S)
+            if manager := _imported(module, "FP8GlobalStateManager"):
+                _step("TransformerEngine's FP8 state reset", manager.reset)
                 break
         return state
 
 
 class AbortPersistentCheckpointProcesses(Abort):
-    """Kills the process that `torch.distributed.checkpoint.async_save` keeps, where there is one (torch 2.7+).
+    """Kill the process that `torch.distributed.checkpoint.async_save` keeps (torch 2.7+), if there is one.
 
-    It holds a process group of its own with the other ranks' processes, so it is of no use after a rank is lost. The
-    next asynchronous save starts another. What it was writing stays unfinished.
+    Its process group includes the other ranks' processes, so it is useless after the loss of a rank. The next
+    asynchronous save starts a new one. A checkpoint that it was writing stays incomplete.
     """
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class; returns `state`, raises nothing."""
-        module = sys.modules.get(_DCP_PROCESS)
-        if module is not None and getattr(module, "_CHECKPOINT_PROCESS", None) is not None:
-            _step("killing the checkpoint process", lambda: _kill_checkpoint_process(module), _STEP_TIMEOUT_S)
+        if _imported(_DCP_PROCESS, "_CHECKPOINT_PROCESS") is not None:
+            _step("killing the checkpoint process", lambda: _kill_checkpoint_process(sys.modules[_DCP_PROCESS]))
         return state
 
 
-def _step(what: str, fn: Callable[[], Any], timeout_s: float) -> None:
-    """Run it with a bound; whatever goes wrong is said, never raised."""
+def _step(what: str, fn: Callable[[], Any], timeout_s: float = _STEP_TIMEOUT_S) -> None:
+    """Call `fn` for at most `timeout_s` seconds; log its failure or overrun, raise nothing."""
     began = time.monotonic()
     try:
         result = bounded.call(fn, timeout_s, f"nvrx abort: {what}")
     except bounded.Overrun:
-        logger.warning("abort: %s did not end within %g s and is left behind", what, timeout_s)
+        logger.warning("abort: %s did not end within %g s and is abandoned", what, timeout_s)
     except Exception as error:
         logger.warning("abort: %s failed: %s: %s", what, type(error).__name__, error)
         logger.debug("abort: %s failed", what, exc_info=True)
@@ -179,12 +177,12 @@ def _step(what: str, fn: Callable[[], Any], timeout_s: float) -> None:
         logger.debug("abort: %s%s took %.3f s", what, count, time.monotonic() - began)
 
 
-def _found(module: str, name: str) -> Any:
-    """That name of a module that somebody has imported, else None: an abort imports nothing."""
+def _imported(module: str, name: str) -> Any:
+    """That name of an imported module, None if the module is not imported: an abort imports nothing."""
     return getattr(sys.modules.get(module), name, None)
 
 
-def _dump(c10d: ModuleType, directory: Path, state: FrozenState) -> None:
+def _dump(directory: Path, state: FrozenState) -> None:
     bindings = sys.modules["torch._C._distributed_c10d"]
     dump = next((getattr(bindings, name) for name in _DUMPS if hasattr(bindings, name)), None)
     if dump is None:
@@ -197,7 +195,7 @@ def _dump(c10d: ModuleType, directory: Path, state: FrozenState) -> None:
 
 
 def _cut_store() -> int:
-    """Last, since NCCL's abort may still write to the store."""
+    """Number of connections cut. Called last, since NCCL's abort may still write to the store."""
     port = os.environ.get("MASTER_PORT", "")
     if _kept is None or not (port.isdecimal() and len(port) < 6):
         return 0
@@ -205,14 +203,11 @@ def _cut_store() -> int:
 
 
 def _abort_groups(c10d: ModuleType) -> None:
-    """With torch 2.6+ an abort of all groups, which clears torch's registry too; before, or if it fails, a destroy."""
-    if hasattr(c10d, "_abort_process_group"):
-        try:
-            c10d._abort_process_group()
-        except Exception as error:
-            logger.debug("abort: torch's abort of all groups failed, so they are destroyed: %s", error)
-    else:
-        logger.debug("abort: this torch cannot abort process groups, so they are destroyed")
+    """Abort all groups, which also clears torch's registry; destroy them if that fails or torch is older than 2.6."""
+    try:
+        c10d._abort_process_group()
+    except Exception as error:
+        logger.debug("abort: torch's abort of all groups failed, so they are destroyed: %s", error)
     if c10d.is_initialized():
         c10d.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What is called when the wrapped function has returned on all ranks."""
+"""Completion: called after the wrapped function has returned on all active ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from nvrx_slurm.inprocess.state import FrozenState
 
 
 class Completion(ABC):
-    """Called once on every rank, after all active ranks returned and before the wrapper does."""
+    """Base of all completions. Called once on each rank, before the wrapper returns."""
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Note or do what belongs to a successful end; returns `state`."""
+        """Do the work of a successful end; returns `state`."""

@@ -1,4 +1,4 @@
-"""Several plug-ins of one kind as one."""
+"""Compose: several plug-ins of one kind as one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 
 
 class Compose:
-    """Calls its members from right to left, each with what the one before returned, as mathematics composes functions.
+    """Call the members from right to left, each with the result of the one before: `Compose(a, b)(x) == a(b(x))`.
 
-    The result is an instance of the members' lowest common base class too, so it goes wherever one of them would go.
-    A member that returns None where its value is passed on gets a warning, and its own argument is passed on instead.
-    Raises TypeError without members, for one that cannot be called, or for members that cannot be composed with each
-    other: each may say so in a method `check_composition(members)`. What a member returned, unless it is None, is given
-    to its method `check_result(value)`, where it has one, before anybody else gets it.
+    The result is an instance of the members' lowest common base class too, so it is accepted wherever one member is.
+    A member that returns None passes its own argument on, with a warning. A tuple is passed on as several arguments.
+
+    A member may have two methods: `check_composition(members)` raises if it cannot be among these members;
+    `check_result(value)` raises for a wrong result of its own, before another member gets it. Raises TypeError without
+    members, or for one that is not callable.
     """
 
     instances: tuple[Callable[..., Any], ...]
 
     def __new__(cls, *instances: Callable[..., Any]) -> Compose:
-        """Instances of a class made for these members."""
+        """An instance of a class made for these members."""
         if not instances:
             raise TypeError("Compose needs at least one member")
         for instance in instances:
@@ -36,17 +37,17 @@ class Compose:
         self.instances = instances
         members = self.members()
         for member in members:
-            check = getattr(member, "check_composition", None)
-            if check is not None:
+            if check := getattr(member, "check_composition", None):
                 check(members)
 
     def __call__(self, *args: Any) -> Any:
-        """Value of the leftmost member; a tuple is passed on as several arguments."""
+        """The result of the leftmost member."""
         value: Any = None
         for place, instance in reversed(list(enumerate(self.instances))):
             value = instance(*args)
             if value is not None:
-                _check_result(instance, value)
+                if check := getattr(instance, "check_result", None):
+                    check(value)
                 args = value if isinstance(value, tuple) else (value,)
             elif place:
                 warnings.warn(
@@ -58,33 +59,25 @@ class Compose:
         return f"Compose({', '.join(map(repr, self.instances))})"
 
     def members(self) -> list[Callable[..., Any]]:
-        """All members from left to right, those of a composition within this one in its place."""
+        """All members from left to right; those of a composition within this one take its place."""
         flat: list[Callable[..., Any]] = []
         for instance in self.instances:
             flat += instance.members() if isinstance(instance, Compose) else [instance]
         return flat
 
 
-def _check_result(instance: Any, value: Any) -> None:
-    check = getattr(instance, "check_result", None)
-    if check is not None:
-        check(value)
-
-
 def _common_base(instances: tuple[Callable[..., Any], ...]) -> type:
-    """Most derived class that all are instances of and that can be derived from (`function` cannot: object)."""
+    """The most derived common class that a class may derive from (`function` forbids it: then object)."""
     first, *rest = instances
     for base in type(first).__mro__:
         common = all(isinstance(other, base) for other in rest)
-        if common and not issubclass(base, Compose) and _derivable(base):
+        abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
+        derivable = base.__flags__ & _TPFLAGS_BASETYPE and abstract <= {
+            "__call__"
+        }  # Compose implements `__call__` only
+        if common and derivable and not issubclass(base, Compose):
             return base
     return object
-
-
-def _derivable(base: type) -> bool:
-    """Compose brings `__call__` and nothing else that may be abstract in the base."""
-    abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
-    return bool(base.__flags__ & _TPFLAGS_BASETYPE) and abstract <= {"__call__"}
 
 
 _TPFLAGS_BASETYPE = 1 << 10  # CPython's object.h; in `__flags__` of every class

@@ -1,4 +1,4 @@
-"""Bringing the process into a state from which the wrapped function can be called again."""
+"""Finalizers: bring the process into a state in which the wrapped function can be called again."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from nvrx_slurm.system import bounded
 
 
 class Finalize(ABC):
-    """Called after a fault, when process groups are gone and before the health check.
+    """Base of all finalizers. Called after a fault: after the abort and before the health check.
 
-    Raising means that this process cannot be used again: the wrapper raises it on.
+    An exception means that this process cannot continue: the wrapper raises it, and the rank leaves.
     """
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Clean up what the wrapped function left; returns `state`."""
+        """Clean up after the wrapped function; returns `state`."""
 
 
 class ThreadedFinalize(Finalize):
-    """Calls `fn(*args, **kwargs)` in a thread, for at most `timeout`; works with and without CUDA.
+    """Call `fn(*args, **kwargs)` in a thread, for at most `timeout`; works with and without CUDA.
 
-    Where CUDA is in use the thread has the caller's current device. What `fn` raises is raised here. Raises
-    exception.TimeoutError if it takes longer; its thread is left behind then. TypeError for arguments of other
-    types, ValueError for a timeout of 0 or less.
+    If CUDA is in use, the thread has the caller's current device. Raises the exceptions of `fn`, and
+    exception.TimeoutError after `timeout`; the thread is then abandoned. The constructor raises TypeError for arguments
+    of other types, ValueError for a timeout of 0 or less.
     """
 
     def __init__(
@@ -54,26 +54,18 @@ class ThreadedFinalize(Finalize):
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class; returns `state`."""
-        on_same_device = _on_current_device(lambda: self.fn(*self.args, **self.kwargs))
-        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        torch = sys.modules.get("torch")
+        # CUDA's current device belongs to a thread; a new thread starts with device 0.
+        device = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None
+
+        def run() -> None:
+            if torch is not None and device is not None:
+                torch.cuda.set_device(device)
+            self.fn(*self.args, **self.kwargs)
+
+        name, timeout_s = getattr(self.fn, "__qualname__", repr(self.fn)), self.timeout.total_seconds()
         try:
-            bounded.call(on_same_device, self.timeout.total_seconds(), f"nvrx finalize: {name}")
+            bounded.call(run, timeout_s, f"nvrx finalize: {name}")
         except bounded.Overrun:
-            raise exception.TimeoutError(
-                f"finalize: {name} did not return within {self.timeout.total_seconds():g} s"
-            ) from None
+            raise exception.TimeoutError(f"finalize: {name} did not return within {timeout_s:g} s") from None
         return state
-
-
-def _on_current_device(fn: Callable[[], Any]) -> Callable[[], Any]:
-    """`fn` for another thread: CUDA's current device is a thread's own, and a new thread starts with device 0."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return fn
-    device = torch.cuda.current_device()
-
-    def run() -> Any:
-        torch.cuda.set_device(device)
-        return fn()
-
-    return run

@@ -1,19 +1,22 @@
-"""Is this rank fit for another iteration? Hardware that is not there is nothing to fail of.
+"""Health checks: whether this rank is fit for another iteration. Hardware that the node does not have never fails.
 
-The chained checks compare what the driver or the kernel says with what it said when they were made.
+The chained checks compare what the driver or the kernel reports now with its report when the check was made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from nvrx_slurm.inprocess import exception
+from nvrx_slurm.inprocess.attribution import describe
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import FaultCounterExceeded
 from nvrx_slurm.inprocess.state import FrozenState
@@ -22,29 +25,38 @@ from nvrx_slurm.system.hardware import Absent, HardwareError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _SYSFS_TIMEOUT_S = 10.0
 
 
 class HealthCheck(ABC):
-    """Called before a restart, when process groups are gone and `Finalize` is done; looks at this rank only.
+    """Base of all health checks of this rank.
 
-    Raising means unhealthy: the wrapper raises it on, and this rank leaves.
+    The wrapper calls it at the start of each iteration, and before a restart: after the abort and `Finalize`.
+    An Exception means unhealthy: the wrapper raises HealthCheckError from it, and this rank leaves.
     """
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Raise if this rank cannot go on; returns `state`."""
+        """Raise an Exception if this rank cannot go on; returns `state`."""
+
+
+@contextlib.contextmanager
+def failing_health_check() -> Iterator[None]:
+    """Raise HealthCheckError from any other Exception of the block, as NVRx's wrapper does."""
+    try:
+        yield
+    except exception.HealthCheckError:
+        raise
+    except Exception as error:
+        raise exception.HealthCheckError(describe(error)) from error
 
 
 class CudaHealthCheck(HealthCheck):
-    """Waits until the GPU has done all that was asked of it, twice, for at most `timeout` in all.
+    """Synchronize the current CUDA device of the calling thread twice, for at most `timeout` in all.
 
-    The second wait finds what other threads asked for during the first. On the current CUDA device of the calling
-    thread; not applicable where this process does not use CUDA. Raises HealthCheckError with CUDA's own error (a
-    corrupted context stays so), exception.TimeoutError when it takes too long. TypeError for a timeout that is no
-    timedelta, ValueError for one of 0 or less.
+    The second call waits for work that other threads queued during the first. Passes if this process does not use CUDA.
+    Raises HealthCheckError with CUDA's own error (a corrupted context stays so), exception.TimeoutError after
+    `timeout`. The constructor raises TypeError unless `timeout` is a timedelta, ValueError unless it is above 0.
     """
 
     def __init__(self, timeout: datetime.timedelta = datetime.timedelta(seconds=30)) -> None:
@@ -58,9 +70,14 @@ class CudaHealthCheck(HealthCheck):
             _not_applicable("CUDA check", "this process does not use CUDA")
             return state
         timeout_s = self.timeout.total_seconds()
+
+        def synchronize_twice() -> None:
+            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)
+
         try:
             device = torch.cuda.current_device()
-            bounded.call(lambda: _synchronize_twice(torch, device), timeout_s, "nvrx CUDA check")
+            bounded.call(synchronize_twice, timeout_s, "nvrx CUDA check")
         except bounded.Overrun:
             raise exception.TimeoutError(f"the GPU did not finish its work within {timeout_s:g} s") from None
         except Exception as error:
@@ -69,9 +86,10 @@ class CudaHealthCheck(HealthCheck):
 
 
 class FaultCounter(HealthCheck):
-    """Lets this rank fail `max_rank_faults` times (None: always), counting what the wrapped function raised here.
+    """Let the function fail `max_rank_faults` times on this rank (None: any number of times).
 
-    Raises FaultCounterExceeded at the next fault. TypeError for what is no whole number, ValueError for a negative one.
+    Raises FaultCounterExceeded at the next fault. The constructor raises TypeError unless the number is an int or None,
+    ValueError if it is negative.
     """
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
@@ -91,11 +109,11 @@ class FaultCounter(HealthCheck):
         return state
 
 
-class _HardwareCheck(HealthCheck, ABC, Generic[T]):
-    """Reads {name: fact} of the hardware at construction and at every call.
+class _HardwareCheck(HealthCheck, ABC):
+    """Compares the hardware at each call with the first reading, which the constructor takes: {name: fact}.
 
-    What could be read once and cannot any more has failed; what never could be read is not applicable, said once.
-    TypeError for a `device_index` that is neither None nor a whole number, ValueError for one below 0.
+    A device that could be read once and cannot be read now has failed; one that never could be read is not applicable.
+    The constructor raises TypeError unless `device_index` is an int or None, ValueError if it is negative.
     """
 
     what: str
@@ -104,7 +122,7 @@ class _HardwareCheck(HealthCheck, ABC, Generic[T]):
         if device_index is not None:
             check_whole(f"{type(self).__name__}: device_index", device_index, 0)
         self.device_index = device_index
-        self._first: dict[str, T] = {}
+        self._first: dict[str, Any] = {}
         try:
             self._first = self._read()
         except Absent as why:
@@ -113,13 +131,13 @@ class _HardwareCheck(HealthCheck, ABC, Generic[T]):
             logger.warning("%s: %s", self.what, failure)
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        """See the class; returns `state`, raises HealthCheckError with what is wrong."""
+        """Raises HealthCheckError with every problem found; returns `state`."""
         try:
             now = self._read()
         except Absent as why:
-            if self._first:
-                raise exception.HealthCheckError(f"{self.what}: was there before, now {why}") from None
-            return state
+            if not self._first:
+                return state
+            raise exception.HealthCheckError(f"{self.what}: was there before, now {why}") from None
         except HardwareError as failure:
             raise exception.HealthCheckError(f"{self.what}: {failure}") from None
         problems = [f"{name} is gone" for name in sorted(self._first.keys() - now.keys())]
@@ -130,18 +148,18 @@ class _HardwareCheck(HealthCheck, ABC, Generic[T]):
         return state
 
     @abstractmethod
-    def _read(self) -> dict[str, T]:
+    def _read(self) -> dict[str, Any]:
         """The facts now; raises Absent or HardwareError."""
 
     @abstractmethod
-    def _problem(self, name: str, fact: T) -> str | None:
-        """What is wrong with one of them."""
+    def _problem(self, name: str, fact: Any) -> str | None:
+        """One sentence about a device, None if it is well."""
 
 
-class ChainedGPUHealthCheck(_HardwareCheck[str]):
-    """Fails if the driver wants a GPU reset, drained or its node rebooted, or a GPU has gone.
+class ChainedGPUHealthCheck(_HardwareCheck):
+    """Fails if the driver asks for a GPU's reset, a drain or a reboot, or a GPU has gone.
 
-    `device_index`: CUDA's number of the GPU (as LOCAL_RANK mostly is); None: all GPUs this process sees.
+    `device_index`: CUDA's number of the GPU (usually LOCAL_RANK); None: all GPUs that this process may use.
     """
 
     what = "GPU check"
@@ -153,11 +171,10 @@ class ChainedGPUHealthCheck(_HardwareCheck[str]):
         return None if fact == gpus.NO_ACTION else f"{name} needs recovery action {fact}"
 
 
-class ChainedNVLHealthCheck(_HardwareCheck[dict[int, bool]]):
-    """Fails if an NVLink is down that was up before, or that has others of the same GPU up beside it.
+class ChainedNVLHealthCheck(_HardwareCheck):
+    """Fails if an NVLink is down that was up before, or that is down while another of the same GPU is up.
 
-    A GPU with NVLink ports of which none was ever up (no bridge, no switch) is not at fault. `device_index` as for
-    `ChainedGPUHealthCheck`.
+    A GPU whose links were never up (no bridge, no switch) passes. `device_index` as for `ChainedGPUHealthCheck`.
     """
 
     what = "NVLink check"
@@ -172,11 +189,11 @@ class ChainedNVLHealthCheck(_HardwareCheck[dict[int, bool]]):
         return f"{name} has NVLink {', '.join(down)} down" if down and in_use else None
 
 
-class ChainedNicHealthCheck(_HardwareCheck[nics.Port]):
-    """Fails if a port of an InfiniBand or RoCE NIC that was active is not any more, went down meanwhile, or has gone.
+class ChainedNicHealthCheck(_HardwareCheck):
+    """Fails if an active InfiniBand or RoCE port has gone, is not active any more, or was down in between.
 
-    `device_index`: look at the NICs nearest to that GPU (as for `ChainedGPUHealthCheck`); None: at all of the node.
-    `sysfs_root`: None: sys below NVRX_SYSROOT, else /sys.
+    `device_index`: check the NICs nearest to that GPU (see `ChainedGPUHealthCheck`); None: all NICs of the node.
+    `sysfs_root`: None is `sys` below NVRX_SYSROOT, else /sys.
     """
 
     what = "NIC check"
@@ -193,7 +210,7 @@ class ChainedNicHealthCheck(_HardwareCheck[nics.Port]):
             raise HardwareError(f"the NICs' driver did not answer within {_SYSFS_TIMEOUT_S:g} s") from None
         if self.device_index is None:
             return found
-        if self._nics is None:  # asked once: a GPU that is lost later has no address to ask for
+        if self._nics is None:  # kept: a GPU that is lost later has no PCI address
             (address,) = gpus.pci_addresses(os.environ, self.device_index).values()
             self._nics = nics.nearest(self.sysfs_root, address)
         return {name: port for name, port in found.items() if port.nic in self._nics}
@@ -201,25 +218,21 @@ class ChainedNicHealthCheck(_HardwareCheck[nics.Port]):
     def _problem(self, name: str, fact: nics.Port) -> str | None:
         before = self._first.get(name)
         if before is None or before.state != nics.ACTIVE:
-            return None  # a port that was never in use
+            return None  # the port was never in use
         if fact.state != nics.ACTIVE:
             return f"NIC port {name} was {nics.ACTIVE} and is {fact.state}"
         times = (fact.link_downed or 0) - (before.link_downed or 0)
-        if before.link_downed is None or times <= 0:  # a counter that was reset starts anew
+        if before.link_downed is None or times <= 0:  # the counter is not kept, or was reset
             return None
-        self._first = {**self._first, name: fact}  # told once
+        self._first = {**self._first, name: fact}  # report it once
         return f"the link of NIC port {name} went down {times} times"
 
 
-def _synchronize_twice(torch: Any, device: int) -> None:
-    torch.cuda.synchronize(device)
-    torch.cuda.synchronize(device)
-
-
-_said: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 def _not_applicable(what: str, why: str) -> None:
-    if (what, why) not in _said:
-        _said.add((what, why))
-        logger.info("%s: not applicable: %s", what, why)
+    """Log it once per process."""
+    if (what, why) not in _reported:
+        _reported.add((what, why))
+        logger.debug("%s: not applicable: %s", what, why)

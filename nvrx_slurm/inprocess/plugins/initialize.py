@@ -1,4 +1,4 @@
-"""The start of every iteration: may another one be tried?"""
+"""Initializers: called at the start of each iteration; may end the run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from nvrx_slurm.inprocess.state import FrozenState
 
 
 class Initialize(ABC):
-    """Called at the start of every iteration, the first one too.
+    """Base of all initializers. Called at the start of each iteration, including the first.
 
-    An Exception raised here starts another iteration; any other BaseException ends the wrapper.
+    An Exception starts another iteration; any other BaseException ends the wrapper on this rank.
     """
 
     @abstractmethod
@@ -21,11 +21,11 @@ class Initialize(ABC):
 
 
 class RetryController(Initialize):
-    """Ends the run when it was tried often enough, or when too few ranks are left.
+    """End the run after a number of iterations, or when too few ranks are left.
 
-    `max_iterations`: the function is called at most this many times (None: no limit). `min_world_size`: healthy
-    ranks, active and reserve, that must be left; `min_active_world_size`: active ones. Raises RestartAbort with the
-    reason; TypeError for what is no whole number, ValueError for one that is too low.
+    `max_iterations`: largest number of calls of the function (None: no limit). `min_world_size`: least number of
+    healthy ranks, active and spare; `min_active_world_size`: of active ranks. A call raises RestartAbort with the
+    reason. The constructor raises TypeError unless they are ints, ValueError for one that is too low.
     """
 
     def __init__(
@@ -43,13 +43,10 @@ class RetryController(Initialize):
         """See the class; returns `state`."""
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
             raise RestartAbort(f"not tried again: max_iterations={self.max_iterations} tries are used up")
-        if state.world_size < self.min_world_size:
-            raise RestartAbort(
-                f"not tried again: {state.world_size} healthy ranks are left, min_world_size={self.min_world_size}"
-            )
-        active = state.active_world_size
-        if active is not None and active < self.min_active_world_size:
-            raise RestartAbort(
-                f"not tried again: {active} active ranks are left, min_active_world_size={self.min_active_world_size}"
-            )
+        for size, kind, least, name in (
+            (state.world_size, "healthy", self.min_world_size, "min_world_size"),
+            (state.active_world_size, "active", self.min_active_world_size, "min_active_world_size"),
+        ):
+            if size is not None and size < least:
+                raise RestartAbort(f"not tried again: {size} {kind} ranks are left, {name}={least}")
         return state

@@ -1,14 +1,14 @@
-"""Log lines that tell a launcher around the wrapper what it is doing, in the grammar that log readers know.
+"""Log lines for a launcher around the wrapper, in NVRx's grammar. One rank writes them.
 
-`[NestedRestarter] name=[InProcess] state=<state>[ stage=<stage>]`, written by one rank:
+`[NestedRestarter] name=[InProcess] state=<state>[ stage=<stage>]`:
 
 | when | state | stage |
 |---|---|---|
-| the function is about to be called for the first time | initialize | |
-| a fault is being handled | handling | starting |
-| it has been handled, the function is about to be called again | handling | completed |
-| the function has returned everywhere | finalized | |
-| this rank leaves for good | aborted | |
+| before the first call of the function | initialize | |
+| at the start of a restart | handling | starting |
+| at its end, before the next call | handling | completed |
+| after the function has returned on all ranks | finalized | |
+| when this rank leaves for good | aborted | |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nvrx_slurm.inprocess.state import FrozenState
 
 
 class NestedRestarterLogger:
-    """Where the lines go: the wrapper's own logger, unless `log_for_restarter` is overridden."""
+    """Writes the lines to the wrapper's own logger; override `log_for_restarter` for another place."""
 
     def __init__(self) -> None:
         setup_logger()
@@ -39,9 +39,9 @@ class NestedRestarterLogger:
 
 @dataclass
 class NestedRestarterCallback:
-    """Writes its line on the rank that was `special_rank` at the beginning; returns the state as it is.
+    """Write one line on the rank whose initial rank is `special_rank`; returns the state.
 
-    Raises TypeError for a `special_rank` that is no whole number, ValueError for one below 0.
+    Raises TypeError for a `special_rank` that is not an int, ValueError for one below 0.
     """
 
     restarter_state: str
@@ -61,35 +61,44 @@ class NestedRestarterCallback:
         return state
 
 
-class NestedRestarterHandlingCompleted(NestedRestarterCallback, Initialize):
-    """For `initialize=`; first in a Compose, since a restart is handled when all other initializers have run."""
+class _Step(NestedRestarterCallback):
+    """A callback with a state of its own."""
+
+    STATE: str
+    STAGE: str | None = None
 
     def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
-        super().__init__("initialize", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
+        super().__init__(self.STATE, self.STAGE, logger or NestedRestarterLogger(), special_rank)
+
+
+class NestedRestarterHandlingCompleted(_Step, Initialize):
+    """For `initialize=`: `initialize` the first time, then `handling completed`.
+
+    List it first in a Compose: a restart is complete when all other initializers have run.
+    """
+
+    STATE = "initialize"
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        """State `initialize` the first time, then `handling completed`."""
+        """See the class."""
         super().__call__(state)
         self.restarter_state, self.restarter_stage = "handling", "completed"
         return state
 
 
-class NestedRestarterHandlingStarting(NestedRestarterCallback, Abort):
-    """For `abort=`; last in a Compose, so that it runs first."""
+class NestedRestarterHandlingStarting(_Step, Abort):
+    """For `abort=`; list it last in a Compose, so that it runs first."""
 
-    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
-        super().__init__("handling", "starting", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
+    STATE, STAGE = "handling", "starting"
 
 
-class NestedRestarterFinalized(NestedRestarterCallback, Completion):
+class NestedRestarterFinalized(_Step, Completion):
     """For `completion=`."""
 
-    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
-        super().__init__("finalized", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
+    STATE = "finalized"
 
 
-class NestedRestarterAborted(NestedRestarterCallback, Terminate):
+class NestedRestarterAborted(_Step, Terminate):
     """For `terminate=`."""
 
-    def __init__(self, special_rank: int = 0, logger: NestedRestarterLogger | None = None) -> None:
-        super().__init__("aborted", logger=logger or NestedRestarterLogger(), special_rank=special_rank)
+    STATE = "aborted"

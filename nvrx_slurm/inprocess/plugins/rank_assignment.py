@@ -1,8 +1,8 @@
-"""Which rank a rank has in the next iteration, and whether it is active: what users compose.
+"""Rank assignment: the rank of this process in the next iteration, and whether it is active.
 
-A rank assignment takes and returns a `RankAssignmentCtx`. Most need nothing but the set of terminated ranks, and every
-rank computes its own answer. `FilterCountGroupedByKey` and `Tree` (in `rank_tree`) need all ranks' keys: there one
-rank computes for all (see `leader`).
+A rank assignment takes and returns a `RankAssignmentCtx`. Most need only the set of terminated ranks; each rank then
+computes its own answer. `FilterCountGroupedByKey` and `Tree` (in `rank_tree`) need the keys of all ranks: one rank
+computes for all (see `leader`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from nvrx_slurm.core.inprocess import ranks
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort
-from nvrx_slurm.inprocess.meeting.leader import MOST, Leadership, text_of
+from nvrx_slurm.inprocess.meeting.leader import MOST, text_of
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
@@ -25,6 +25,7 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     RankFilter,
     check_key,
     key_of,
+    leadership_of,
     refuse_terminated,
 )
 from nvrx_slurm.inprocess.plugins.rank_tree import Layer, LayerFlag, Tree
@@ -54,10 +55,10 @@ __all__ = [
 
 
 class ActivateAllRanks(RankFilter):
-    """All healthy ranks are active. Raises ValueError when composed with anything else that activates ranks."""
+    """Activate all healthy ranks. Raises ValueError when composed with another filter."""
 
     def check_composition(self, members: list[Any]) -> None:
-        """Alone among the filters."""
+        """Raises ValueError beside another RankFilter."""
         super().check_composition(members)
         for other in members:
             if other is not self and isinstance(other, RankFilter):
@@ -70,41 +71,52 @@ class ActivateAllRanks(RankFilter):
         return _active_below(ctx, ctx.state.world_size)
 
 
-class MaxActiveWorldSize(RankFilter):
-    """At most `max_active_world_size` (>= 1; None: no limit) of the ranks that were to be active, the lowest ones."""
+class _Limit(RankFilter):
+    """Keep the lowest of the ranks that were to be active; `argument` is an int >= 1."""
 
-    def __init__(self, max_active_world_size: int | None = None) -> None:
-        if max_active_world_size is not None:
-            check_whole("max_active_world_size", max_active_world_size, 1)
-        self.max_active_world_size = max_active_world_size
+    def __init__(self, name: str, argument: int | None) -> None:
+        if argument is not None:
+            check_whole(name, argument, 1)
+        self._argument = argument
 
     def __repr__(self) -> str:
-        return f"MaxActiveWorldSize({self.max_active_world_size})"
+        return f"{type(self).__name__}({self._argument})"
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Active or inactive."""
-        size, limit = _active_so_far(ctx.state), self.max_active_world_size
-        return _active_below(ctx, size if limit is None else min(size, limit))
+        size = ctx.state.world_size
+        if ctx.state.active_world_size is not None:
+            size = min(size, ctx.state.active_world_size)
+        return _active_below(ctx, self.limited(size))
+
+    @abstractmethod
+    def limited(self, size: int) -> int:
+        """How many of `size` ranks stay active."""
 
 
-class ActiveWorldSizeDivisibleBy(RankFilter):
-    """As many of the ranks that were to be active, the lowest ones, as a multiple of `divisor` (>= 1) allows."""
+class MaxActiveWorldSize(_Limit):
+    """Keep at most `max_active_world_size` ranks active (int >= 1; None: no limit), the lowest ones."""
+
+    def __init__(self, max_active_world_size: int | None = None) -> None:
+        super().__init__("max_active_world_size", max_active_world_size)
+        self.max_active_world_size = max_active_world_size
+
+    def limited(self, size: int) -> int:
+        """The smaller number."""
+        return size if self.max_active_world_size is None else min(size, self.max_active_world_size)
+
+
+class ActiveWorldSizeDivisibleBy(_Limit):
+    """Keep the largest multiple of `divisor` (int >= 1) of ranks active, the lowest ones."""
 
     def __init__(self, divisor: int = 1) -> None:
         check_whole("divisor", divisor, 1)
+        super().__init__("divisor", divisor)
         self.divisor = divisor
 
-    def __repr__(self) -> str:
-        return f"ActiveWorldSizeDivisibleBy({self.divisor})"
-
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Active or inactive."""
-        return _active_below(ctx, ranks.divisible(_active_so_far(ctx.state), self.divisor))
-
-
-def _active_so_far(state: State) -> int:
-    size = state.world_size if state.active_world_size is None else state.active_world_size
-    return min(size, state.world_size)
+    def limited(self, size: int) -> int:
+        """The largest multiple that is not greater than `size`."""
+        return size - size % self.divisor
 
 
 def _active_below(ctx: RankAssignmentCtx, size: int) -> RankAssignmentCtx:
@@ -122,12 +134,12 @@ def _active_below(ctx: RankAssignmentCtx, size: int) -> RankAssignmentCtx:
 
 
 class _Renumbering(RankAssignment):
-    """New numbers for all healthy ranks; whatever was active is to be decided anew."""
+    """Give all healthy ranks new numbers. Filters to the left then decide anew which ranks are active."""
 
     activates = False
 
     def check_composition(self, members: list[Any]) -> None:
-        """Filters to the right would be called before the ranks they number are known."""
+        """Raises ValueError for a filter to the right: it would run before the new numbers are known."""
         super().check_composition(members)
         for other in members[members.index(self) :]:
             if isinstance(other, RankFilter):
@@ -137,7 +149,7 @@ class _Renumbering(RankAssignment):
                 )
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """The rank's new number among fewer; raises RankDiscarded on a terminated rank."""
+        """The state with the new rank and world size; raises RankDiscarded on a terminated rank."""
         state, terminated = ctx.state, ctx.terminated_ranks
         refuse_terminated(ctx)
         state = replace(
@@ -152,11 +164,11 @@ class _Renumbering(RankAssignment):
 
     @abstractmethod
     def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
-        """Of a healthy rank."""
+        """The new number of the healthy rank `rank`."""
 
 
 class ShiftRanks(_Renumbering):
-    """Healthy ranks keep their order and close up to the left."""
+    """Healthy ranks keep their order and close the gaps to the left."""
 
     def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
         """Less by the number of terminated ranks below."""
@@ -164,7 +176,7 @@ class ShiftRanks(_Renumbering):
 
 
 class FillGaps(_Renumbering):
-    """Healthy ranks below the new world size keep their number; those above take the gaps, in order."""
+    """Healthy ranks below the new world size keep their number; the others take the gaps, in order."""
 
     def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
         """The rank itself or a gap."""
@@ -175,14 +187,14 @@ class FillGaps(_Renumbering):
 
 
 class FilterCountGroupedByKey(RankAssignment):
-    """Terminates all ranks of each group whose number of healthy ranks does not meet `condition`.
+    """Terminate all ranks of each group whose number of healthy ranks does not meet `condition(count) -> bool`.
 
-    A group is all healthy ranks with the same key: `key_or_fn` itself, or what it returns for the rank's state, as
-    text. List it right of what takes the discarded ranks out (`ShiftRanks`, `FillGaps`). `condition` is called once per
-    group, on one rank. A wait for other ranks lasts at most twice `timeout`.
+    A group is all healthy ranks with the same key, as text: `key_or_fn` itself, or its value for the rank's state.
+    List it right of `ShiftRanks` or `FillGaps`, which remove the discarded ranks. One rank calls `condition`, once per
+    group. A wait for other ranks lasts at most twice `timeout`.
 
-    If a key function or the condition raises, every rank raises InternalError with the same sentence; if the condition
-    discards everybody, every rank raises RankDiscarded.
+    If a key function or the condition raises, every rank raises InternalError with the same text. If no group is left,
+    every rank raises RankDiscarded.
     """
 
     activates = False
@@ -201,10 +213,10 @@ class FilterCountGroupedByKey(RankAssignment):
         self.key_or_fn = key_or_fn
         self.condition = condition
         self.timeout = timeout
-        self._place = 0  # the same on all ranks, and another for each filter of a composition
+        self._place = 0  # number of this filter in its composition; the same on all ranks
 
     def check_composition(self, members: list[Any]) -> None:
-        """Once in a composition, and not with too many others of its kind."""
+        """Raises ValueError for more than MOST filters of this kind."""
         super().check_composition(members)
         filters = [member for member in members if isinstance(member, FilterCountGroupedByKey)]
         if len(filters) > MOST:
@@ -215,49 +227,36 @@ class FilterCountGroupedByKey(RankAssignment):
         """The context with more terminated ranks."""
         if ctx.state.rank in ctx.terminated_ranks:
             return ctx
-        leadership = self.leadership(ctx)
+        name = f"FilterCountGroupedByKey {self._place}"
+        leadership = leadership_of(ctx, name, self._place, self.timeout)
         leadership.give(lambda: key_of(self.key_or_fn, ctx.state))
         discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(*leadership.given())))
         return replace(ctx, terminated_ranks=ctx.terminated_ranks | ranks.from_runs(discarded))
-
-    def leadership(self, ctx: RankAssignmentCtx) -> Leadership:
-        """What this rank has to do with the others."""
-        return Leadership(
-            store=ctx.store,
-            name=f"FilterCountGroupedByKey {self._place}",
-            place=self._place,
-            iteration=ctx.state.iteration,
-            rank=ctx.state.rank,
-            world_size=ctx.state.world_size,
-            terminated=ctx.terminated_ranks,
-            timeout=self.timeout,
-        )
 
     def _discarded(self, healthy: list[int], keys: list[bytes]) -> list[int]:
         failing = ranks.failing_keys(keys, self.condition)
         discarded = list(compress(healthy, map(failing.__contains__, keys)))
         if len(discarded) == len(healthy):
             some = ", ".join(f"{text_of(key)!r} with {count}" for key, count in list(failing.items())[:3])
-            more = f" and {len(failing) - 3} more" if len(failing) > 3 else ""
-            raise RankDiscarded(f"no group of ranks meets the condition, so no rank is left: {some}{more}")
+            raise RankDiscarded(f"no group of ranks meets the condition, so no rank is left: {some}")
         return discarded
 
 
 FilterGroupedByKey = FilterCountGroupedByKey
 
 
-# --- what the wrapper calls -------------------------------------------------------------------------------------------
+# --- called by the wrapper --------------------------------------------------------------------------------------------
 
 
 def with_defaults(assignment: RankAssignment) -> RankAssignment:
-    """`assignment`, with what it leaves out: `ShiftRanks`, right of all filters, if nothing in it renumbers ranks, and
-    `ActivateAllRanks`, leftmost, if nothing activates them.
+    """`assignment` with defaults: `ShiftRanks` right of all filters if no member renumbers ranks, and
+    `ActivateAllRanks` leftmost if no member activates them.
 
-    Raises TypeError for what is no rank assignment, ValueError for a filter by groups with nobody to act on it.
+    Raises TypeError unless it is a rank assignment, ValueError for a filter by groups with no renumbering to its left.
     """
     if not isinstance(assignment, RankAssignment):
         raise TypeError(f"rank_assignment must be a RankAssignment or a Compose of them, not {assignment!r}")
-    given = _members(assignment)
+    given: list[Any] = list(assignment.members()) if isinstance(assignment, Compose) else [assignment]
     members = list(given)
     if not any(member.renumbers for member in members):
         place = max((n for n, member in enumerate(members, start=1) if isinstance(member, RankFilter)), default=0)
@@ -274,17 +273,14 @@ def with_defaults(assignment: RankAssignment) -> RankAssignment:
     return composed
 
 
-def _members(assignment: RankAssignment) -> list[RankAssignment]:
-    return assignment.members() if isinstance(assignment, Compose) else [assignment]  # type: ignore[return-value]
-
-
 def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
     """The state of this rank in the iteration `ctx.state.iteration`: ACTIVE or INACTIVE, complete and consistent.
 
-    The assignment sees a state without active ranks, but with the last iteration's mode (INITIALIZED: there was none).
-    An assignment that could not be finished, for a rank was lost meanwhile, is taken back by calling this again with
-    the state from before, more terminated ranks and a higher iteration. Raises what it raises, InternalError if
-    its result is not usable, and RestartAbort if no rank is active.
+    The assignment gets a state without active ranks, with the mode of the last iteration (INITIALIZED: the first one).
+    A rank that it does not deactivate is active, as in NVRx. To undo an assignment after the loss of another rank, call
+    this again with the state from before, more terminated ranks and a higher iteration.
+
+    Raises what the assignment raises, InternalError for an unusable result, RestartAbort if no rank is active.
     """
     before = replace(ctx.state, active_rank=None, active_world_size=None)
     result = assignment(RankAssignmentCtx(before, ctx.store, set(ctx.terminated_ranks)))
@@ -297,8 +293,11 @@ def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
         )
     if state.mode is Mode.TERMINATED:
         raise RankDiscarded(f"{assignment!r} terminated rank {before.rank}")
-    if state.mode is Mode.INITIALIZED or state.active_world_size is None:
-        raise InternalError(f"{assignment!r} activated nobody; compose it with ActivateAllRanks() or another filter")
+    if state.mode is not Mode.INACTIVE:
+        active_rank = state.rank if state.active_rank is None else state.active_rank
+        state = replace(state, mode=Mode.ACTIVE, active_rank=active_rank)
+        if state.active_world_size is None:
+            state = replace(state, active_world_size=state.world_size)
     _check(assignment, state)
     if state.active_world_size == 0:
         raise RestartAbort(f"{assignment!r} leaves no rank active of {state.world_size} healthy ranks")
@@ -306,11 +305,11 @@ def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
 
 
 def _check(assignment: RankAssignment, state: State) -> None:
-    size = state.active_world_size or 0
-    numbers_fit = 0 <= state.rank < state.world_size and 0 <= size <= state.world_size
-    if state.mode is Mode.ACTIVE:
-        numbers_fit = numbers_fit and state.active_rank is not None and 0 <= state.active_rank < size
+    size = -1 if state.active_world_size is None else state.active_world_size
+    fit = 0 <= state.rank < state.world_size and 0 <= size <= state.world_size
+    if state.active_rank is None:
+        fit = fit and state.mode is Mode.INACTIVE
     else:
-        numbers_fit = numbers_fit and state.active_rank is None
-    if not numbers_fit:
+        fit = fit and state.mode is Mode.ACTIVE and 0 <= state.active_rank < size
+    if not fit:
         raise InternalError(f"{assignment!r} returned ranks that do not fit together: {state!r}")

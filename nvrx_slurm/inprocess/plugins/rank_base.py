@@ -1,23 +1,25 @@
-"""What every rank assignment is made of."""
+"""Base classes of rank assignments, and what they share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
+from nvrx_slurm.inprocess.meeting.leader import Leadership
 from nvrx_slurm.inprocess.state import State
 
 
 @dataclass
 class RankAssignmentCtx:
-    """What a rank assignment works on.
+    """Input and output of a rank assignment.
 
-    `terminated_ranks` are those of 0..`state.world_size`-1 that are gone or unfit, in the numbering of `state.rank`;
-    the same set on all ranks. `store` is the iteration's (see `leader` for what is needed of it); what an assignment of
-    your own writes there it has to delete. `state.iteration` is the iteration that is about to begin.
+    `terminated_ranks`: those of 0..`state.world_size`-1 that are gone or unfit, in the numbering of `state.rank`; the
+    same set on all ranks. `store`: the store of this iteration (`leader` lists the methods used); delete the keys that
+    you write there. `state.iteration`: the iteration that is about to begin.
     """
 
     state: State
@@ -26,14 +28,14 @@ class RankAssignmentCtx:
 
 
 class RankAssignment(ABC):
-    """Base of everything that may be the wrapper's `rank_assignment`.
+    """Base of all values of the wrapper's `rank_assignment`.
 
-    A subclass of your own that does less than both of these says so, and what nobody in a composition does is done by
-    default: `activates = False` (by `ActivateAllRanks`), `renumbers = False` (by `ShiftRanks`).
+    A subclass that does not do one of the following sets its flag to False; where no member of a composition does it,
+    the wrapper adds the default: `activates` (default `ActivateAllRanks`), `renumbers` (default `ShiftRanks`).
     """
 
     activates = True  # may make ranks active or inactive
-    renumbers = True  # may take away the numbers of terminated ranks
+    renumbers = True  # may remove terminated ranks from the numbering
 
     @abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -48,25 +50,25 @@ class RankAssignment(ABC):
             raise ValueError(f"{self!r} is in one composition twice; make two of it")
 
     def check_result(self, value: Any) -> None:
-        """Raises InternalError for what is nothing to go on with; `Compose` calls it for each of its members."""
+        """Raises InternalError unless `value` is a usable result; `Compose` calls it for each member."""
         if not isinstance(value, RankAssignmentCtx) or not isinstance(value.state, State):
             raise InternalError(f"{self!r} returned {value!r}, not a RankAssignmentCtx")
 
 
 class RankFilter(RankAssignment):
-    """Base of what only decides which of the healthy ranks are active; list it left of what renumbers ranks."""
+    """Base of assignments that only decide which healthy ranks are active; list them left of the renumbering."""
 
     renumbers = False
 
 
 def refuse_terminated(ctx: RankAssignmentCtx) -> None:
-    """Raises RankDiscarded on a rank that is terminated."""
+    """Raises RankDiscarded on a terminated rank."""
     if ctx.state.rank in ctx.terminated_ranks:
         raise RankDiscarded(f"rank {ctx.state.rank} of iteration {ctx.state.iteration} was terminated or filtered out")
 
 
 def check_key(name: str, key_or_fn: object) -> None:
-    """Raises TypeError unless it is a text or a function."""
+    """Raises TypeError unless it is a str or a function."""
     if not isinstance(key_or_fn, str) and not callable(key_or_fn):
         raise TypeError(f"{name} must be a text or a function of the State, not {key_or_fn!r}")
 
@@ -74,3 +76,17 @@ def check_key(name: str, key_or_fn: object) -> None:
 def key_of(key_or_fn: str | Callable[[State], Any], state: State) -> str:
     """The rank's key as text."""
     return str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
+
+
+def leadership_of(ctx: RankAssignmentCtx, name: str, place: int, timeout: timedelta) -> Leadership:
+    """This rank's part in a computation by one rank for all; see `Leadership` for `name`, `place`, `timeout`."""
+    return Leadership(
+        store=ctx.store,
+        name=name,
+        place=place,
+        iteration=ctx.state.iteration,
+        rank=ctx.state.rank,
+        world_size=ctx.state.world_size,
+        terminated=ctx.terminated_ranks,
+        timeout=timeout,
+    )

@@ -1,8 +1,8 @@
-"""Tree: rank assignment by failure domains, with spares near to where they are needed.
+"""Tree: rank assignment by failure domains (hosts, racks, the whole job), with spares close to the loss.
 
-The leader of an iteration computes all ranks' places (`core.inprocess.tree`) and writes one small record per rank, those of 16
-neighbours as one value. What it needs is in the store: all keys, from the first iteration, and the records of the last
-one. A leader keeps both in memory, so only a new leader reads them.
+The leader of an iteration computes the places of all ranks (`core.inprocess.tree`) and writes one record per rank, 16
+neighbours in one value. Its input is in the store: the keys of all ranks, from the first iteration, and the records of
+the last one. A leader keeps both in memory; only a new leader reads them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignmentCtx,
     check_key,
     key_of,
+    leadership_of,
     refuse_terminated,
 )
 from nvrx_slurm.inprocess.state import Mode, State
 
-_NEIGHBOURS = 16  # slots whose records are one value: fewer requests for the leader, still few bytes for each rank
+_NEIGHBOURS = 16  # slots with their records in one value: few requests for the leader, few bytes for each rank
 _RECORD = struct.Struct("<ii")  # place, rank
-_KEPT = 8  # assignments whose records are in the store: as often one may be taken back in a row, and then some
+_KEPT = 8  # assignments whose records stay in the store: more than are ever undone in a row
 _NAME = "Tree"
 
 
 class LayerFlag(Flag):
-    """What a search may do at the branches of a layer."""
+    """Searches that the branches of a layer allow."""
 
-    RESERVE = auto()  # look for a spare rank in the branch, and go on to the branch around it
-    BACKFILL = auto()  # move an active rank within the branch into a gap
+    RESERVE = auto()  # take a spare rank of the branch, else of the branch around it
+    BACKFILL = auto()  # move an active rank of the branch into a gap
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Bounds of every branch of one layer; the key says which branch a rank belongs to.
+    """Bounds for every branch of one layer; the key names the branch that a rank belongs to.
 
-    A branch with fewer than `min_ranks` (>= 0) healthy ranks is terminated; it never has more than `max_ranks` (>= 1,
-    None: no limit) active ones. Raises TypeError or ValueError for other values.
+    A branch with fewer than `min_ranks` (>= 0) healthy ranks is terminated. It never has more than `max_ranks` (>= 1;
+    None: no limit) active ranks. `key_or_fn`: a str, or a function of the State. Raises TypeError or ValueError.
     """
 
     min_ranks: int = 1
@@ -59,28 +60,27 @@ class Layer:
         check_whole("min_ranks of a Layer", self.min_ranks, 0)
         if self.max_ranks is not None:
             check_whole("max_ranks of a Layer", self.max_ranks, 1)
-        if self.max_ranks is not None and self.min_ranks > self.max_ranks:
-            raise ValueError(f"a Layer's min_ranks={self.min_ranks} is more than its max_ranks={self.max_ranks}")
+            if self.min_ranks > self.max_ranks:
+                raise ValueError(f"a Layer's min_ranks={self.min_ranks} is more than its max_ranks={self.max_ranks}")
         check_key("key_or_fn of a Layer", self.key_or_fn)
         if self.flag is not None and not isinstance(self.flag, LayerFlag):
             raise TypeError(f"flag of a Layer must be a LayerFlag, not {self.flag!r}")
 
     def level(self) -> Level:
-        """The numbers without the key."""
+        """The bounds and flags, without the key."""
         flag = self.flag or LayerFlag(0)
         return Level(self.min_ranks, self.max_ranks, LayerFlag.RESERVE in flag, LayerFlag.BACKFILL in flag)
 
 
 class Tree(RankAssignment):
-    """Activates and numbers ranks along a tree of failure domains; `layers` go from the whole job to the smallest.
+    """Activate and number ranks along a tree of failure domains; `layers` go from the whole job to the smallest domain.
 
-    The first layer's key must be the same for all ranks. Keys are evaluated once, in the first iteration; `rank` is the
-    position among all healthy ranks in depth-first order. `world_size_filter` takes the number of ranks that could be
-    active and returns how many shall be; it is called on one rank. Ranks beyond that are spares, and come back when it
-    allows. Waits for other ranks last at most twice `timeout`.
+    The key of the first layer must be the same for all ranks. Keys are evaluated once, in the first iteration. `rank`
+    is the position among all healthy ranks in depth-first order. `world_size_filter(n)` returns how many of `n` ranks
+    may be active; one rank calls it. The other ranks become spares. Waits for other ranks last at most twice `timeout`.
 
-    Not composable. All ranks raise InternalError with the same sentence if a key function or the filter raises, or if
-    the keys make no tree; a rank raises RankDiscarded when it is terminated or its branch has too few ranks left.
+    Cannot be composed. All ranks raise InternalError with the same text if a key function or the filter raises, or if
+    the keys make no tree. A rank raises RankDiscarded when it is terminated or its branch has too few ranks left.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Tree(RankAssignment):
         self._world: _World | None = None
 
     def check_composition(self, members: list[Any]) -> None:
-        """Always alone."""
+        """Raises TypeError unless it is alone."""
         if len(members) > 1:
             raise TypeError("Tree assigns and activates ranks by itself; it cannot be composed with anything else")
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """The rank's own place.
 
-        A state whose mode is INITIALIZED begins a new world. A state from before the last assignment takes that back:
-        the same numbers as then, with more terminated ranks, in a later iteration.
+        A state with mode INITIALIZED begins a new world. A state from before the last assignment undoes that one: the
+        same numbers as then, with more terminated ranks, in a later iteration.
         """
         refuse_terminated(ctx)
         world, leadership = self._join(ctx)
@@ -116,90 +116,67 @@ class Tree(RankAssignment):
             state = world.assign(leadership, ctx.state)
         finally:
             if not world.history:
-                self._world = None  # it never began
+                self._world = None  # its first assignment failed
         return replace(ctx, state=state, terminated_ranks=set())
 
     def give_keys(self, ctx: RankAssignmentCtx) -> None:
-        """Before the first call, if one likes: what it does first, without a wait for anybody."""
+        """Hand in this rank's keys before the first call; does not wait for other ranks. Optional."""
         world, leadership = self._join(ctx)
         world.give_keys(leadership, ctx.state)
 
     def _join(self, ctx: RankAssignmentCtx) -> tuple[_World, Leadership]:
-        state = ctx.state
-        leadership = Leadership(
-            store=ctx.store,
-            name=_NAME,
-            place=0,
-            iteration=state.iteration,
-            rank=state.rank,
-            world_size=state.world_size,
-            terminated=ctx.terminated_ranks,
-            timeout=self.timeout,
-        )
+        leadership = leadership_of(ctx, _NAME, 0, self.timeout)
         world = self._world
-        begun = world is not None and (world.iteration != state.iteration or bool(world.history))
-        if world is None or (begun and state.mode is Mode.INITIALIZED):
+        begun = world is not None and (world.iteration != ctx.state.iteration or bool(world.history))
+        if world is None or (begun and ctx.state.mode is Mode.INITIALIZED):
             world = self._world = _World(self, leadership)
         return world, leadership
 
     def keys_of(self, state: State) -> str:
-        """The rank's keys, outermost first, as text."""
+        """The rank's keys, outermost first, as JSON."""
         return json.dumps([key_of(layer.key_or_fn, state) for layer in self.layers])
 
 
 class _World:
-    """What one rank knows of the tree from the first iteration on."""
+    """One rank's knowledge of the tree, from the first iteration on."""
 
     def __init__(self, tree: Tree, first: Leadership) -> None:
         self.tree = tree
         self.slot, self.slots, self.gone = first.rank, first.world_size, frozenset(first.terminated)
         self.iteration = first.iteration
         self.given = False
-        # Assignments, the last one last: where the records are (a prefix of keys in the stable store), its world size.
+        # The last assignments, newest last: prefix of its records in the stable store, and its world size.
         self.history: list[tuple[str, int]] = []
-        # Of a leader, which need not read them; the places with where their records are.
+        # On a leader only: the tree, and the last places with the prefix of their records.
         self.topology: Topology | None = None
         self.places: tuple[str, Places] = ("", [])
 
     def give_keys(self, leadership: Leadership, state: State) -> None:
-        """In the first iteration, once: this rank's keys, for the leader."""
+        """Hand in this rank's keys, once."""
         if not self.given:
             self.given = True
             leadership.give(lambda: self.tree.keys_of(state))
 
     def assign(self, leadership: Leadership, state: State) -> State:
-        """The next state; on the leader, after all others' have been computed."""
+        """The next state of this rank. The leader computes the records of all ranks first."""
         if not self.history:
             self.give_keys(leadership, state)
-        base = self._base(leadership.world_size) if self.history else ""
-        # What is being written, by whomever, is nothing that anybody may still read.
+        # Undo assignments to another world size. With no deaths in between both number the ranks alike.
+        while self.history and self.history[-1][1] != leadership.world_size:
+            self.history.pop()
+            if not self.history:
+                raise InternalError(f"Tree knows of no assignment to {leadership.world_size} ranks")
+        base = self.history[-1][0] if self.history else ""
+        # Slow ranks may still read older records, so each rank and iteration writes to a prefix of its own.
         mine = f"{_NAME}/records/{leadership.iteration % _KEPT}/{self.slot}"
-        verdict = leadership.decide(lambda: self._compute(leadership, base, mine))
-        records, world_size, active_world_size = _parse(verdict)
+        records, *sizes = leadership.decide(lambda: self._compute(leadership, base, mine)).rsplit(" ", 2)
+        world_size, active_world_size = map(int, sizes)
         self.history = [*self.history[2 - _KEPT :], (records, world_size)]
         block, index = divmod(self.slot, _NEIGHBOURS)
         values = bytes(leadership.stable.get(f"{records}/{block}"))
         place, rank = _RECORD.unpack_from(values, index * _RECORD.size)
-        return self._read(state, place, rank, world_size, active_world_size)
-
-    def _base(self, world_size: int) -> str:
-        """The last assignment that is not taken back. With no deaths in between both number the ranks alike."""
-        while self.history and self.history[-1][1] != world_size:
-            self.history.pop()
-        if not self.history:
-            raise InternalError(f"Tree knows of no assignment to {world_size} ranks")
-        return self.history[-1][0]
-
-    def _read(self, state: State, place: int, rank: int, world_size: int, active_world_size: int) -> State:
         if place <= DEAD:
-            level = killed_by(place)
-            if level is None:
-                raise InternalError(f"rank {state.rank} is healthy, but rank assignment takes it for dead")
-            layer = self.tree.layers[level]
-            raise RankDiscarded(
-                f"a branch of layer {level} has fewer than min_ranks={layer.min_ranks} healthy ranks left: "
-                f"rank {state.rank} is one of them and leaves"
-            )
+            raise self._discarded(state, place)
         active = place >= 0
         return replace(
             state,
@@ -210,10 +187,19 @@ class _World:
             mode=Mode.ACTIVE if active else Mode.INACTIVE,
         )
 
-    # --- the leader's work -------------------------------------------------------------------------------------------
+    def _discarded(self, state: State, place: int) -> Exception:
+        level = killed_by(place)
+        if level is None:
+            return InternalError(f"rank {state.rank} is healthy, but rank assignment takes it for dead")
+        return RankDiscarded(
+            f"a branch of layer {level} has fewer than min_ranks={self.tree.layers[level].min_ranks} healthy ranks "
+            f"left: rank {state.rank} is one of them and leaves"
+        )
+
+    # --- on the leader -----------------------------------------------------------------------------------------------
 
     def _compute(self, leadership: Leadership, base: str, mine: str) -> str:
-        """Writes the records of all ranks and returns where, and what is the same for all."""
+        """Write the records of all ranks; returns their prefix, the world size and the active world size."""
         try:
             topology = self.topology or self._build(leadership)
             if not base:
@@ -259,8 +245,3 @@ class _World:
             raise InternalError(f"the tree has {len(ranks)} healthy ranks, the wrapper {leadership.world_size}")
         died = [ranks[rank] for rank in leadership.terminated]
         return topology.next_places(last, died, self.tree.world_size_filter)
-
-
-def _parse(verdict: str) -> tuple[str, int, int]:
-    records, world_size, active_world_size = verdict.rsplit(" ", 2)
-    return records, int(world_size), int(active_world_size)

@@ -1,4 +1,4 @@
-"""What is called when a rank leaves for good."""
+"""Terminate: called when a rank leaves for good."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from nvrx_slurm.inprocess.state import FrozenState
 
 
 class Terminate(ABC):
-    """Called once on a rank that leaves, just before the wrapper raises what made it leave."""
+    """Base of all terminations. Called once on a rank that leaves, just before the wrapper raises its exception."""
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Note or do what belongs to this rank's end; returns `state`."""
+        """Do the work of this rank's end; returns `state`."""

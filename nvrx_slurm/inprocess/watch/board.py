@@ -1,7 +1,7 @@
-"""What an outside witness knows about ranks: the agent of nvrx-run sees deaths that no wrapper can see as fast.
+"""Dead ranks as reported by the agent of nvrx-run, which sees their end before any wrapper can.
 
-NVRX_BOARD names a file to which the witness appends JSON lines `{"v": 1, "cycle": C, "ranks": [...], "why": "..."}`:
-ranks (as the launcher numbered them in cycle C) that are gone. Lines that make no sense are left out, and said once.
+NVRX_BOARD names a file to which the agent appends JSON lines `{"v": 1, "cycle": C, "ranks": [...], "why": "..."}`:
+ranks (as the launcher numbered them in cycle C) that are gone. Invalid lines are skipped, and logged once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.system.inotify import Inotify
@@ -16,11 +17,11 @@ from nvrx_slurm.system.inotify import Inotify
 logger = logging.getLogger(__name__)
 
 BOARD_ENV = "NVRX_BOARD"
-_MAX_READ = 1 << 20
+_MAX_READ = 1 << 20  # bytes
 
 
 class Board:
-    """The file, which need not exist yet. `fd` is readable when there may be news; None: look every interval."""
+    """The file, which need not exist yet. `fd` is readable when there may be news; None: call `read` every interval."""
 
     def __init__(self, path: str, cycle: int | None) -> None:
         self._path, self._cycle = path, cycle
@@ -30,12 +31,12 @@ class Board:
             self._inotify = Inotify()
             self._inotify.watch(os.path.dirname(path) or ".")
         except OSError as error:
-            logger.info("%s is looked at every interval: %s", path, error)
+            logger.info("%s is read every interval: %s", path, error)
             self._inotify = None
 
     @classmethod
     def from_env(cls) -> Board | None:
-        """The one that NVRX_BOARD and NVRX_CYCLE name."""
+        """The file that NVRX_BOARD names, for the cycle NVRX_CYCLE."""
         path, cycle = os.environ.get(BOARD_ENV), os.environ.get("NVRX_CYCLE", "")
         return cls(path, int(cycle) if cycle.isdecimal() and len(cycle) < 10 else None) if path else None
 
@@ -44,13 +45,10 @@ class Board:
         """To wait for."""
         return self._inotify.fd if self._inotify else None
 
-    def changed(self) -> None:
-        """Take the kernel's message off `fd`."""
-        if self._inotify:
-            self._inotify.wait()
-
     def read(self) -> list[InterruptionRecord]:
-        """What is new."""
+        """The new lines."""
+        if self._inotify and select.select([self._inotify.fd], [], [], 0)[0]:
+            self._inotify.wait()
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
@@ -66,10 +64,10 @@ class Board:
 
     def _parse(self, line: bytes) -> list[InterruptionRecord]:
         try:
-            said = json.loads(line)
-            if said["v"] != 1 or (self._cycle is not None and int(said["cycle"]) != self._cycle):
+            entry = json.loads(line)
+            if entry["v"] != 1 or (self._cycle is not None and int(entry["cycle"]) != self._cycle):
                 return []
-            ranks, why = [int(rank) for rank in said["ranks"]], str(said.get("why", ""))
+            ranks, why = [int(rank) for rank in entry["ranks"]], str(entry.get("why", ""))
         except (ValueError, TypeError, KeyError) as error:
             self._complain(f"{type(error).__name__}: {error} in {line[:120]!r}")
             return []

@@ -1,4 +1,4 @@
-"""What a forked process has to let go of so that it shares nothing with its parent but memory that nobody writes."""
+"""Detaches a forked process from its parent: they share only memory that neither writes to."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ _PR_SET_NAME = 15
 _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 
 
-def hold_standard_streams() -> None:
-    """Where 0, 1 or 2 is closed (some daemons start programs so) none of our sockets may become stdin or stderr."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(fd)
-
-
 def detach(kept: Collection[int]) -> None:
     """Own session, signals, standard streams and limits; all file descriptors but `kept` are closed."""
     with contextlib.suppress(OSError):
@@ -36,13 +29,13 @@ def detach(kept: Collection[int]) -> None:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(signum, signal.SIG_IGN if signum in _IGNORED else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    with open(os.devnull, "r+b", buffering=0) as null:  # torch complains on stderr of every wait that times out
+    with open(os.devnull, "r+b", buffering=0) as null:  # torch prints a warning on stderr for every wait that times out
         for fd in (0, 1, 2):
             os.dup2(null.fileno(), fd)
     _close_all_but({0, 1, 2, *kept})
     _unmap_devices()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"nvrx-monitor", 0, 0, 0)
-    with contextlib.suppress(OSError, ValueError):  # rank 0's holds the connections of all ranks
+    with contextlib.suppress(OSError, ValueError):  # on rank 0 it holds the connections of all ranks
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()
@@ -58,7 +51,7 @@ def _close_all_but(kept: Collection[int]) -> None:
 def _unmap_devices() -> None:
     """A mapping of a GPU's device file keeps the GPU busy after its process is gone."""
     with open("/proc/self/maps", "rb") as maps:
-        devices = [line.split()[0] for line in maps if b" /dev/nvidia" in line]  # all lines: 0.3 MB of our own
+        devices = [line.split()[0] for line in maps if b" /dev/nvidia" in line]  # read in one go
     libc = ctypes.CDLL(None)
     for span in devices:
         start, end = (int(part, 16) for part in span.split(b"-"))
@@ -66,8 +59,10 @@ def _unmap_devices() -> None:
 
 
 def loggers() -> list[logging.Logger]:
-    """Those that may write to what `detach` closes. For `log_to`, but called before the fork: who goes through them all
-    copies 0.9 MB, and through torch's, which write to stderr, 0.4 MB."""
+    """Loggers that may write to files that `detach` closes, for `log_to`.
+
+    To be called before the fork: going through all loggers in the child would copy 0.9 MB of shared memory.
+    """
     known = [logging.getLogger(), *list(logging.Logger.manager.loggerDict.values())]
     return [one for one in known if isinstance(one, logging.Logger) and any(map(_may_be_closed, one.handlers))]
 
@@ -77,14 +72,14 @@ def _may_be_closed(handler: logging.Handler) -> bool:
         return False
     try:
         return bool(handler.stream.fileno() > 2)  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):  # it is something else, or closed already
+    except (AttributeError, OSError, ValueError):  # no file, or closed already
         return True
 
 
 def log_to(path: str | None, others: Collection[logging.Logger]) -> None:
-    """The wrapper's logger writes to this file (appending) and nowhere else; None: nowhere.
+    """The wrapper's logger appends to this file and writes to no other; None: to none.
 
-    The handlers of all `others` are dropped, too: their files are closed, and the numbers of these used anew.
+    The handlers of all `others` are dropped, too: their files are closed, and the descriptor numbers are reused.
     """
     for one in others:
         one.handlers = [logging.NullHandler()]
@@ -92,5 +87,5 @@ def log_to(path: str | None, others: Collection[logging.Logger]) -> None:
     logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
     logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))
     logger.propagate = False
-    if path and logger.getEffectiveLevel() > logging.INFO:  # else it is left alone: that goes through them all, too
+    if path and logger.getEffectiveLevel() > logging.INFO:  # setLevel goes through all loggers, too
         logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Stopping the wrapped function from another thread, without ever hitting anybody else's code."""
+"""Stopping the wrapped function from another thread, and never any other code."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from types import FrameType
 from typing import Any
 
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.watch.sparing import PutOff, Sparing
+from nvrx_slurm.inprocess.watch.deferral import Defer, Deferral
 
 logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
 _SOON_S = 0.001  # between two looks
-# Both call `on_nudge` in the main thread, and no other. The first is sent: it ends blocking calls, and is harmless
-# where nobody handles it. The second never is: `interrupt_main` only has the interpreter behave as if it had come, at
-# the main thread's next step in Python. An asynchronous exception would not do (PyThreadState_SetAsyncExc): a thread
-# that is just being started has the id of the one that starts it, and would be killed instead; and it can be raised
-# later than it is wanted. A pending call would not, either (Py_AddPendingCall): one that is added while another one is
-# made is made at the same step (up to 3.12), forgotten (3.13), or, where a tracer is set, hangs the interpreter (3.11).
+# Both call `on_nudge` in the main thread, and in no other. The first is sent: it ends blocking calls, and is harmless
+# without a handler. The second is never sent: `interrupt_main` simulates it at the main thread's next step in Python.
+# An asynchronous exception (PyThreadState_SetAsyncExc) is no alternative: a thread that is just being started has the
+# id of the thread that starts it, and would be killed instead; and the exception can be raised too late. A pending call
+# (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to 3.12), is
+# lost (3.13), or, under a tracer, hangs the interpreter (3.11).
 _NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
 _LOOK_S = 0.1
-_ASIDE_S = 0.02
 _MIN_PERIOD_S = 1.0
 
 
@@ -43,12 +42,14 @@ _asking = _Asking()
 
 
 class RankShouldRestart(BaseException):
-    """Raised inside the wrapped function, between any two of its steps, to stop it; the function must let it pass."""
+    """Raised inside the wrapped function, between any two of its steps, to stop it; the function must not catch it."""
 
 
 class _Traced(RankShouldRestart):
-    """If it is dropped, its destructor runs at the very place that dropped it, and says so. Only at level DEBUG: what a
-    signal's handler raises in a destructor is lost."""
+    """Its destructor runs at the very place that suppressed it, and logs that place.
+
+    Used at level DEBUG only: an exception that a signal handler raises in a destructor is lost.
+    """
 
     def __del__(self) -> None:
         frame = sys._getframe().f_back
@@ -58,33 +59,33 @@ class _Traced(RankShouldRestart):
 
 
 def _place(frame: FrameType) -> str:
-    code = frame.f_code  # what the compiler has put there, as the end of `except ... as error`, has no line
+    code = frame.f_code  # code of the compiler, as the end of `except ... as error`, has no line
     line = frame.f_lineno or f"{code.co_firstlineno} or further down,"
     return f"{code.co_filename}:{line} in {code.co_name}"
 
 
 class Stopper:
-    """Ends what the main thread calls by `run`, in one iteration.
+    """Stops the function that the main thread calls by `run`, in one iteration.
 
-    Whether it runs is a lock that the main thread holds: no signal's exception can come between what ran and its
-    release, and the thread that stops it can wait for that. The exception is raised by the main thread itself, after a
-    look at that lock, so nowhere else. It is raised again when it was dropped, or, if somebody keeps it, after a while.
+    The main thread holds a lock while the function runs. No exception of a signal can come between the function's end
+    and the release, and the thread that stops it can wait for that. The main thread itself raises the exception, after
+    a look at that lock, so it is raised nowhere else. It is raised again when it was suppressed, or, if a reference to
+    it is kept, after a while.
     """
 
     def __init__(self) -> None:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._running = threading.RLock()
         self._block = threading.RLock()  # held in atomic blocks
-        self._wanted = self._put_off = self._answering = self._stepping = self._told = False
+        self._wanted = self._deferred = self._answering = self._stepping = self._told = False
         self._raised: Callable[[], RankShouldRestart | None] = lambda: None
-        self._sparing = Sparing()
-        self._aside, self._go_on = False, threading.Lock()
+        self._deferral = Deferral()
         self.stopping = False  # abort has begun, or is about to
 
     # --- main thread --------------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[[], Any]) -> None:
-        """Call it; raises what it raises, and RankShouldRestart, if it is to stop, at any of its steps."""
+        """Call it; raises its exceptions, and RankShouldRestart, at any of its steps, if it is to stop."""
         with self._running:
             if self.stopping:
                 raise self._made()
@@ -92,7 +93,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
-        """A block that is not stopped in the middle, and not entered any more once stopping has begun."""
+        """A block that is not stopped in the middle, and cannot be entered once stopping has begun."""
         with self._block:
             if self.stopping:
                 raise self._made()
@@ -103,27 +104,24 @@ class Stopper:
         """Whether the caller is called by `run`; False in a child that was forked in there."""
         return os.getpid() == self._pid and bool(self._running._is_owned())  # type: ignore[attr-defined]
 
-    def answer(self, frame: FrameType | None, by_signal: bool) -> PutOff:
+    def answer(self, frame: FrameType | None, by_signal: bool) -> Defer:
         """Stop here, in the middle of `frame`, if that is wanted."""
         if self._answering or not self.runs_here:
-            return PutOff.NOT  # two signals that come together are one look
-        if self._aside:
-            self._aside = False
-            self._go_on.acquire(timeout=_ASIDE_S)
+            return Defer.NOT  # two signals that come together are one look
         if not self._wanted:
-            return PutOff.NOT
+            return Defer.NOT
         self._answering = True
         try:
-            off = self._sparing.look(frame, by_signal)
+            deferred = self._deferral.look(frame, by_signal)
         finally:
             self._answering = False
-        if off is PutOff.NOT:
+        if deferred is Defer.NOT:
             raise self._made()
-        self._put_off = True
-        return off
+        self._deferred = True
+        return deferred
 
     def will_step(self) -> None:
-        """Each step writes a byte to the signals' file descriptor, asyncio's perhaps; no complaints if it is full."""
+        """Each step writes a byte to the wake-up descriptor of signals (asyncio has one): no warning if it is full."""
         if not self._stepping:
             self._stepping = True
             with contextlib.suppress(OSError, ValueError):  # it has been closed
@@ -138,70 +136,63 @@ class Stopper:
     # --- monitor thread -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Wait until no atomic block is open; none is entered from here on. One that the function has left open, in a
-        generator that somebody keeps, is none any more."""
+        """Wait until no atomic block is open; none can be entered from here on.
+
+        A block that the function has left open, in a generator that is still referenced, does not count.
+        """
         while not self._block.acquire(timeout=_LOOK_S):
             if self._ended(0.0):
                 self.stopping = True
                 return
         self.stopping = True
         self._block.release()
-        # For a moment, or until `stop`, it shall step aside: a function that hands over the GIL every few microseconds,
-        # and takes it at once again, lets nobody else have it for long, and `abort` needs it more than once.
-        self._go_on = threading.Lock()
-        self._go_on.acquire()
-        self._aside = True
-        self._ask()
 
     def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Raise in the main thread until `run` has ended; again every `period_s` seconds, should it be kept somewhere.
+        """Raise in the main thread until `run` has ended; again every `period_s` seconds if a reference is kept.
 
-        Not before `unwind_s`: who is leaving the function already, since its collective raised, is in its clean-up.
-        `meanwhile` is called with every signal, which a call that blocks in C does not see.
+        Not before `unwind_s` seconds: a function whose collective raised may be in its clean-up. `meanwhile` is called
+        with every signal, which a call that blocks in C does not see.
         """
-        self._aside = False
-        with contextlib.suppress(RuntimeError):  # it is not held: `begin` saw the end
-            self._go_on.release()
         if self._ended(unwind_s):
             return
         period_s, pauses = max(period_s, _MIN_PERIOD_S), iter(_PAUSES_S)
         pause_s = next(pauses)
-        wanted_s, self._sparing = time.monotonic(), Sparing()
+        wanted_s, self._deferral = time.monotonic(), Deferral()
         self._wanted = self._raised() is None  # else it is on its way already, by `atomic`
         while True:
             if not self._wanted and (self._raised() is None or time.monotonic() >= wanted_s + period_s):
-                if self._ended(0.0):  # what is there no more has done its work
+                if self._ended(0.0):  # the exception has done its work
                     break
                 self._tell_where()
-                wanted_s, self._wanted, self._sparing = time.monotonic(), True, Sparing()
-            self._put_off = False
+                wanted_s, self._wanted, self._deferral = time.monotonic(), True, Deferral()
+            self._deferred = False
             if self._wanted:
                 self._ask()
-            if self._ended(_SOON_S) or self._ended_or_put_off(pause_s):
+            if self._ended(_SOON_S) or self._ended_or_deferred(pause_s):
                 break
-            if not self._put_off:  # it runs: to ask will do
+            if not self._deferred:  # deferred code runs, and the next question reaches it
                 self._nudge()
                 meanwhile()
                 pause_s = next(pauses, _PAUSES_S[-1])
-        self._sparing = Sparing()  # the last one keeps a frame
+        self._deferral = Deferral()  # the last one keeps a frame
 
-    def _ended_or_put_off(self, timeout_s: float) -> bool:
-        """Whether it has ended, after so many seconds or as soon as it was put off."""
+    def _ended_or_deferred(self, timeout_s: float) -> bool:
+        """Whether it has ended, after so many seconds or as soon as the stop was deferred."""
         deadline_s = time.monotonic() + timeout_s
-        while not self._put_off and (left_s := deadline_s - time.monotonic()) > 0:
+        while not self._deferred and (left_s := deadline_s - time.monotonic()) > 0:
             if self._ended(min(left_s, _SOON_S)):
                 return True
         return False
 
     def _ended(self, timeout_s: float) -> bool:
-        """Whether the main thread has left `run`, or is not there yet, and will not be once `stopping` is set."""
+        """Whether the main thread has left `run`, or has not entered it and cannot once `stopping` is set."""
         if not self._running.acquire(timeout=timeout_s):
             return False
         self._running.release()
         return True
 
     def _ask(self) -> None:
-        """Have the main thread look, at its next step in Python, whether it shall stop."""
+        """Let the main thread call `on_nudge` at its next step in Python."""
         _asking.stopper = self
         for signum in _ours(_STEP):
             interrupt_main(signum)
@@ -226,24 +217,24 @@ class Stopper:
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
-    """Python calls it in the main thread."""
+    """The signal handler; Python calls it in the main thread."""
     stopper = _asking.stopper
-    if stopper is not None and stopper.answer(frame, signum == _NUDGE) is PutOff.A_STEP:
+    if stopper is not None and stopper.answer(frame, signum == _NUDGE) is Defer.A_STEP:
         stopper.will_step()
         # Have this called at the next step, which must not be one of this function itself. The interpreter looks for
-        # signals after each call that stands in the code; `map`'s calls, which come with the unpacking, are none of
-        # these, and at the return it does not look.
+        # signals after each call that stands in the code. The calls of `map`, during the unpacking, are none of these,
+        # and it does not look at the return.
         [*_] = map(interrupt_main, _ours(_STEP))
 
 
 def _ours(signum: signal.Signals) -> tuple[signal.Signals, ...]:
-    """It, if it calls `on_nudge`: the user may handle it."""
+    """The signal, if it calls `on_nudge`: the user may have a handler of their own."""
     return (signum,) if signal.getsignal(signum) is on_nudge else ()
 
 
 @contextlib.contextmanager
 def nudges() -> Iterator[None]:
-    """Have the signals handled, unless the user handles them; main thread only."""
+    """Handle the signals, unless the user does; main thread only."""
     before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in (_NUDGE, _STEP)}
     for signum, handler in before.items():
         if handler in (signal.SIG_DFL, signal.SIG_IGN):
@@ -257,13 +248,13 @@ def nudges() -> Iterator[None]:
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether what came out of the function is RankShouldRestart, or a group with one in it (asyncio.TaskGroup)."""
+    """Whether the exception is RankShouldRestart, or a group with one in it (asyncio.TaskGroup)."""
     leaves = getattr(error, "exceptions", ())
     return isinstance(error, RankShouldRestart) or (isinstance(leaves, tuple) and any(map(was_stopped, leaves)))
 
 
 def way_out(error: BaseException) -> BaseException | None:
-    """What the function was leaving its rank with when it was stopped: that exception's clean-up was running."""
+    """The exit exception whose clean-up was running when the function was stopped, if any."""
     seen: list[BaseException] = []
     todo: list[Any] = [error]
     while todo:

@@ -1,0 +1,153 @@
+"""The coordinator of the job, on the node that has this role: its core, its members' connections, its result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+from nvrx_slurm import types as t
+from nvrx_slurm.agent.event_log import EventLog
+from nvrx_slurm.agent.job import Job
+from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport, credentials
+from nvrx_slurm.agent.progress_file import ProgressFile
+from nvrx_slurm.agent.result import publish
+from nvrx_slurm.agent.roles import Post
+from nvrx_slurm.agent.shell import Shell
+from nvrx_slurm.agent.time_left import TimeLeft
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.system import limits
+
+
+class Server(Protocol):
+    """The members' connections; `control.server.ControlServer` is one."""
+
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
+        """Push a message to one member."""
+
+    def send_all(self, message: t.CoordinatorMessage) -> None:
+        """Push a message to every member."""
+
+    def drop(self, node_id: str) -> None:
+        """Disconnect one member."""
+
+    async def close(self, grace_s: float) -> None:
+        """Disconnect all after at most `grace_s` seconds."""
+
+
+class Members:
+    """Role of the coordinator's core: messages to the agents, over the network or within this program."""
+
+    commands: ClassVar[tuple[type, ...]] = (ev.SendTo, ev.Drop)
+
+    def __init__(self) -> None:
+        self.local: LocalTransport | None = None
+        self.server: Server | None = None
+
+    async def start(self) -> None:
+        """Members connect by themselves."""
+
+    def handle(self, command: ev.SendTo | ev.Drop) -> None:
+        """Send to one member, or drop it; one that is not connected misses the message."""
+        if isinstance(command, ev.Drop):
+            if self.server is not None:
+                self.server.drop(command.node_id)
+        elif self.local is not None and command.node_id == self.local.node_id:
+            self.local.deliver(command.message)
+        elif self.server is not None:
+            self.server.send(command.node_id, command.message)
+
+    async def close(self, last: t.Finish | None = None) -> None:
+        """Disconnect all; `last` goes to each of them before."""
+        server, self.server = self.server, None
+        if server is not None:
+            if last is not None:
+                server.send_all(last)
+            await server.close(LAST_MESSAGES_S)
+
+
+class CoordinatorRole:
+    """Role of the node's program: coordinates the job. It can be added while the program runs.
+
+    `on_defect(error)`: the coordinator broke and decides nothing any more.
+    """
+
+    commands: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(
+        self, job: Job, settings: CoordinatorSettings, say: Callable[[str], None], on_defect: Callable[[Any], None]
+    ) -> None:
+        self._job = job
+        self._say = say
+        self._on_defect = on_defect
+        self._settings = settings
+        self.members = Members()
+        self.shell: Shell
+
+    async def start(self) -> None:
+        """Listen for the other nodes, if there are any. Raises UsageError where that is impossible."""
+        self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
+        shell.add(self.members)
+        shell.result.add_done_callback(self._on_end)
+        if self._job.meeting is not None:
+            await self._listen()
+        shell.begin()
+        self._job.run_dir.link_latest()
+
+    async def _listen(self) -> None:
+        from nvrx_slurm.control.auth import new_token  # gRPC: only where there are several nodes
+        from nvrx_slurm.control.server import ControlServer, resolve
+
+        meeting = self._job.meeting
+        assert meeting is not None
+        if sentence := limits.files_for(self._settings.max_nodes):
+            self._say(sentence)
+        token = meeting.token or new_token()
+        server = ControlServer(meeting.key, token, self.shell.post, self._say, meeting.keepalive, credentials(meeting))
+        self.members.server = server
+        where = await server.start(await resolve(meeting.endpoints[0][0]), [port for _, port in meeting.endpoints])
+        self._say(f"coordinator listens on {where}")
+
+    def connect(self, node_id: str, to_agent: Post) -> LocalTransport:
+        """A transport for the agent in the same program."""
+        self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
+        return self.members.local
+
+    def handle(self, command: Any) -> None:
+        """The agent's core has no commands for it."""
+
+    async def finish(self) -> int:
+        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code."""
+        done: ev.Done = await self.shell.result
+        await self.members.close()
+        requeues = None if self._job.slurm is None else self._job.slurm.restart_count
+        await publish(done, self._job.run_dir.result, requeues, self._say)
+        return int(done.code)
+
+    async def close(self, last: t.Finish | None = None) -> None:
+        """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
+        await self.members.close(last)
+        self.shell.finish(None)
+
+    def _on_end(self, result: Any) -> None:
+        error = None if result.cancelled() else result.exception()
+        if isinstance(error, Exception):
+            self._on_defect(error)
+
+
+def coordinator_shell(settings: CoordinatorSettings, job: Job, say: Callable[[str], None]) -> Shell:
+    """The coordinator's core with its log and the readers that it asks; without members."""
+    core = Coordinator(settings, asyncio.get_running_loop().time())
+    log = EventLog(job.run_dir.events("coordinator"), core, say)
+    shell = Shell(core, log, ev.Done, say)
+    time_left = TimeLeft(None if job.slurm is None else job.slurm.job_id)
+    shell.result.add_done_callback(lambda _: time_left.close())
+    shell.on(ev.AskTimeLeft, lambda command: time_left.ask(lambda left_s: shell.post(ev.TimeLeft(left_s))))
+    if job.progress_file is not None:
+        progress = ProgressFile(job.progress_file, say)
+        shell.on(
+            ev.ReadProgress,
+            lambda command: progress.read(lambda found: shell.post(ev.ProgressRead(command.cycle, found))),
+        )
+    return shell

@@ -1,0 +1,162 @@
+"""This node's part of the job: the settings of its agent and, on the node that hosts it, of the coordinator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from nvrx_slurm.agent.job import Job
+from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
+from nvrx_slurm.cli import rendezvous
+from nvrx_slurm.cli.log_tree import run_dir, working_directory
+from nvrx_slurm.cli.place import Here, node_range, workers_per_node
+from nvrx_slurm.cli.worker import worker_argv, worker_spec
+from nvrx_slurm.config import Config, NodeRange, Resolved
+from nvrx_slurm.config.kinds import MAX_SECONDS
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.system import numa
+from nvrx_slurm.types import KindCount, RestartPolicy
+
+KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
+_KILL_WAIT_S = 30.0  # Slurm's default
+_KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
+_KILL_TIMEOUT_S = 10.0
+
+
+def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, args: tuple[str, ...]) -> Job:
+    """This node's part of the job. Asks Slurm at most for one node's address. Raises UsageError."""
+    slurm = here.slurm
+    nodes = node_range(config, slurm)
+    meeting = rendezvous.meeting(config, slurm, nodes, env)
+    node = rendezvous.node(config, slurm, meeting, workers_per_node(config, slurm, env))
+    directory = run_dir(config, slurm, env)
+    preflight = preflight_spec(config)
+    agent = AgentSettings(
+        stop_timeout_s=config.launch.workers_stop_timeout,
+        term_timeout_s=_term_timeout_s(config, slurm, env),
+        kill_timeout_s=_KILL_TIMEOUT_S,
+        join_timeout_s=config.launch.rdzv_conf.join_timeout,
+        in_step=slurm is not None,
+        policy=RestartPolicy(config.ft.restart_policy),
+        warning_signum=config.ft.warning_signal or 0,
+    )
+    hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
+    return Job(
+        node,
+        directory,
+        worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
+        agent,
+        preflight,
+        _coordinator(config, slurm, nodes, agent, preflight) if hosts else None,
+        meeting,
+        slurm,
+        _progress_file(config),
+        may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
+    )
+
+
+def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
+    """What the coordinator's agent says before the job starts: settings without effect, cut short, or unsafe."""
+    found = [
+        rendezvous.token_note(resolved.config, job.meeting, env),
+        _term_note(resolved, job.slurm, env),
+        _numa_note(job),
+        _time_limit_note(resolved, job.slurm),
+    ]
+    return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
+
+
+def _progress_file(config: Config) -> str | None:
+    path = config.ft.checkpoint_iteration_file
+    return os.path.join(working_directory(), path) if path and config.ft.is_progress_tracking_enabled else None
+
+
+def _coordinator(
+    config: Config, slurm: SlurmContext | None, nodes: NodeRange, agent: AgentSettings, preflight: PreflightSpec
+) -> CoordinatorSettings:
+    conf = config.launch.rdzv_conf
+    expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
+    if slurm is not None:
+        expected = slurm.nodes if config.launch.endpoint is None else ()  # an array has more nodes than this job
+    return CoordinatorSettings(
+        min_nodes=nodes.min,
+        max_nodes=nodes.max,
+        max_restarts=config.launch.max_restarts,
+        policy=agent.policy,
+        limits=_restart_limits(config),
+        max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        tracks_progress=config.ft.is_progress_tracking_enabled,
+        has_preflight=True,
+        join_timeout_s=conf.join_timeout,
+        last_call_s=conf.last_call_timeout,
+        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + preflight.longest_s,
+        drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
+        time_limited=slurm is not None,
+        warn_before_end_s=config.ft.warn_before_end,
+        stop_before_end_s=config.ft.stop_before_end,
+        warning_signum=agent.warning_signum,
+        expected=expected,
+    )
+
+
+def _restart_limits(config: Config) -> RestartLimits:
+    by_kind = config.ft.max_restarts_by_fault
+    return RestartLimits(
+        by_kind=tuple(KindCount(kind, count) for kind, count in by_kind.items()),
+        crash_loop_s=config.ft.crash_loop_window,
+        crash_loop_pause_s=config.ft.crash_loop_backoff,
+        max_no_progress_cycles=max(0, config.ft.max_no_progress_cycles),
+        min_progress_iterations=config.ft.min_progress_iterations,
+        no_restart_code=config.ft.no_restart_exit_code,
+    )
+
+
+def _kill_wait_s(env: Mapping[str, str]) -> float:
+    text = env.get(KILL_WAIT_ENV, "")
+    try:
+        seconds = float(text) if text else _KILL_WAIT_S
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_SECONDS:  # false for a NaN, too
+        raise UsageError(f"{KILL_WAIT_ENV}={text!r} is not a number of seconds; unset it")
+    return seconds
+
+
+def _term_timeout_s(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> float:
+    wanted_s = config.launch.term_timeout
+    return wanted_s if slurm is None else min(wanted_s, max(1.0, _kill_wait_s(env) - _KILL_WAIT_MARGIN_S))
+
+
+def _term_note(resolved: Resolved, slurm: SlurmContext | None, env: Mapping[str, str]) -> str:
+    """Slurm leaves workers less time to end than the user asked for."""
+    wanted_s, origin = resolved.config.launch.term_timeout, resolved.origins["term_timeout"]
+    left_s = _term_timeout_s(resolved.config, slurm, env)
+    if left_s >= wanted_s or origin.layer == "default":
+        return ""
+    return (
+        f"{origin.with_value(f'{wanted_s:g}')} is cut to {left_s:g} s: Slurm kills everything KillWait"
+        f" ({_kill_wait_s(env):g} s) after its SIGTERM; use #SBATCH --signal to warn workers earlier"
+    )
+
+
+def _numa_note(job: Job) -> str:
+    """Workers of this node are not bound though NUMA binding is on."""
+    loose = [str(rank) for rank, prefix in enumerate(job.spec.prefixes) if not prefix]
+    if not loose:
+        return ""
+    return f"{numa.BY_GPU}: local ranks {','.join(loose)} are not bound; --dry-run on this node says why"
+
+
+def _time_limit_note(resolved: Resolved, slurm: SlurmContext | None) -> str:
+    """Settings count from a time limit, and outside Slurm there is none."""
+    ft, origins = resolved.config.ft, resolved.origins
+    told = {"ft_warn_before_end": ft.warn_before_end, "ft_stop_before_end": ft.stop_before_end}
+    names = [origins[key].name for key, before_s in told.items() if before_s > 0]
+    if slurm is not None or not names:
+        return ""
+    verb = "have" if len(names) > 1 else "has"
+    return f"{' and '.join(names)} {verb} no effect: only a Slurm job has a time limit, and this is none"

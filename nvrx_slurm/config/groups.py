@@ -1,0 +1,19 @@
+"""Headings under which --help and docs/configuration.md list the settings, in their order."""
+
+from __future__ import annotations
+
+NODES = "Nodes and workers"
+SLURM = "Slurm"
+RENDEZVOUS = "Rendezvous"
+RESTARTS = "Restarts and stopping"
+MONITORING = "Rank monitoring"
+LOGS = "Logs"
+CONFIGURATION = "Configuration and dry runs"
+HEALTH = "Health checks"
+DEVICES = "GPUs and NUMA"
+LOG_SERVER = "Log aggregation"
+ATTRIBUTION = "Attribution"
+TORCHRUN = "Other torchrun flags"
+
+GROUPS = (NODES, SLURM, RENDEZVOUS, RESTARTS, MONITORING, HEALTH, DEVICES, LOGS, CONFIGURATION)
+GROUPS_REFUSED = (LOG_SERVER, ATTRIBUTION, TORCHRUN)

@@ -1,0 +1,87 @@
+"""The end is decided: all agents hear it and leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.job_data import Phase, rows
+from nvrx_slurm.core.job.members import READY
+from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.job.restarts import first_cause
+from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.errors import ExitCode
+
+_MINE = (Phase.FINISHED, Phase.RETURNING)
+_NAMES_SHOWN = 16
+_TOO_LATE = (ev.GotSucceeded, ev.GotStopped, ev.GotAsked, ev.GotWarnJob, ev.GotEndJob, ev.TimeLeft, ev.ProgressRead)
+
+
+@dataclass(eq=False)
+class Ending(JobPart):
+    """Owns the states after the decision. `job.end` is that decision."""
+
+    states = (*_MINE, Phase.CLOSED)
+    table: ClassVar[Table] = rows(
+        (_MINE, ev.Joined, Row("on_joined", (Phase.FINISHED,), "it learns the end, too")),
+        (_MINE, ev.Lost, Row("on_lost", (*_MINE, Phase.CLOSED), "it has left")),
+        (_MINE, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
+        (_MINE, Tick, Row("on_tick", (Phase.CLOSED,), "the end waits for a bounded time")),
+        *((_MINE, event, Row("ignore", (), "the end is decided")) for event in _TOO_LATE),
+    )
+
+    leave_by: float = 0.0
+    return_by: float = 0.0
+
+    def enter(self, now: float) -> None:
+        """Tell all agents."""
+        assert self.job.end is not None
+        self.leave_by = now + self.job.settings.drain_timeout_s
+        self.send_all(self.job.end)
+        self._close_if_alone(now)
+
+    def on_joined(self, event: ev.Joined, now: float) -> None:
+        """A late agent learns that the job is over."""
+        assert self.job.end is not None
+        node = event.message.node
+        self.job.lost_at.pop(node.node_id, None)
+        self.job.members.put(node, event.message.port, READY)
+        self.send(node.node_id, self.job.end)
+        self.core.go(Phase.FINISHED, now)
+
+    def on_lost(self, event: ev.Lost, now: float) -> None:
+        """An agent has left."""
+        if self.job.members.remove(event.node_id) is not None:
+            self._close_if_alone(now)
+
+    def deadline(self) -> float | None:
+        """How long agents may take to leave, or to return; the end of the allocation does not matter any more."""
+        if self.core.state is Phase.CLOSED:
+            return None
+        return self.leave_by if self.core.state is Phase.FINISHED else self.return_by
+
+    def on_tick(self, event: Tick, now: float) -> None:
+        """Agents that have not left, or not returned, are not waited for any longer."""
+        if len(self.job.members):
+            left = ", ".join(node.host for node in self.job.members.in_order()[:_NAMES_SHOWN])
+            self.say(f"not waiting any longer for {left} to leave")
+        self._close(now)
+
+    def _close_if_alone(self, now: float) -> None:
+        """An agent that was cut off a moment ago may come back, and should hear the end."""
+        if len(self.job.members):
+            return
+        self.return_by = max(self.job.lost_at.values(), default=now) + self.job.settings.return_grace_s
+        if self.job.lost_at and now < self.return_by:
+            self.core.go(Phase.RETURNING, now)
+        else:
+            self._close(now)
+
+    def _close(self, now: float) -> None:
+        job = self.job
+        assert job.end is not None
+        self.core.go(Phase.CLOSED, now)
+        cause = None if job.end.code == ExitCode.OK else first_cause(job.faults)
+        report = job.report.build(job.budget.history, now)
+        self.core.emit(ev.Done(job.end.code, job.end.reason, cause, report))

@@ -1,0 +1,127 @@
+"""What the parts of the coordinator share: states, settings and the data of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from nvrx_slurm.core import machine
+from nvrx_slurm.core.job.assignment import Assignment
+from nvrx_slurm.core.job.inherited import Inherited
+from nvrx_slurm.core.job.job_clock import JobClock
+from nvrx_slurm.core.job.members import Members
+from nvrx_slurm.core.job.report import ReportBuilder
+from nvrx_slurm.core.job.restarts import Budget, RestartLimits
+from nvrx_slurm.core.machine import Follows
+from nvrx_slurm.types import Finish, RankFault, RestartPolicy, Warn
+
+SIGUSR1 = 10
+_MAX_FAULTS = 10_000  # of one cycle that are kept in full
+
+
+class Phase(Enum):
+    """States of the coordinator."""
+
+    JOINING = "waiting for enough nodes"
+    LAST_CALL = "enough nodes are here; waiting a moment for the others"
+    TAKEOVER = "nodes run a cycle of an older term; waiting a moment for the rest of them"
+    PAUSED = "a rank dies at its start again and again; waiting before the next cycle"
+    RUNNING = "a cycle is running"
+    LAST_RANKS = "enough nodes are done; waiting for the last ranks of nodes with a fault"
+    STOPPING = "waiting until the workers of a failed cycle are gone"
+    SCORING = "the workers are gone; waiting for the progress that their cycle made"
+    FINISHED = "the end is decided; waiting for the agents to leave"
+    RETURNING = "all agents have left; waiting a moment for one that was cut off"
+    CLOSED = "done"
+
+
+STOPPING = (Phase.STOPPING, Phase.SCORING)
+OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no agent is here to be told
+LIVE = tuple(phase for phase in Phase if phase not in OVER)
+_FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
+FOLLOWS: Follows = {
+    Phase.JOINING: (Phase.LAST_CALL, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
+    Phase.LAST_CALL: (Phase.JOINING, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
+    Phase.TAKEOVER: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING, *OVER),
+    Phase.PAUSED: (Phase.JOINING, Phase.RUNNING, *OVER),
+    Phase.RUNNING: (Phase.LAST_RANKS, *_FAILED, *OVER),
+    Phase.LAST_RANKS: (*_FAILED, *OVER),
+    Phase.STOPPING: (Phase.SCORING, Phase.JOINING, Phase.PAUSED, Phase.RUNNING, *OVER),
+    Phase.SCORING: (Phase.JOINING, Phase.PAUSED, Phase.RUNNING, *OVER),
+    Phase.FINISHED: (Phase.RETURNING, Phase.CLOSED),
+    Phase.RETURNING: (Phase.FINISHED, Phase.CLOSED),
+}
+ANY = tuple(Phase)
+rows = partial(machine.rows, FOLLOWS)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """What the coordinator is told once. All times in seconds."""
+
+    term: int = 1
+    min_nodes: int = 1  # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
+    max_nodes: int = 1  # how many are expected at the start; waiting for more makes no sense
+    max_restarts: int = 0  # per job
+    policy: RestartPolicy = RestartPolicy.ANY_FAILED
+    limits: RestartLimits = RestartLimits()
+    max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    tracks_progress: bool = False  # there is a checkpoint iteration file to read
+    has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
+    join_timeout_s: float = 300.0  # how long to wait for min_nodes
+    last_call_s: float = 1.0  # first cycle: how long to wait for the rest once min_nodes are here
+    announce_s: float = 3.0  # after how long to say which nodes are missing, where some are still being checked
+    stop_timeout_s: float = 60.0  # agents that still run workers this long after a stop are taken out of the job
+    drain_timeout_s: float = 60.0  # how long the end waits for agents to leave
+    return_grace_s: float = 3.0  # how long the end waits for a node whose stream has just broken to hear of it
+    time_limited: bool = False  # the allocation ends, and Slurm knows when
+    warn_before_end_s: float = 0.0  # how long before that ranks are warned; 0 = left to Slurm (--signal)
+    stop_before_end_s: float = 0.0  # how long before that the job is stopped; 0 = left to Slurm (time limit)
+    warning_signum: int = SIGUSR1
+    expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
+
+
+@dataclass
+class JobData:
+    """The data of the job. Times are monotonic seconds."""
+
+    settings: CoordinatorSettings
+    budget: Budget
+    clock: JobClock  # the end of the allocation
+    report: ReportBuilder
+    members: Members = field(default_factory=Members)
+    assignment: Assignment = field(default_factory=Assignment)  # of the last plan
+    inherited: Inherited = field(default_factory=Inherited)  # what agents tell of earlier terms
+    fresh: bool = True  # nothing has been planned, carried on or given up in this term
+    cycle: int = -1  # the last one that was planned, in any term; -1 = none
+    cycle_started_at: float = 0.0
+    faults: dict[RankFault, None] = field(default_factory=dict)  # of the last cycle, in order of arrival, each once
+    cause: RankFault | None = None  # why the last cycle failed
+    pause_until: float = 0.0  # no cycle starts before
+    lost_at: dict[str, float] = field(default_factory=dict)  # node_id -> when an active node was lost
+    warning: Warn | None = None  # that the job is about to end
+    end: Finish | None = None
+
+    @classmethod
+    def at_start(cls, settings: CoordinatorSettings, now: float) -> JobData:
+        """Nothing has happened yet."""
+        s = settings
+        clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
+        return cls(s, Budget(s.max_restarts, s.limits), clock, ReportBuilder(now), cycle_started_at=now)
+
+    @property
+    def min_healthy(self) -> bool:
+        """Whether faults are tolerated while enough nodes are good."""
+        return self.settings.policy is RestartPolicy.MIN_HEALTHY
+
+    @property
+    def nodes_left(self) -> int:
+        """How many nodes may still come at most: those that were expected, without the excluded ones."""
+        return self.settings.max_nodes - len(self.budget.history.excluded)
+
+    def add_fault(self, fault: RankFault, now: float) -> None:
+        """Note a fault of the last cycle. A fault that is told again counts once."""
+        if fault not in self.faults and len(self.faults) < _MAX_FAULTS:
+            self.faults[fault] = None
+            self.report.add_fault(fault, self.cycle, now)

@@ -1,0 +1,167 @@
+"""What the parts of the coordinator have in common: how they speak to agents, and how they end the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.inherited import is_busy
+from nvrx_slurm.core.job.job_clock import Due
+from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
+from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
+from nvrx_slurm.core.machine import Part, Say, Tick, earliest
+from nvrx_slurm.errors import ExitCode, signal_exit_code
+
+_SIGTERM = 15
+_FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
+
+
+@dataclass(eq=False)
+class JobPart(Part):
+    """A part of the coordinator. A part that owns states overrides `joined`, `left`, `timer_at` and `on_timer`."""
+
+    job: JobData
+
+    @property
+    def owner(self) -> JobPart:
+        """The part that owns the current state: it decides what a change of the members means."""
+        return cast(JobPart, self.core.owner)
+
+    # --- what a part that owns states is told ---------------------------------------------------------------
+
+    def joined(self, message: t.Register, now: float) -> None:
+        """An agent has registered; it is a member already."""
+
+    def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
+        """A member is gone and removed; `fault` says why."""
+
+    def timer_at(self) -> float | None:
+        """When this part has something to do (monotonic seconds), or None."""
+        return None
+
+    def on_timer(self, now: float) -> None:
+        """That time has come."""
+
+    def deadline(self) -> float | None:
+        """The part's own timer, or the end of the allocation."""
+        return earliest(self.timer_at(), self.job.clock.deadline())
+
+    def on_tick(self, event: Tick, now: float) -> None:
+        """The end of the allocation goes before the part's own timer."""
+        due_at = self.timer_at()
+        if not self.mind_the_clock(self.job.clock.look(now), now) and due_at is not None and now >= due_at:
+            self.on_timer(now)
+
+    # --- messages -------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Print a sentence."""
+        self.core.emit(Say(text))
+
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> None:
+        """To one agent."""
+        self.core.emit(ev.SendTo(node_id, message))
+
+    def send_all(self, message: t.CoordinatorMessage) -> None:
+        """To all connected agents, in infra order."""
+        for node in self.job.members.in_order():
+            self.send(node.node_id, message)
+
+    def send_plan(self, node_id: str) -> None:
+        """The plan of the running cycle, from the point of view of one agent."""
+        self.send(node_id, self.job.assignment.plan_for(node_id))
+
+    def stop_workers(self, node_id: str, cycle: int) -> None:
+        """An agent has workers of `cycle` that are not, or no longer, part of the job."""
+        self.send(node_id, t.Stop(self.job.settings.term, cycle, f"its part in cycle {cycle} is over"))
+
+    def stop_old_workers(self, message: t.Register) -> None:
+        """The same for an agent that has just registered, if it has any."""
+        if message.plan is not None and is_busy(message):
+            self.stop_workers(message.node.node_id, message.plan.cycle)
+
+    def warn(self, warning: t.Warn) -> None:
+        """Tell all agents, and those that come later, that the job is about to end."""
+        if self.job.warning is None:
+            self.job.warning = warning
+            self.say(f"warning all ranks: {warning.reason}")
+            self.send_all(warning)
+
+    # --- faults, and nodes that go --------------------------------------------------------------------------
+
+    def add_faults(self, faults: Iterable[t.RankFault], now: float) -> None:
+        """Note faults of the last cycle."""
+        for fault in faults:
+            self.job.add_fault(fault, now)
+
+    def fail_cycle(self, cause: t.RankFault | None, now: float) -> None:
+        """The cycle cannot go on: its workers are stopped."""
+        assert cause is not None
+        self.job.cause = cause
+        self.core.go(Phase.STOPPING, now)
+
+    def remove(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
+        """A member is lost, or is taken out for `fault`."""
+        job, member = self.job, self.job.members.remove(node_id)
+        if member is None:
+            return
+        fault = fault or lost(member.node, why)
+        if fault.kind is not t.FaultKind.NODE_LOST or job.assignment.group_rank(node_id) is not None:
+            job.report.add_fault(fault, job.cycle, now)
+        else:
+            self.say(f"node {member.node.host} left: {fault.message}")
+        self.owner.left(member.node, fault, now)
+
+    def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
+        """Send an agent away; a member is removed."""
+        self.send_away(node_id, why)
+        self.remove(node_id, why, now, fault)
+
+    def send_away(self, node_id: str, why: str) -> None:
+        """Tell an agent that it is not taken, and close its stream."""
+        self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))
+        self.core.emit(ev.Drop(node_id))
+
+    def more_faults(self, event: ev.GotFailed, now: float) -> None:
+        """Faults of the last cycle that arrive after it was given up."""
+        current = event.message.cycle == self.job.cycle
+        if current and self.job.assignment.group_rank(event.node_id) is not None:
+            for fault in event.message.faults:
+                self.job.add_fault(fault, now)
+                self._say_if_new(fault)
+
+    def _say_if_new(self, fault: t.RankFault) -> None:
+        """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
+        known = len(self.job.faults)
+        first = known <= _FAULTS_COMPARED and first_cause(self.job.faults) == fault
+        if self.job.end is None and (first or known <= _FAULTS_SAID):
+            what = "more likely the cause" if first else "also failed"
+            self.say(f"{what}: {headline(fault)}{evidence(fault)}")
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def finish(self, end: t.Finish, now: float) -> None:
+        """Decide the end and tell all agents."""
+        self.job.end = end
+        self.core.go(Phase.FINISHED, now)
+
+    def mind_the_clock(self, due: Due, now: float) -> bool:
+        """Do what the end of the allocation asks for; whether that was something."""
+        s = self.job.settings
+        if due is Due.ASK:
+            self.core.emit(ev.AskTimeLeft())
+        elif due is Due.WARN:
+            left = f"less than {s.warn_before_end_s:g} s of the allocation are left"
+            self.warn(t.Warn(s.warning_signum or SIGUSR1, left))
+        elif due is Due.STOP:
+            left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
+            self.finish(t.Finish(signal_exit_code(_SIGTERM), left), now)
+        return due is not Due.NOTHING
+
+
+def lost(node: t.Node, why: str) -> t.RankFault:
+    """A node that is gone, as a fault."""
+    return t.RankFault(t.FaultKind.NODE_LOST, node.host, node.infra_rank, message=why)

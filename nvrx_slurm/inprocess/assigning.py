@@ -1,0 +1,56 @@
+"""Rank assignment at the start of an iteration, while ranks may be lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from nvrx_slurm.inprocess.exception import RankDiscarded, RestartError
+from nvrx_slurm.inprocess.meeting.barriers import Iteration
+from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment, RankAssignmentCtx, assign
+from nvrx_slurm.inprocess.state import State
+
+_LOOK_S = 2.0
+
+
+class Disturbed(Exception):
+    """A rank was lost while ranks were being assigned."""
+
+
+class _AssigningView(StoreView):
+    """The store of a rank assignment: a wait for other ranks ends when one is lost."""
+
+    def __init__(self, this: Iteration) -> None:
+        stable = this.call.under("stable")
+        keys = this.keys.under("assign", stable)
+        super().__init__(keys.store, keys.prefix, stable)
+        self._ended = this.keys
+
+    def came(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """See `StoreView`; raises Disturbed."""
+        deadline_s, look_s = time.monotonic() + timeout_s, min(_LOOK_S, timeout_s)
+        while not self.look(keys, look_s):
+            if self._ended.check(["ended"]):
+                raise Disturbed("a rank was lost during the rank assignment")
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
+
+
+def assign_ranks(
+    assignment: RankAssignment, this: Iteration, before: State, terminated: Collection[int]
+) -> State | Exception:
+    """The new state of this rank, or the error by which it noticed that another rank was lost meanwhile.
+
+    Raises any other exception of the assignment.
+    """
+    state = replace(before, iteration=this.number, fn_exception=None)
+    try:
+        return assign(assignment, RankAssignmentCtx(state, _AssigningView(this), set(terminated)))
+    except (RestartError, TimeoutError, Disturbed) as error:
+        # `end` is written before the keys that wake waiters, and these before `ended`
+        if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
+            raise
+        return error

@@ -1,0 +1,48 @@
+"""Exceptions of the wrapped function: their tracebacks, their chains of causes, and what these keep alive."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import TracebackType
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def without_our_frames(error: BaseException) -> BaseException:
+    """The exception; its traceback begins at the first frame of the user's."""
+    first: TracebackType | None = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        first = first.tb_next
+    return error.with_traceback(first) if first is not None else error
+
+
+def blame(error: BaseException, cause: BaseException | None) -> None:
+    """Let the chain of causes of `error` end with `cause`, which is the same on all ranks."""
+    chain, causes = _chain(error), _chain(cause)
+    last = chain[-1]
+    if causes and last.__context__ is None and not any(one is other for one in chain for other in causes):
+        last.__cause__ = cause
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """The exception and its causes, each once: a chain may be circular."""
+    chain: list[BaseException] = []
+    while error is not None and not any(error is one for one in chain):
+        chain.append(error)
+        error = error.__cause__
+    return chain
+
+
+def free_frames(error: BaseException | None) -> None:
+    """Free the local variables of the function's frames (tensors!), though a reference to the exception is kept."""
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if one.__traceback__ is not None:
+            traceback.clear_frames(one.__traceback__)
+        todo += [one.__cause__, one.__context__]

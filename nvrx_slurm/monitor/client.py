@@ -1,0 +1,332 @@
+"""RankMonitorClient: the rank's connection to its rank monitor."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import namedtuple
+from collections.abc import Iterable, Mapping
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from nvrx_slurm.core.rank.sections import SectionError, Sections
+from nvrx_slurm.monitor import stacks, transport
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
+from nvrx_slurm.monitor.rank_info import RankInfo, env_int, megatron_iteration
+from nvrx_slurm.monitor.transport import RankMonitorClientError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.rank.learn import HeartbeatTimeouts, SectionTimeouts
+    from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
+
+FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = "FT_RANK_MONITOR_IPC_SOCKET"
+
+
+class RankMonitorClient:
+    """Connects this rank to its rank monitor. One per rank; not for processes forked from the rank.
+
+    Attributes: `is_initialized`; `rank_info` (RankInfo) and `cfg` (the launcher's settings, read-only; both None before
+    init); `hb_timeouts` (HeartbeatTimeouts) and `section_timeouts` (SectionTimeouts): the limits in force, before init
+    only limits that were loaded.
+
+    Heartbeats and sections are stores into memory shared with the monitor: no system call, no lock, no wait. In a child
+    made by os.fork(), for example a data loader's worker, the client is uninitialised and its methods raise: a living
+    child cannot keep a hung rank alive.
+    """
+
+    def __init__(self) -> None:
+        from nvrx_slurm.monitor.timeouts import Timeouts  # needs dataclasses, which an import of this module does not
+
+        self.rank_info: RankInfo | None = None
+        self.cfg: Any = None
+        self._timeouts = Timeouts()
+        self._page: Page | None = None
+        self._words: Any = None  # the page's memoryview while initialised
+        self._sections: Any = None  # Sections while initialised
+        self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
+        self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
+        self._longest_ns = 0  # longest time between two heartbeats
+        self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
+        _clients.add(self)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether heartbeats and sections of this client reach the rank monitor."""
+        return self._words is not None
+
+    @property
+    def hb_timeouts(self) -> HeartbeatTimeouts:
+        """The heartbeat limits in force."""
+        return self._timeouts.heartbeats
+
+    @property
+    def section_timeouts(self) -> SectionTimeouts:
+        """The section limits in force."""
+        return self._timeouts.sections
+
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
+        """Start monitoring: all limits run from now on. Timeouts that were loaded or calculated before apply again.
+
+        `num_warmup_iters` (>= 0, None = the launcher's num_warmup_iterations): this many first sections "step" have the
+        timeout of section "warmup", if rank_section_timeouts has one. Waits for the rank monitor's answer: usually
+        < 1 ms, at most 30 s. Raises RankMonitorClientError if already initialised, not started by nvrx-run, the rank is
+        not known, or the monitor refuses or does not answer.
+        """
+        if self.is_initialized:
+            raise RankMonitorClientError("init_workload_monitoring() was already called by this client")
+        if num_warmup_iters is not None and (type(num_warmup_iters) is not int or num_warmup_iters < 0):
+            raise RankMonitorClientError(f"num_warmup_iters must be an integer >= 0 or None, not {num_warmup_iters!r}")
+        path = os.environ.get(FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR)
+        if not path:
+            raise RankMonitorClientError(
+                f"there is no rank monitor for this process ({FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR} is not set): "
+                "start the script with nvrx-run, or try it within nvrx_slurm.testing.standalone_monitor()"
+            )
+        rank_info = RankInfo.get_for_current_rank()
+        reply, fd = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
+        self._page = _map(fd)
+        self.rank_info, self.cfg = rank_info, _settings(reply.get("cfg"))
+        try:
+            self._timeouts.configure(path, self.cfg)
+        except RankMonitorClientError:
+            self._detach()
+            raise
+        warmup = getattr(self.cfg, "num_warmup_iterations", 0) if num_warmup_iters is None else num_warmup_iters
+        self._heartbeat_ns = now_ns = monotonic_ns()
+        self._first_ns = self._longest_ns = 0
+        self._together, self._agreed = 0, False
+        self._sections = Sections(list(self.section_timeouts.section), warmup, now_ns, megatron_iteration)
+        self._page.words[OUTSIDE] = self._sections.outside_ns
+        self._words = self._page.words
+        stacks.install()
+        if getattr(self.cfg, "install_exception_hook", False):
+            from nvrx_slurm.monitor import exception_hook
+
+            exception_hook.install()
+
+    def send_heartbeat(self) -> None:
+        """Report progress of this rank; restarts `rank_heartbeat_timeout`. About 0.2 us, never blocks.
+
+        Raises RankMonitorClientError if not initialised in this process.
+        """
+        now_ns = monotonic_ns()
+        try:
+            self._words[HEARTBEAT] = now_ns
+        except (TypeError, ValueError):
+            raise _uninitialized("send_heartbeat") from None
+        if self._first_ns:
+            took_ns = now_ns - self._heartbeat_ns
+            if took_ns > self._longest_ns:
+                self._longest_ns = took_ns
+        else:
+            self._first_ns = now_ns - self._heartbeat_ns
+        self._heartbeat_ns = now_ns
+
+    def start_section(self, section: str) -> None:
+        """Begin section `section`; its timeout runs until end_section(). Sections may nest and overlap.
+
+        A name that is not in rank_section_timeouts has no effect. About 0.5 us, never blocks. Raises
+        RankMonitorClientError if this section is open already, or if not initialised in this process.
+        """
+        try:
+            sections, words = self._sections, self._words
+            if section not in sections.slots:
+                return
+            now_ns = monotonic_ns()
+            slot = sections.start(section, now_ns)
+            # The section first: a rank that is stopped between the two stores is still watched.
+            words[SECTIONS + slot] = now_ns
+            words[OUTSIDE] = 0
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._not_done("start_section", error) from None
+
+    def end_section(self, section: str) -> None:
+        """End section `section`; if no other section is open, rank_out_of_section_timeout runs from now on.
+
+        A name that is not in rank_section_timeouts has no effect. Raises RankMonitorClientError if this section is not
+        open, or if not initialised in this process.
+        """
+        try:
+            sections, words = self._sections, self._words
+            if section not in sections.slots:
+                return
+            slot = sections.end(section, monotonic_ns())
+            words[OUTSIDE] = sections.outside_ns
+            words[SECTIONS + slot] = 0
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._not_done("end_section", error) from None
+
+    def end_all_sections(self) -> None:
+        """End all open sections. Raises RankMonitorClientError if not initialised."""
+        if self._sections is None:
+            raise _uninitialized("end_all_sections")
+        for section in self._sections.open:
+            self.end_section(section)
+
+    def should_stop(self) -> bool:
+        """Whether the job was warned (time limit, preemption): save your work and end with exit code 0. About 0.1 us.
+
+        True stays True until the process ends. Ranks may learn of it some steps apart; use should_stop_together() where
+        all ranks must save the same step. After a True on any rank, nvrx-run ends with 128 + the signal (138) instead
+        of 0 once all ranks have ended well, so that the batch script can requeue the job. Raises RankMonitorClientError
+        if not initialised in this process.
+        """
+        try:
+            return self._words[WARNED] != 0 and self._leave()
+        except (TypeError, ValueError):
+            raise _uninitialized("should_stop") from None
+
+    def should_stop_together(self, every: int = 1, group: Any = None) -> bool:
+        """should_stop() with the same result on all ranks: True in the same call, once one rank was warned.
+
+        A collective call: all ranks of `group` (a torch.distributed process group, None = the default one) call it
+        equally often. Each `every`-th call (>= 1) costs one all_reduce of 8 bytes; the others return False. Without a
+        process group it equals should_stop(), for a job of one rank. Raises RankMonitorClientError for several ranks
+        without a group, a group without gloo and nccl, a bad `every`, or if not initialised.
+        """
+        self._need_cfg("should_stop_together")
+        if type(every) is not int or every < 1:
+            raise RankMonitorClientError(f"should_stop_together(every=...) must be an integer >= 1, not {every!r}")
+        self._together += 1
+        if not self._agreed and self._together % every == 0:
+            self._agreed = _any_of_all(self._words[WARNED] != 0, group)
+        return self._agreed and self._leave()
+
+    def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
+        """Replace the heartbeat timeouts by safety_factor times the longest time that any rank has needed.
+
+        A collective call: all ranks, in the same place. Timeouts that were calculated (or loaded) before count for one
+        half. Returns True. If no rank has sent two heartbeats: raises RankMonitorClientError, or with
+        `skip_if_not_ready` returns False, on all ranks. Also raises RankMonitorClientError if not initialised, without
+        torch.distributed's default group on gloo or nccl, or if the rank monitor does not answer within 30 s.
+        """
+        cfg = self._need_cfg("calculate_and_set_hb_timeouts")
+        return self._timeouts.learn_heartbeats(self._first_ns, self._longest_ns, cfg.safety_factor, skip_if_not_ready)
+
+    def calculate_and_set_section_timeouts(
+        self,
+        selected_sections: Iterable[str] | None = None,
+        calc_out_of_section: bool = True,
+        skip_if_not_ready: bool = False,
+    ) -> bool:
+        """The same for the timeouts of the selected sections (None = all) and of the time in no section.
+
+        Other sections keep their timeout. Not ready: a selected section was never ended on any rank. Raises like
+        calculate_and_set_hb_timeouts(), and for a section that is not in rank_section_timeouts.
+        """
+        cfg = self._need_cfg("calculate_and_set_section_timeouts")
+        selected = list(self._sections.slots if selected_sections is None else selected_sections)
+        for section in selected:
+            if section not in self._sections.slots:
+                raise RankMonitorClientError(f"section {section!r} is not in rank_section_timeouts")
+        longest = self._sections.longest_ns(monotonic_ns())
+        return self._timeouts.learn_sections(
+            longest, cfg.safety_factor, selected, calc_out_of_section, skip_if_not_ready
+        )
+
+    def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
+        """Ask for an action that concerns more than this rank: see WorkloadAction.
+
+        Returns when the launcher of this node has the request, usually within 1 ms; the launcher decides. Workers that
+        are to end get SIGTERM. The first 4000 characters of the description are kept. Raises TypeError unless `req` is
+        a WorkloadControlRequest, RankMonitorClientError if not initialised, or if the rank monitor does not answer
+        within 30 s or cannot pass it on.
+        """
+        self._need_cfg("send_workload_control_request")
+        from nvrx_slurm.monitor import workload_control
+
+        workload_control.send(self._timeouts.path, req)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The calculated timeouts, for the checkpoint: JSON-safe, the same on all ranks, empty if there are none."""
+        from nvrx_slurm.core.rank import learn
+
+        return learn.to_state(self.hb_timeouts, self.section_timeouts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Use the timeouts of a former state_dict(): at once if initialised, else from init on.
+
+        Sections that are not configured are ignored. Raises RankMonitorClientError if `state` is not such a state
+        (nothing has changed then), or if the rank monitor does not answer within 30 s.
+        """
+        self._timeouts.load(state)
+
+    def shutdown_workload_monitoring(self) -> None:
+        """End monitoring: no timeout fires until the next init. Does nothing if not initialised."""
+        if self._words is not None:
+            self._words[FINISHED] = monotonic_ns()
+        self._detach()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> bool:
+        """Tell the agent that the end of this process is not the end of the training."""
+        if not self._words[LEAVES]:
+            self._words[LEAVES] = monotonic_ns()
+        return True
+
+    def _need_cfg(self, what: str) -> Any:
+        if self._words is None:
+            raise _uninitialized(what)
+        return self.cfg
+
+    def _not_done(self, what: str, error: Exception) -> RankMonitorClientError:
+        if isinstance(error, SectionError):
+            return RankMonitorClientError(str(error))
+        if self._words is None:
+            return _uninitialized(what)
+        return RankMonitorClientError(f"{what}() needs the name of a section ({error})")
+
+    def _detach(self) -> None:
+        self._words = self._sections = None
+        self._timeouts.path = ""
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
+
+def _uninitialized(what: str) -> RankMonitorClientError:
+    return RankMonitorClientError(
+        f"{what}() needs init_workload_monitoring() first, in the rank's own process "
+        "(not in one forked from it) and before shutdown_workload_monitoring()"
+    )
+
+
+def _settings(cfg: Any) -> Any:
+    """The launcher's settings as read-only attributes, named as in FaultToleranceConfig."""
+    values: dict[str, Any] = cfg if isinstance(cfg, dict) else {}
+    return namedtuple("cfg", values)(**values)
+
+
+def _any_of_all(mine: bool, group: Any) -> bool:
+    from nvrx_slurm.monitor import collective
+
+    if group is not None or collective.is_initialized():
+        return collective.any_of_all(mine, group)
+    if env_int("WORLD_SIZE", 1) > 1:
+        raise RankMonitorClientError(
+            "should_stop_together() is for all ranks: call torch.distributed.init_process_group() first"
+        )
+    return mine
+
+
+def _map(fd: int | None) -> Page:
+    if fd is None:
+        raise RankMonitorClientError("the rank monitor's answer came without its memory page")
+    try:
+        return Page(fd)
+    except (PageError, OSError) as error:
+        raise RankMonitorClientError(f"the rank monitor's memory page cannot be used: {error}") from None
+    finally:
+        os.close(fd)
+
+
+_clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._detach()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,98 @@
+"""The timeouts of one RankMonitorClient: configured, loaded or calculated, and how the rank monitor gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nvrx_slurm.core.rank import learn
+from nvrx_slurm.monitor import transport
+from nvrx_slurm.monitor.transport import RankMonitorClientError
+
+
+class Timeouts:
+    """`heartbeats` and `sections`: the limits in force; before init only limits that were loaded.
+
+    `path`: the rank monitor's socket while initialised, else "". All methods that change limits raise
+    RankMonitorClientError if the monitor refuses or does not answer; nothing has changed then.
+    """
+
+    def __init__(self) -> None:
+        self.heartbeats = learn.HeartbeatTimeouts()
+        self.sections = learn.SectionTimeouts()
+        self.path = ""
+
+    def configure(self, path: str, cfg: Any) -> None:
+        """The rank is initialised: use the launcher's limits, with the limits that were calculated or loaded before."""
+        self.path = path
+        heartbeats = self.heartbeats
+        if not heartbeats.were_calculated:
+            heartbeats = learn.HeartbeatTimeouts(
+                getattr(cfg, "initial_rank_heartbeat_timeout", None),
+                getattr(cfg, "rank_heartbeat_timeout", None),
+                False,
+            )
+        configured = learn.SectionTimeouts(
+            getattr(cfg, "rank_section_timeouts", None) or {}, getattr(cfg, "rank_out_of_section_timeout", None)
+        )
+        self._apply(heartbeats, learn.with_learned(configured, self.sections))
+
+    def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, skip_if_not_ready: bool) -> bool:
+        """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
+        first_s, longest_s = _longest_of_all_s([first_ns, longest_ns])
+        try:
+            new = learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats)
+        except learn.NotReady as error:
+            return _not_ready(error, skip_if_not_ready)
+        self._apply(new, self.sections)
+        return True
+
+    def learn_sections(
+        self,
+        longest: tuple[dict[str, int], int],
+        factor: float,
+        selected: list[str],
+        calc_out_of_section: bool,
+        skip_if_not_ready: bool,
+    ) -> bool:
+        """Collective: see RankMonitorClient.calculate_and_set_section_timeouts. `longest`: see Sections.longest_ns."""
+        in_sections_ns, outside_ns = longest
+        *times_s, outside_s = _longest_of_all_s([*in_sections_ns.values(), outside_ns])
+        longest_s = dict(zip(in_sections_ns, times_s, strict=True))
+        try:
+            new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, calc_out_of_section)
+        except learn.NotReady as error:
+            return _not_ready(error, skip_if_not_ready)
+        self._apply(self.heartbeats, new)
+        return True
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Use the limits of a former `learn.to_state`: at once while initialised, else from init on."""
+        try:
+            heartbeats, sections = learn.from_state(state)
+        except ValueError as error:
+            raise RankMonitorClientError(f"this is not the state of a RankMonitorClient: {error}") from None
+        if not heartbeats.were_calculated:
+            heartbeats = self.heartbeats
+        if self.path:
+            self._apply(heartbeats, learn.with_learned(self.sections, sections))
+        else:
+            self.heartbeats, self.sections = heartbeats, sections
+
+    def _apply(self, heartbeats: learn.HeartbeatTimeouts, sections: learn.SectionTimeouts) -> None:
+        """Have the monitor use these limits, then keep them."""
+        if told := learn.to_message(heartbeats, sections):
+            transport.request(self.path, "limits", **told)
+        self.heartbeats, self.sections = heartbeats, sections
+
+
+def _longest_of_all_s(times_ns: list[int]) -> list[float]:
+    from nvrx_slurm.monitor.collective import longest_of_all
+
+    return [time_ns / 1e9 for time_ns in longest_of_all(times_ns)]
+
+
+def _not_ready(error: Exception, skip: bool) -> bool:
+    if skip:
+        return False
+    raise RankMonitorClientError(str(error)) from None

@@ -1,0 +1,143 @@
+"""One worker, as its rank monitor sees it: settings from the agent, state from the shared page, and the kill ladder."""
+
+from __future__ import annotations
+
+import os
+import signal
+from time import monotonic, monotonic_ns
+
+from nvrx_slurm.core.rank import watch as core
+from nvrx_slurm.monitor import kill
+from nvrx_slurm.monitor.page import (
+    FINISHED,
+    HEARTBEAT,
+    INIT,
+    LIMITS,
+    LIMITS_AT,
+    OUTSIDE,
+    RANK_PID,
+    SECTIONS,
+    Page,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Watched:
+    """One worker of one cycle. Takes ownership of both file descriptors; `message` is the agent's `watch`.
+
+    `requests_passed`: number of Continue requests passed on to the agent; `strongest`: the strongest other request.
+    `unmonitored`: the page was found broken, and the agent told so.
+    """
+
+    def __init__(self, message: dict[str, Any], pidfd: int, page_fd: int) -> None:
+        self.cycle: int = message["cycle"]
+        self.rank: int = message["rank"]
+        self.local_rank: int = message["local_rank"]
+        self.pid: int = message["pid"]
+        self.cfg: dict[str, Any] = message["cfg"]
+        self.page_fd = page_fd
+        self.pidfd = self._rank_pidfd = pidfd
+        self.page = Page(page_fd, check=False)
+        self.requests_passed = self.strongest = 0
+        self.unmonitored = False
+        self.ladder: list[tuple[str, float]] | None = None  # steps left; not None: the rank is hung
+        self._signum: int = message["signal"]
+        self._configured = self.limits = core.Limits(**message["limits"])
+        self._rank_pid = self.pid
+        self._step_until_s = 0.0
+        self._started_ns = int(message["started_s"] * 1e9)
+        self._resumed_s = 0.0
+        # Read once, for a restarted monitor; afterwards the rank cannot change this monitor's own facts.
+        init_ns = self.page.words[INIT]
+        self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
+        self._heartbeat_ns = 0  # the last plausible one
+        self._limits_ns = 0  # since when learned limits are in force
+        self._recall_limits()
+
+    def _recall_limits(self) -> None:
+        """Apply the limits that the rank told an earlier monitor of this worker, if they are plausible."""
+        since_ns = self.page.words[LIMITS_AT]
+        if self._init_ns and self._init_ns <= since_ns <= monotonic_ns():
+            values_ns = self._limit_words().tolist()
+            try:
+                self.limits = self._configured.with_values([value / 1e9 if value else None for value in values_ns])
+                self._limits_ns = since_ns
+            except ValueError:
+                pass
+
+    def _limit_words(self) -> memoryview:
+        return self.page.words[LIMITS : LIMITS + len(self._configured.values())]
+
+    def change_limits(self, told: dict[str, Any]) -> None:
+        """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
+        if not self._init_ns:
+            raise ValueError("limits can be changed after init_workload_monitoring() only")
+        limits = self._configured.changed(told)
+        self.page.words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
+        words = self._limit_words()
+        for position, limit_s in enumerate(limits.values()):
+            words[position] = round(limit_s * 1e9) if limit_s else 0
+        self._limits_ns = self.page.words[LIMITS_AT] = monotonic_ns()
+        self.limits = limits
+
+    def initialize(self, pid: int) -> None:
+        """Process `pid` called init_workload_monitoring(): earlier heartbeats, sections and limits no longer count."""
+        self.page.words[LIMITS_AT] = self._limits_ns = 0
+        self.limits = self._configured
+        self._init_ns = self.page.words[INIT] = monotonic_ns()
+        self.page.words[RANK_PID] = pid
+        self._heartbeat_ns = 0
+
+    def judge(self, due_s: float) -> core.Judgement:
+        """Whether the rank is hung. `due_s` (monotonic): when this call was due; if it is late, both were stopped."""
+        words = self.page.words
+        heartbeat_ns, finished_ns, outside_ns = words[HEARTBEAT], words[FINISHED], words[OUTSIDE]
+        opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
+        now_ns = monotonic_ns()  # after the words: a heartbeat of this moment is not in the future
+        if now_ns / 1e9 > due_s + core.LATE_S:
+            self._resumed_s = now_ns / 1e9  # for example `scontrol suspend`, or a virtual machine that was paused
+        init_ns = self._init_ns
+        if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:
+            self._heartbeat_ns = heartbeat_ns
+        view = core.View(
+            self._started_ns / 1e9,
+            init_ns / 1e9 if init_ns else None,
+            self._heartbeat_ns / 1e9 if self._heartbeat_ns and init_ns else None,
+            bool(init_ns) and init_ns <= finished_ns <= now_ns,
+            max(self._resumed_s, self._limits_ns / 1e9),
+            tuple(since_ns / 1e9 if 0 < init_ns <= since_ns <= now_ns else None for since_ns in opened_ns),
+            outside_ns / 1e9 if 0 < init_ns <= outside_ns <= now_ns else None,
+        )
+        return core.judge(self.limits, view, now_ns / 1e9)
+
+    def begin_end(self) -> None:
+        """The rank is hung: choose the ladder that ends it."""
+        pid = self.page.words[RANK_PID]
+        pidfd = kill.open_member(pid, self.pid)
+        if pidfd is not None:  # the worker is a wrapper; the stacks are in the process that called init
+            self._rank_pid, self._rank_pidfd = pid, pidfd
+        prints_stacks = kill.stacks_signal(self._rank_pidfd, self._rank_pid) != 0
+        self.ladder = list(core.stop_ladder(self._signum, prints_stacks))
+
+    def climb(self) -> float | None:
+        """Take the steps of the ladder that are due; returns the time of the next one (monotonic s), None: no more."""
+        while self.ladder and monotonic() >= self._step_until_s:
+            step, grace_s = self.ladder.pop(0)
+            if step == core.STACKS:
+                kill.ask_for_stacks(self._rank_pidfd, self._rank_pid)
+            elif step == core.SIGNAL:
+                kill.send(self.pidfd, signal.SIGCONT)
+                kill.send(self.pidfd, self._signum)
+            else:
+                kill.kill_group(self.pidfd, self.pid)
+            self._step_until_s = monotonic() + grace_s
+        return self._step_until_s if self.ladder else None
+
+    def close(self) -> None:
+        """Close the page and all file descriptors."""
+        self.page.close()
+        for fd in {self.page_fd, self._rank_pidfd, self.pidfd}:
+            os.close(fd)

@@ -1,1 +1,0 @@
-../nvrx_slurm/system/trust.py

@@ -1,0 +1,216 @@
+"""Roles: no command before its receiver exists, whatever is slow (D1); a role can be added while the program runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import WAIT_S, Rig
+
+from nvrx_slurm.agent.early import Early
+from nvrx_slurm.agent.event_log import EventLog
+from nvrx_slurm.agent.job import Job, Meeting
+from nvrx_slurm.agent.preflight_settings import PreflightSpec, Reclaim
+from nvrx_slurm.agent.program import Program
+from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.agent.shell import Shell
+from nvrx_slurm.agent.worker_env import WorkerContract
+from nvrx_slurm.agent.workers import WorkerSpec
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.system import processes
+from nvrx_slurm.system.files import PrivateDir
+from nvrx_slurm.types import Node, Register
+
+NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
+
+
+class Recorder:
+    """A role that handles everything and notes it."""
+
+    commands = ag.COMMANDS
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    def handle(self, command: Any) -> None:
+        self.seen.append(command)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_events_wait_until_each_command_has_a_receiver(tmp_path: Path) -> None:
+    async def play() -> None:
+        core = Agent(NODE, AgentSettings(), asyncio.get_running_loop().time())
+        shell = Shell(core, EventLog(tmp_path / "log", core, print), ag.Exit, print)
+        shell.post(ag.Prepared())
+        shell.post(ag.Connected())
+        with pytest.raises(TypeError, match="StartWorkers"):
+            shell.begin()
+        recorder = Recorder()
+        shell.add(recorder)
+        assert recorder.seen == []
+        shell.begin()
+        assert [type(command.message) for command in recorder.seen] == [Register]
+        shell.finish(None)
+
+    asyncio.run(play())
+
+
+# What can be slow: each import of the control plane and each look-up of a name.
+SLOW = """
+import socket, sys, time
+real = socket.getaddrinfo
+def slow(*args, **kwargs):
+    time.sleep(0.1)
+    return real(*args, **kwargs)
+socket.getaddrinfo = slow
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if name.startswith(("nvrx_slurm.control.", "grpc.aio")):
+            time.sleep(0.05)
+sys.meta_path.insert(0, Slow)
+"""
+
+
+@pytest.mark.parametrize("slow", ["everything", "the coordinator", "nothing"])
+@pytest.mark.parametrize("preflight", ["none", "instant", "slow"])
+def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str, preflight: str) -> None:
+    (rig.dir / "slow").mkdir()
+    (rig.dir / "slow" / "sitecustomize.py").write_text(SLOW)
+    flags = ["--ft-node-health-checks=false"] if preflight == "none" else [f"--sysroot={rig.dir}/root"]
+    (rig.dir / "root/etc/nvrx").mkdir(parents=True)
+    if preflight == "slow":
+        script = rig.dir / "check.sh"
+        script.write_text("#!/bin/sh\nsleep 1\n")
+        script.chmod(0o755)
+        own = [{"name": "slow", "run": str(script), "when": ["preflight"]}]
+        (rig.dir / "root/etc/nvrx/health.yaml").write_text(json.dumps({"own": own}))
+    nodes = []
+    for rank in range(2):
+        is_slow = slow == "everything" or (slow == "the coordinator" and rank == 0)
+        path = f"{rig.dir}/slow{os.pathsep}{rig.env()['PYTHONPATH']}" if is_slow else rig.env()["PYTHONPATH"]
+        nodes.append(rig.node(rank, "2", rig.script("say('rank', RANK)"), *flags, PYTHONPATH=path))
+    assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
+
+
+def a_job(tmp_path: Path, *argv: str, meeting: Meeting | None = None, coordinates: bool = True) -> Job:
+    run_dir = RunDir(tmp_path / "logs", "job", "r0")
+    run_dir.create()
+    spec = WorkerSpec(argv, WorkerContract("job", "default", str(run_dir.path)), {}, 9, lambda rank: 0, monitored=False)
+    preflight = PreflightSpec((), Reclaim(0.0, 512.0, 2.0), checks=False)
+    settings = CoordinatorSettings(has_preflight=True) if coordinates else None
+    return Job(NODE, run_dir, spec, AgentSettings(), preflight, settings, meeting)
+
+
+def play(job: Job, story: Any = None) -> tuple[Program, int]:
+    """Run a whole program in this process; its exit code."""
+    program = None
+
+    async def run() -> int:
+        nonlocal program
+        program = Program(job, Early(PrivateDir(), None))
+        running = asyncio.ensure_future(program.run())
+        if story is not None:
+            await story(program)
+        return await asyncio.wait_for(running, WAIT_S)
+
+    code = asyncio.run(run())
+    assert processes.own_pids() == frozenset() and program is not None
+    return program, code
+
+
+def test_an_agent_becomes_the_coordinator_while_the_program_runs(tmp_path: Path) -> None:
+    """Nothing answers at its endpoint; then it coordinates the job itself, by a plain call."""
+    meeting = Meeting("job", (("127.0.0.1", 0),), "t" * 64)
+    job = a_job(tmp_path, sys.executable, "-c", "print('worked')", meeting=meeting, coordinates=False)
+
+    async def story(program: Program) -> None:
+        while not hasattr(program, "_link") or program._shell.core.state.name != "IDLE":
+            await asyncio.sleep(0.01)
+        await program.become_coordinator(CoordinatorSettings(has_preflight=True))
+
+    _, code = play(job, story)
+    assert code == 0
+    (log,) = job.run_dir.path.glob("cycle_0/node_0_here/rank_0.out")
+    assert log.read_text() == "worked\n"
+
+
+def test_a_role_added_while_the_program_runs_gets_its_commands(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.commands = (ag.StartWorkers,)
+
+    async def story(program: Program) -> None:
+        while not hasattr(program, "_link"):
+            await asyncio.sleep(0)
+        await program.add(recorder)
+
+    assert play(a_job(tmp_path, "sh", "-c", "true"), story)[1] == 0
+    assert [command.plan.cycle for command in recorder.seen] == [0]
+
+
+# --- processes that are held ----------------------------------------------------------------------------------------
+
+
+def ran(held: processes.Held, tmp_path: Path, **env: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a held process after its release."""
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        child = held.release(env, out, err)
+    assert select.select([child.pidfd], [], [], WAIT_S)[0]
+    return child.reap(), (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
+
+
+def test_a_held_process_gets_its_environment_and_streams_at_its_release(tmp_path: Path) -> None:
+    script = "echo $A; echo b >&2; env | grep -c ^B=; exit 3"
+    held = processes.hold(["/bin/sh", "-c", script], {"B": "not for it"})
+    assert held.waits
+    assert ran(held, tmp_path, A="x y=z\n2", PATH=os.environ["PATH"]) == (3, "x y=z 2\n0\n", "b\n")
+    code, _, err = ran(processes.hold(["/nowhere/program"], {}), tmp_path)
+    assert code == 127 and "cannot start /nowhere/program" in err
+
+
+def test_user_signals_before_the_release_are_dropped_and_others_are_not(tmp_path: Path) -> None:
+    import signal
+
+    signums = {signal.SIGUSR1, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signums)  # as in an agent
+    try:
+        for signum, code in ((signal.SIGUSR1, 0), (signal.SIGTERM, -signal.SIGTERM)):
+            held = processes.hold(["/bin/true"], {})
+            os.kill(held.child.pid, signum)
+            assert ran(held, tmp_path)[0] == code
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
+
+
+def test_a_held_process_that_is_not_needed_ends(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    for end in (processes.Held.kill, lambda held: held._control.close()):
+        held = processes.hold(["/bin/touch", str(marker)], {})
+        end(held)
+        assert select.select([held.child.pidfd], [], [], WAIT_S)[0] and not held.waits
+        held.child.reap()
+    assert processes.own_pids() == frozenset() and not marker.exists()
+
+
+def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig: Rig) -> None:
+    """Its held processes end and are reaped; the rig sees whether anything is left."""
+    script = rig.script("open('ran', 'a').write(os.environ['NVRX_INFRA_RANK'])\ngate()")
+    nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")
+    assert nodes[2].wait() == 95
+    nodes[1].line("hot spare")
+    rig.open()
+    assert [nodes[0].wait(), nodes[1].wait()] == [0, 0]
+    assert (rig.dir / "ran").read_text() == "0"

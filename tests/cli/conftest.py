@@ -1,0 +1,44 @@
+"""nvrx-run within the test's process, in a clean environment, for all that ends before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from cli_harness import CLEAN, Done, Run
+
+from nvrx_slurm.cli.run import main
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a training script."""
+    (tmp_path / "train.py").write_text("print('rank', 'ran')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variables but PATH and its like."""
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    for name, value in CLEAN.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def nvrx_run(work: Path, clean: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs `nvrx-run WORDS` with the variables NAME=VALUE."""
+
+    def run(*words: str, **env: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["nvrx-run", *words])
+        with monkeypatch.context() as variables, pytest.raises(SystemExit) as ended:
+            for name, value in env.items():
+                variables.setenv(name, value)
+            main(list(words))
+        return Done(int(str(ended.value.code)), *capfd.readouterr())
+
+    return run

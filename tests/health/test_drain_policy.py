@@ -1,0 +1,138 @@
+"""The grammar of reasons, and which nodes may be drained and taken back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.health.hooks import drain_policy as drain
+from nvrx_slurm.slurm.control import parse_fields
+from nvrx_slurm.slurm.drain import Note, Scontrol, SlurmError, find, parse_note
+
+REPO = Path(__file__).resolve().parents[2]
+NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(NAMES, st.text(max_size=400)), min_size=1, max_size=40))
+def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
+    """What scontrol shows of it, with the user behind it, is read as what was meant."""
+    text = drain.reason(Finding(check, Verdict.FAIL, said) for check, said in failed)
+    assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
+    line = f"NodeName=n1 State=IDLE+DRAIN CPUAlloc=0 Reason={text} [root@2026-11-21T12:00:00] Comment=none"
+    assert parse_fields(line)["Comment"] == "none"
+    note = parse_note(line)
+    assert note.states == {"IDLE", "DRAIN"} and note.who == "root"
+    why = drain.ours(note)
+    assert why is not None and why.checks == tuple(dict.fromkeys(check for check, _ in failed))
+    assert len(why.text) <= drain.MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nvrx", "nvrx:", "nvrx::x", "nvrx:a", "NVRX:a:b", "nvrx:A:b", "x nvrx:a:b", "nvrx:a,:b", "nvrx:a b:c"]
+)
+def test_what_is_no_reason_of_ours(text: str) -> None:
+    assert drain.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "may"),
+    [
+        ("IDLE", True), ("MIXED", True), ("ALLOCATED", True), ("IDLE+RESERVED", True), ("ALLOCATED+COMPLETING", True),
+        ("IDLE+DRAIN", False), ("MIXED+DRAIN", False), ("DOWN", False), ("DOWN*", False), ("IDLE*", False),
+        ("IDLE+FAIL", False), ("IDLE+MAINT", False), ("DOWN+DRAIN", False), ("IDLE+CLOUD", True),
+        ("IDLE+MAINTENANCE", False), ("MIXED+REBOOT_REQUESTED", False), ("IDLE+REBOOT_ISSUED", False),
+        ("IDLE+MAINTENANCE+RESERVED", False), ("IDLE+REBOOT^", False), ("IDLE+REBOOT@", False), ("IDLE@", False),
+        ("IDLE^", False), ("IDLE$", False), ("IDLE+CLOUD+POWERING_DOWN", False), ("IDLE+CLOUD+POWER_DOWN", False),
+    ],
+)  # fmt: skip
+def test_nobodys_drain_is_written_over(states: str, may: bool) -> None:
+    assert drain.may_drain(parse_note(f"NodeName=n1 State={states} Reason=Not responding")) == may
+
+
+def test_unknown_and_not_applicable_are_no_recovery() -> None:
+    both = ("a", "b")
+    passed = [Finding("a", Verdict.PASS, ""), Finding("b", Verdict.PASS, "")]
+    assert drain.recovered(both, passed)
+    for verdict in (Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.FAIL):
+        assert not drain.recovered(both, [passed[0], Finding("b", verdict, "")])
+    assert not drain.recovered(both, passed[:1])
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("NodeName=n1 State=IDLE", Note(frozenset({"IDLE"}), "", "")),
+        ("NodeName=n1 State=IDLE+DRAIN Reason=x y [slurm@Unknown]", Note(frozenset({"IDLE", "DRAIN"}), "x y", "slurm")),
+        ("NodeName=n1 State=IDLE+DRAIN Reason=no user", Note(frozenset({"IDLE", "DRAIN"}), "no user", "")),
+        ("", Note(frozenset(), "", "")),
+        ("slurm_load_node error", Note(frozenset(), "", "")),
+    ],
+)
+def test_what_slurm_says_of_a_node(line: str, note: Note) -> None:
+    assert parse_note(line) == note
+
+
+@pytest.mark.parametrize("name", ["", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"])
+def test_only_one_node_is_ever_named(name: str) -> None:
+    with pytest.raises(SlurmError, match="is not the name of a node"):
+        Scontrol("/bin/echo", name, 0.0)
+
+
+def scontrol(path: Path, body: str, within_s: float = 60.0) -> Scontrol:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return Scontrol(str(path), "n1", time.monotonic() + within_s)
+
+
+@pytest.mark.parametrize(
+    ("body", "within_s", "said"),
+    [
+        ("echo NodeName=n1 State=IDLE; exec sleep 600", 0.5, "did not end"),
+        ("exec cat /dev/zero", 0.5, "did not end"),
+        ("head -c 2000000 /dev/zero", 60.0, "1048576 bytes"),
+        ("echo no access >&2; exit 1", 60.0, "no access"),
+        ("head -c 2000000 /dev/zero >&2 && exit 0; echo; exit 3", 60.0, "failed"),
+    ],
+)
+def test_scontrol_that_does_not_work(tmp_path: Path, body: str, within_s: float, said: str) -> None:
+    with pytest.raises(SlurmError, match=said):
+        scontrol(tmp_path / "scontrol", body, within_s).note()
+
+
+def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SlurmError, match="cannot be run"):
+        Scontrol(str(tmp_path / "none"), "n1", time.monotonic() + 60).note()
+    with pytest.raises(SlurmError, match="cannot be run"):
+        Scontrol(str(tmp_path), "n1", time.monotonic() + 60).note()
+    monkeypatch.setattr("nvrx_slurm.slurm.drain.SCONTROL", (str(tmp_path / "none"),))
+    with pytest.raises(SlurmError, match="set SCONTROL"):
+        find()
+
+
+def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path: Path) -> None:
+    """And without SLURM_TIME_FORMAT, in the language of machines."""
+    line = "NodeName=n1 State=IDLE Reason=$LC_ALL-$SLURM_TIME_FORMAT"
+    found = scontrol(tmp_path / "scontrol", f'echo a warning >&2; echo "{line}"').note()
+    assert found == Note(frozenset({"IDLE"}), "C-", "")
+
+
+def test_a_hook_loads_nothing_heavy() -> None:
+    """They run before each job: no torch, no gRPC, and what only a drain needs not before it."""
+    probe = (
+        "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; "
+        "policy.select('prolog'); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", probe], env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    heavy = {"torch", "grpc", "google", "click", "yaml", "subprocess", "socket", "asyncio", "pynvml", "filelock"}
+    assert not heavy & {name.partition(".")[0] for name in done.stdout.split()}

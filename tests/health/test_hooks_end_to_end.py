@@ -1,0 +1,344 @@
+"""Hooks as Slurm starts them: what hook.sh trusts as root, and that a verdict comes in time whatever hangs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, Hooks, as_root, made, script
+from recorded import ended
+from test_runner import HungMount
+
+pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
+
+LONG_S = 50  # of a hook that would wait for what hangs
+
+
+@pytest.fixture
+def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    found = made(tmp_path, monkeypatch)
+    found.install()
+    return found
+
+
+def own(path: Path, uid: int = NOBODY) -> None:
+    os.chown(path, uid, -1, follow_symlinks=False)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("epilog", 0, [SHOW, DRAIN]),
+                                                     ("healthcheck", 0, [SHOW, SHOW, DRAIN])])  # fmt: skip
+def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]) -> None:
+    assert hooks.sh(hook, **FAILED).code == 0
+    before = len(hooks.asked())
+    assert before == (hook == "healthcheck")
+    hooks.break_lustre()
+    ran = hooks.sh(hook, **FAILED)
+    assert ran.code == code and "drained: nvrx:lustre" in ran.log
+    assert hooks.asked()[before:] == asked[before:]
+
+
+def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tmp_path: Path) -> None:
+    trap, shown = tmp_path / "trap", tmp_path / "shown"
+    trap.mkdir()
+    for name in ("sitecustomize.py", "json.py", "nvrx_slurm.py", "encodings.py", "os.py"):
+        (trap / name).write_text("raise SystemExit('trapped')")
+    (trap / "sh.env").write_text("exit 9\n")
+    hooks.site(own=[{"name": "shows", "run": [str(script(tmp_path / "own", f"/usr/bin/env >{shown}"))]}])
+    hostile = {
+        "PYTHONPATH": str(trap), "PYTHONHOME": str(trap), "PYTHONSTARTUP": str(trap / "json.py"), "TMPDIR": str(trap),
+        "ENV": str(trap / "sh.env"), "BASH_ENV": str(trap / "sh.env"), "PATH": str(trap), "IFS": "/n",
+        "NVRX_PACKAGE": str(trap), "NVRX_CONFIG": "/nowhere", "LANG": "xx", "SLURM_JOB_WORK_DIR": str(trap),
+        "CUDA_VISIBLE_DEVICES": "3", "SLURM_JOB_COMMENT": "$(exit 9) `exit 9` ; exit 9 \n exit 9",
+    }  # fmt: skip
+    assert hooks.sh("prolog", **hostile).code == 0
+    names = {line.partition("=")[0] for line in shown.read_text().splitlines() if "=" in line}
+    assert names <= {"PATH", "LC_ALL", "PWD", "_", "OLDPWD", "SHLVL"} | {n for n in names if n.startswith("SLURM")}
+    assert str(trap) not in shown.read_text()
+
+
+# --- files that root executes -----------------------------------------------------------------------------------------
+
+
+def _package(hooks: Hooks) -> Path:
+    """A copy of the package that leaves a mark when it is imported."""
+    place = hooks.root / "packages"
+    shutil.copytree(REPO / "nvrx_slurm", place / "nvrx_slurm", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "system/trust.py"):
+        with (place / "nvrx_slurm" / name).open("a") as file:
+            file.write(f"\nimport os\nos.close(os.open({str(hooks.root / 'ran')!r}, os.O_CREAT | os.O_WRONLY))\n")
+    hooks.install(PACKAGE=place)
+    return place
+
+
+def _python(hooks: Hooks) -> Path:
+    """A Python in a folder of its own, reached by a link."""
+    there, here = hooks.root / "there", hooks.root / "bin"
+    there.mkdir()
+    here.mkdir()
+    script(there / "python", f': >{hooks.root}/ran\nunset PYTHONHOME\nexec {sys.executable} "$@"')
+    (here / "python").symlink_to(there / "python")
+    (hooks.root / "lib/python3.11").mkdir(parents=True)
+    (hooks.root / "lib/python3.11/os.py").touch()
+    hooks.install(PYTHON=here / "python")
+    return there
+
+
+def _copied_venv(hooks: Hooks) -> Path:
+    """A virtual environment with a copy of Python, whose `home` is in another folder; that leaves a mark (D7)."""
+    base, venv, home = Path(sys.base_prefix), hooks.root / "venv", hooks.root / "home"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (venv / "bin").mkdir(parents=True)
+    shutil.copy(Path(sys.executable).resolve(), venv / "bin/python")
+    (venv / "pyvenv.cfg").write_text(f"home = {home}/bin\n")
+    library = home / "lib" / version
+    library.mkdir(parents=True)
+    (home / "bin").mkdir()
+    for entry in (base / "lib" / version).iterdir():
+        if entry.name == "encodings":
+            shutil.copytree(entry, library / "encodings")
+        elif entry.name != "site-packages":
+            (library / entry.name).symlink_to(entry)
+    code = f"\nimport posix\nposix.close(posix.open({str(hooks.root / 'ran')!r}, posix.O_CREAT | posix.O_WRONLY))\n"
+    with (library / "encodings/__init__.py").open("a") as file:
+        file.write(code)
+    site = Path(os.__file__).parent / "site-packages"
+    site = site if (site / "yaml").exists() else Path(sys.prefix) / "lib" / version / "site-packages"
+    (venv / "lib" / version).mkdir(parents=True)
+    (venv / "lib" / version / "site-packages").symlink_to(site)
+    hooks.install(PYTHON=venv / "bin/python")
+    return library
+
+
+def _compiled(package: Path) -> None:
+    """A folder of a user, still empty, for compiled forms of root's modules."""
+    place = package / "__pycache__"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    own(place)
+
+
+# Each is trusted as long as it is root's: (prepare, spoil, whether the rest of the package may run).
+SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]] = {
+    "a module of a user": (_package, lambda p: own(p / "nvrx_slurm/health/hooks/run.py"), True),
+    "a folder of a user for compiled modules": (_package, lambda p: _compiled(p / "nvrx_slurm/health"), True),
+    "a folder that the group can write to": (_package, lambda p: p.chmod(0o775), False),
+    "the rule itself": (_package, lambda p: (p / "nvrx_slurm/system/trust.py").chmod(0o666), False),
+    "a Python of a user": (_python, lambda p: own(p / "python"), False),
+    "a link of a user": (_python, lambda p: own(p.parent / "bin/python"), False),
+    "a folder of a user behind a link": (_python, lambda p: own(p), False),
+    "a home of a user": (_copied_venv, lambda p: own(p.parents[1]), False),
+    "a folder of a user below home": (_copied_venv, lambda p: own(p.parents[1] / "bin"), False),
+    "a standard library of a user": (_copied_venv, lambda p: own(p), False),
+    "a module of the standard library": (_copied_venv, lambda p: (p / "encodings/utf_8.py").chmod(0o666), False),
+    "a folder of the standard library": (_copied_venv, lambda p: _compiled(p / "encodings"), False),
+    "a library as an archive": (_copied_venv, lambda p: own(_touched(p.parent / "python311.zip")), False),
+}
+
+
+def _touched(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_nothing_that_a_user_can_change_is_run(hooks: Hooks, what: str) -> None:
+    prepare, spoil, rest_runs = SPOILT[what]
+    place = prepare(hooks)
+    mark = hooks.root / "ran"
+    done = hooks.version()
+    assert done.returncode == 0 and mark.exists(), f"the copy is not run: {done.stderr}"
+    mark.unlink()
+    spoil(place)
+    hooks.break_lustre()
+    hooks.install(ON_ERROR="fail")
+    assert hooks.sh("prolog").code == 1 and hooks.asked() == []
+    assert mark.exists() == rest_runs, "something was run that is not trusted"
+
+
+@pytest.mark.parametrize("name", ["hook.sh", "hooks.conf", "start.py"])
+def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks: Hooks, name: str) -> None:
+    (hooks.root / "hooks" / name).chmod(0o777)
+    ran = hooks.sh("prolog")
+    assert (ran.code, ran.log) == (0, "")
+
+
+@pytest.mark.parametrize("tool", ["namei", "find"])
+def test_without_its_tools_hook_sh_trusts_nothing(hooks: Hooks, tool: str) -> None:
+    _package(hooks)
+    shell = hooks.root / "hooks/hook.sh"
+    shell.write_text(shell.read_text().replace(f"/usr/bin/{tool}", f"/no/such/{tool}"))
+    assert hooks.version().returncode == 1 and not (hooks.root / "ran").exists()
+
+
+def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks) -> None:
+    place = _package(hooks)
+    (place / "nvrx_slurm/__init__.py").write_text("raise SystemExit(0)\n")
+    hooks.install(ON_ERROR="fail")
+    assert hooks.sh("prolog").code == 1
+
+
+# --- hooks.conf -------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks) -> None:
+    file = hooks.root / "hooks/hooks.conf"
+    for text in ("", "PYTHON=\n", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=/usr/../bin/python3\n", "junk",
+                 "PYTHON=`exit 9`\n(\n\0\xff"):  # fmt: skip
+        file.write_bytes(text.encode("latin-1"))
+        assert hooks.sh("prolog").code == 0, text
+
+
+def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
+    hooks.break_lustre()
+    for budget in ("abc", "6 # s", "", "-5", "0", "0.00", "inf", "1e9", "99999", "99999.5", "6s", "1.2.3", "."):
+        for on_error, code in (("pass", 0), ("fail", 1)):
+            hooks.install(PROLOG_BUDGET=budget, ON_ERROR=on_error)
+            assert hooks.sh("prolog")[::2] == (code, ""), budget
+    assert hooks.asked() == []
+    hooks.install(PROLOG_BUDGET="59.5", ON_ERROR="pass")
+    assert hooks.sh("prolog").code == 1 and hooks.asked()
+
+
+@pytest.mark.parametrize("end", ["", "\r\n"])
+def test_lines_may_end_as_editors_end_them(hooks: Hooks, end: str) -> None:
+    """Without a last newline, and as on Windows; later lines go over earlier ones."""
+    file = hooks.root / "hooks/hooks.conf"
+    settings = file.read_text().splitlines()
+    file.write_bytes((end or "\n").join([*settings, f"CONFIG='{hooks.root}/no-such-file'"]).encode() + end.encode())
+    assert "no-such-file" in hooks.sh("prolog").log, "the last line is not read"
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
+def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, code: int) -> None:
+    place = _python(hooks)
+    script(place / "python", f"trap '' ALRM TERM\necho $$ >{hooks.root}/pid\nexec sleep 600")
+    hooks.install(PROLOG_BUDGET=1, ON_ERROR=on_error)
+    ran = hooks.sh("prolog")
+    assert ran.code == code and ran.took_s < 1 + SLACK_S
+    assert ended(int((hooks.root / "pid").read_text()))
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> Iterator[Path]:
+    """A folder of a file system that takes a question and never answers: SIGKILL does not end the process."""
+    place = tmp_path / "dead"
+    place.mkdir()
+    try:
+        mount = HungMount(place)
+    except OSError as error:
+        pytest.skip(f"no FUSE mount can be made here: {error}")
+    taken = threading.Thread(target=mount.take)
+    taken.start()
+    yield place
+    asked = not taken.is_alive()
+    mount.close()
+    taken.join()
+    assert asked, "nothing has looked at the dead disk"
+
+
+@pytest.mark.parametrize("setting", ["PYTHON", "PACKAGE"])
+def test_a_python_on_a_dead_file_system_is_given_up(hooks: Hooks, dead: Path, setting: str) -> None:
+    hooks.install(PROLOG_BUDGET=1, **{setting: dead / "x"})
+    ran = hooks.sh("prolog")
+    assert ran.code == 0 and ran.took_s < 1 + SLACK_S
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path, hook: str) -> None:
+    """A sick node must not stay in use because the drain is blocked in the kernel."""
+    hooks.install(SCONTROL=dead / "scontrol", PROLOG_BUDGET=4, EPILOG_BUDGET=4)
+    hooks.break_lustre()
+    ran = hooks.sh(hook, **FAILED)
+    assert ran.code == 1 and "cannot be drained" in ran.log and ran.took_s < 4 + SLACK_S
+
+
+def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Path) -> None:
+    hooks.install(LOG=dead / "log", PROLOG_BUDGET=LONG_S)
+    hooks.break_lustre()
+    ran = hooks.sh("prolog")
+    assert ran.code == 1 and DRAIN in hooks.asked() and ran.took_s < LONG_S / 2
+
+
+# --- the system log ---------------------------------------------------------------------------------------------------
+
+
+class SystemLog:
+    """A /dev of the hook's own, with a /dev/log that takes messages until `fill`."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "null").touch()
+        self.path = directory / "log"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.path))
+        mount = shutil.which("mount")
+        text = f'{mount} --bind /dev/null {directory}/null && {mount} --rbind {directory} /dev && exec "$@"'
+        self.around = [shutil.which("unshare") or "", "-m", "/bin/sh", "-c", text, "sh"]
+
+    def fill(self) -> None:
+        """As if its daemon were stopped."""
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+            pytest.raises(BlockingIOError),
+        ):
+            while True:
+                sender.sendto(b"<30>x", str(self.path))
+
+    def lines(self) -> list[str]:
+        found = []
+        while True:
+            try:
+                found.append(self.socket.recv(65536, socket.MSG_DONTWAIT).decode())
+            except BlockingIOError:
+                return found
+
+
+@pytest.fixture
+def system_log(hooks: Hooks) -> Iterator[SystemLog]:
+    with TemporaryDirectory() as directory:  # pytest's are too long for a socket
+        found = SystemLog(Path(directory))
+        if not found.around[0] or subprocess.run([*found.around, "/bin/true"], check=False).returncode:
+            pytest.skip("no mount namespaces here")
+        hooks.around = found.around
+        yield found
+        found.socket.close()
+
+
+def test_the_system_log_gets_each_line_with_its_level(hooks: Hooks, system_log: SystemLog) -> None:
+    hooks.install(LOG=hooks.root / "no/such/log")
+    hooks.break_lustre()
+    assert hooks.sh("prolog").code == 1
+    said = [(line.partition(">")[0], line.partition("]: ")[2]) for line in system_log.lines()]
+    starts = ["<27 n1 job 7: lustre: fail", "<30 n1 job 7: fail: 1 checks", "<27 n1 job 7: drained: nvrx", "<27 LOG="]
+    assert [f"{level} {text}"[: len(start)] for (level, text), start in zip(said, starts, strict=True)] == starts
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_system_log_that_hangs_delays_no_hook(hooks: Hooks, system_log: SystemLog, works: bool) -> None:
+    (hooks.root / "empty").mkdir()
+    hooks.install(PROLOG_BUDGET=LONG_S, ON_ERROR="fail", **({} if works else {"PACKAGE": hooks.root / "empty"}))
+    hooks.break_lustre()
+    system_log.fill()
+    ran = hooks.sh("prolog")
+    assert ran.code == 1 and ran.took_s < LONG_S / 2 and (DRAIN in hooks.asked()) == works
+
+
+def test_a_hook_that_does_not_work_tells_the_system_log(hooks: Hooks, system_log: SystemLog) -> None:
+    (hooks.root / "empty").mkdir()
+    hooks.install(PACKAGE=hooks.root / "empty")
+    system_log.socket.settimeout(SLACK_S)
+    assert hooks.sh("prolog").code == 0
+    assert " nvrx-prolog: " in system_log.socket.recv(65536).decode()  # hook.sh does not wait for logger(1)

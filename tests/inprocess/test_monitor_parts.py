@@ -1,0 +1,272 @@
+"""Parts of a rank's monitoring, each by itself: heartbeats, deadlines, the watchdog, the thread, the fork."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
+from nvrx_slurm.inprocess import Wrapper
+from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.log import LOGGER_NAME
+from nvrx_slurm.inprocess.meeting.view import StoreView
+from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.watch import detach, heartbeats, progress
+from nvrx_slurm.inprocess.watch.board import Board
+from nvrx_slurm.inprocess.watch.heartbeats import Heartbeats
+from nvrx_slurm.inprocess.watch.identity import Identity
+from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
+from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
+
+WAIT_S = 30.0
+
+
+# --- heartbeats, by the reader's own clock, which only the test moves -------------------------------------------------
+
+
+class World:
+    """Eight ranks; rank 0 watches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(heartbeats.time, "monotonic", lambda: self.now_s)
+        view = StoreView(dist.HashStore(), "p/")
+        self.ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in range(8)]
+
+    def pass_s(self, seconds: int, dead: set[int]) -> dict[int, float]:
+        """All living ranks beat once a second; returns the silent ones that rank 0 finds in the end."""
+        found: dict[int, float] = {}
+        for _ in range(seconds):
+            self.now_s += 1.0
+            for rank, one in enumerate(self.ranks):
+                if rank not in dead:
+                    one.beat()
+            found = self.ranks[0].silent(())
+        return found
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(monkeypatch)
+    made.ranks[0].begin()
+    assert made.pass_s(5, set()) == {}
+    return made
+
+
+def test_a_neighbour_is_silent_for_the_timeout(world: World) -> None:
+    assert world.pass_s(30, {1}) == {}
+    assert world.pass_s(1, {1}).keys() == {1}
+
+
+def test_the_other_ranks_of_a_lost_host_follow_soon(world: World) -> None:
+    lost = {1, 2, 3, 4}
+    assert world.pass_s(31, lost).keys() == {1}
+    assert world.pass_s(4, lost).keys() == lost
+
+
+def test_a_rank_that_is_slow_is_not_lost(world: World) -> None:
+    for seconds, dead in ((29, {1}), (1, set()), (29, {1})):
+        assert world.pass_s(seconds, dead) == {}
+
+
+def test_an_observer_that_was_suspended_blames_no_rank(world: World) -> None:
+    world.now_s += 3600.0
+    assert world.ranks[0].silent(()) == {}
+    assert world.pass_s(29, {1}) == {}
+    assert world.pass_s(2, {1}).keys() == {1}
+
+
+def test_a_rank_that_has_not_been_started_is_not_silent_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    assert world.pass_s(100, {1, 2}) == {}
+    world.ranks[0].begin()
+    assert world.pass_s(30, {1, 2}) == {}
+    assert world.pass_s(6, {1, 2}).keys() == {1, 2}
+
+
+def test_the_dead_are_passed_over(world: World) -> None:
+    for _ in range(40):
+        world.pass_s(1, {1, 2})
+        found = world.ranks[0].silent({1})
+    assert found.keys() == {2}
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+OFF = Observation(None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("seen", "action", "look_s"),
+    [
+        (Observation(95.0, True, None), Action.NONE, 101.0),  # the soft timeout
+        (Observation(94.0, True, None), Action.INTERRUPT, 100.0),
+        (Observation(94.0, False, None), Action.NONE, 103.0),  # the hard timeout
+        (Observation(91.0, True, None), Action.KILL, 100.0),
+        (Observation(91.0, True, None, resumed_s=98.0), Action.NONE, 104.0),  # this process was suspended
+        (Observation(99.0, False, 89.0), Action.NONE, 101.0),  # the way to the next iteration
+        (Observation(99.0, False, 88.0), Action.KILL, 100.0),
+        (Observation(None, True, 88.0), Action.KILL, 100.0),
+        (OFF, Action.NONE, 106.0),  # a limit may begin to run just after the look
+    ],
+)
+def test_deadlines(seen: Observation, action: Action, look_s: float) -> None:
+    """Soft timeout 6 s, hard timeout 9 s, restart 12 s; it is 100 s."""
+    found, when_s, why = Deadlines(6.0, 9.0, 12.0).judge(seen, 100.0)
+    assert (found, when_s) == (action, look_s)
+    assert action is Action.NONE or "no progress" in why or "next iteration" in why
+
+
+def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    stall = progress.Stall(1.0)
+    assert [stall.seconds(7) for now[0] in (1000.0, 1001.0, 1003.5)] == [0.0, 1.0, 3.5]
+    assert [stall.seconds(8) for now[0] in (1004.0, 1005.0)] == [0.0, 1.0]
+    assert [stall.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was suspended"
+
+
+def test_the_watchdog_survives_a_look_that_fails() -> None:
+    """Without its signs of life the rank would be killed."""
+    page, twice, looked = Page(), threading.Event(), []
+
+    def look() -> None:
+        looked.append(page.words[AUTO])
+        if len(looked) > 1 and looked[-1] != looked[0]:
+            twice.set()
+        raise OSError("no process can be made")
+
+    watchdog = progress.ProgressWatchdog(page, 0.01, (look,))
+    page.words[WAITING] = 1
+    watchdog.start()
+    try:
+        assert twice.wait(WAIT_S)
+    finally:
+        watchdog.stop()
+    assert not watchdog.is_alive()
+
+
+def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
+    page = Page()
+    page.words[AUTO] -= 5_000_000_000
+    assert 5.0 <= page.idle_s() < 6.0
+    page.beat()
+    page.words[MANUAL] = page.words[AUTO] - 9_000_000_000
+    assert page.idle_s() < 1.0, "pings count in the function only"
+    page.words[WATCHED] = 1
+    assert 9.0 <= page.idle_s() < 10.0
+    page.words[WAITING] = 1
+    assert page.idle_s() < 1.0
+
+
+def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    board = Board(str(path), 3)
+    assert board.read() == [] and board.fd is not None
+    path.write_bytes(b'{"v": 1, "cycle": 3, "ranks": [4, 5], "why": "gone"}\n{"v": 1, "cyc')
+    assert [record.rank for record in board.read()] == [4, 5]
+    with path.open("ab") as file:
+        file.write(b'le": 3, "ranks": [6]}\n{"v": 2, "ranks": [1]}\n{"v": 1, "cycle": 9, "ranks": [1]}\n[]\nx\n')
+    assert [record.rank for record in board.read()] == [6]
+    assert board.read() == []
+
+
+# --- the monitor thread -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thread() -> Iterator[MonitorThread]:
+    one = MonitorThread(Page())
+    one.start()
+    yield one
+    one.stop()
+
+
+def test_an_answer_can_be_taken_again(thread: MonitorThread) -> None:
+    """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
+    asked = thread.ask(lambda: 42)
+    assert [thread.answer(asked, WAIT_S) for _ in range(2)] == [42, 42]
+    failed = thread.ask(lambda: 1 // 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            thread.answer(failed, WAIT_S)
+    thread.ask(lambda: "first")
+    assert thread.call(lambda: "second", WAIT_S) == "second"
+
+
+def test_when_the_thread_is_stuck_another_one_answers(thread: MonitorThread) -> None:
+    free = threading.Event()
+    asked = thread.ask(lambda: free.wait(WAIT_S))
+    with pytest.raises(TimeoutError):
+        thread.answer(asked, 0.05)
+    thread.answer_instead(ConnectionError("lost"))
+    for one in (asked, thread.ask(lambda: "too late")):
+        with pytest.raises(ConnectionError):
+            thread.answer(one, 1.0)
+    free.set()
+
+
+# --- the fork ---------------------------------------------------------------------------------------------------------
+
+
+def test_warning_filters_that_change_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of the main thread may, while the watchdog thread replaces a monitor process."""
+    children = []
+
+    def fork() -> int:
+        warnings.filterwarnings("ignore", "put there meanwhile")
+        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        return children[0].pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    monitor = MonitorProcess(Wrapper()._arguments, Identity(0, 1, "p", Environment()), Page())
+    with warnings.catch_warnings():
+        monitor.start()
+        assert any(text and text.pattern == "put there meanwhile" for _, text, *_ in warnings.filters)
+    monitor.kill()
+    monitor.leave(WAIT_S)
+    assert children[0].wait(WAIT_S) is not None
+
+
+@pytest.mark.parametrize("name", [LOGGER_NAME, f"{LOGGER_NAME}.barriers", None])
+def test_no_log_file_of_the_parent_is_written_to(tmp_path: Path, name: str | None) -> None:
+    """Its number may belong to the monitor process's own log file, or to a connection to the store."""
+    logger, handler = logging.getLogger(name), logging.FileHandler(tmp_path / "of the user")
+    logger.addHandler(handler)
+    try:
+        loggers = detach.loggers()
+        if (pid := os.fork()) == 0:
+            os.close(handler.stream.fileno())
+            del handler
+            detach.log_to(str(tmp_path / "ours"), loggers)
+            logging.getLogger(f"{LOGGER_NAME}.barriers").warning("a word")
+            logging.getLogger("another").warning("lost")
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "ours").read_text().count("a word\n") == 1
+    assert (tmp_path / "of the user").read_text() == ""
+
+
+def test_the_log_keeps_the_rank_when_the_environment_is_cleared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nvrx_slurm.inprocess.log import _OurHandler
+
+    handler = _OurHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(place)s"))
+    for value in ("7", None):
+        monkeypatch.setenv("RANK", value) if value else monkeypatch.delenv("RANK")
+        handler.emit(logging.makeLogRecord({}))
+    assert capsys.readouterr().err.count("[rank 7]") == 2

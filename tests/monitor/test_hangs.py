@@ -1,0 +1,353 @@
+"""Limits in force: a real rank monitor finds a hang in time, and none where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from monitor_harness import Rig, kill_monitor, readable, status, story
+
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+from nvrx_slurm.monitor.page import HEARTBEAT, LIMITS, LIMITS_AT, OUTSIDE, SECTIONS
+
+TWO = {"outer": 0.2, "inner": 30.0, "other": 0.1}
+Deed = Callable[[RankMonitorClient], Any]
+
+
+def sections(*moves: str) -> Deed:
+    """`+name` starts a section, `-name` ends it."""
+
+    def do(client: RankMonitorClient) -> None:
+        for move in moves:
+            (client.start_section if move[0] == "+" else client.end_section)(move[1:])
+
+    return do
+
+
+def ends_all(client: RankMonitorClient) -> None:
+    sections("+outer", "+other")(client)
+    client.end_all_sections()
+
+
+def again(client: RankMonitorClient) -> None:
+    for _ in range(2):
+        client.send_heartbeat()
+        client.shutdown_workload_monitoring()
+        client.init_workload_monitoring()
+
+
+HANGS: dict[str, tuple[Deed, dict[str, Any], str]] = {
+    "no heartbeat": (lambda client: client.send_heartbeat(), {"rank_heartbeat_timeout": 0.15}, "no heartbeat for "),
+    "no first heartbeat": (lambda client: None, {"initial_rank_heartbeat_timeout": 0.15}, "no first heartbeat for "),
+    "init begins anew": (again, {"initial_rank_heartbeat_timeout": 0.15}, "no first heartbeat for "),
+    "outer, then inner": (sections("+outer", "+inner"), {"rank_section_timeouts": TWO}, "in section 'outer' for "),
+    "inner, then outer": (sections("+inner", "+outer"), {"rank_section_timeouts": TWO}, "in section 'outer' for "),
+    "overlapping": (
+        sections("+inner", "+outer", "-inner"),
+        {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.1},
+        "in section 'outer' for ",
+    ),
+    "out of sections": (
+        sections("+outer", "+other", "-outer", "-other"),
+        {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.15},
+        "in no section for ",
+    ),
+    "out of sections from the start": (
+        lambda client: None,
+        {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.15},
+        "in no section for ",
+    ),
+    "all sections ended": (
+        ends_all,
+        {"rank_section_timeouts": dict.fromkeys(TWO, 0.2), "rank_out_of_section_timeout": 0.4},
+        "in no section for ",
+    ),
+    "heartbeats in a section": (
+        lambda client: (client.send_heartbeat(), client.start_section("inner")),
+        {"rank_section_timeouts": TWO, "rank_heartbeat_timeout": 0.15},
+        "no heartbeat for ",
+    ),
+}
+
+
+@story
+async def test_each_hang_is_found_after_its_deadline():
+    found = {}
+    async with Rig() as rig:
+        for cycle, (name, (deed, limits, _)) in enumerate(HANGS.items()):
+            client = rig.rank(cycle=cycle, **limits)
+            client.init_workload_monitoring()
+            deed(client)
+            message = await rig.hang()
+            assert 0 <= message["at_s"] - message["deadline_s"] < 1.0
+            assert (message["rank"], message["local_rank"], message["cycle"]) == (3, 0, cycle)
+            found[name] = message["sentence"]
+            client.shutdown_workload_monitoring()
+            rig.monitor.unwatch()
+    wrong = {name: text for name, text in found.items() if not text.startswith(HANGS[name][2])}
+    assert not wrong and len(rig.hangs) == len(HANGS)
+
+
+@story
+async def test_a_hang_before_init():
+    async with Rig() as rig:
+        rig.rank(rank_init_timeout=0.2)
+        assert (await rig.sentence()).startswith("no init_workload_monitoring() for ")
+
+
+@story
+async def test_heartbeats_keep_it_alive_and_shutdown_ends_all_limits():
+    async with Rig() as rig:
+        client = rig.rank(initial_rank_heartbeat_timeout=1.5, rank_heartbeat_timeout=0.7)
+        client.init_workload_monitoring()
+        end_s = time.monotonic() + 1.0
+        while time.monotonic() < end_s:
+            client.send_heartbeat()
+            await asyncio.sleep(0.02)
+        client.shutdown_workload_monitoring()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(rig.hang(), 1.0)  # over the limit
+        assert rig.hangs == []
+
+
+@story
+async def test_before_the_first_step_time_out_of_sections_does_not_count():
+    async with Rig() as rig:
+        limits = {"setup": 0.2, "step": 0.2}
+        client = rig.rank(rank_out_of_section_timeout=0.2, rank_section_timeouts=limits)
+        client.init_workload_monitoring()
+        sections("+setup", "-setup")(client)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(rig.hang(), 0.4)
+        stepped_s = time.monotonic()
+        sections("+step", "-step")(client)
+        message = await rig.hang()
+        assert message["sentence"].startswith("in no section for ") and message["deadline_s"] >= stepped_s + 0.2
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_the_monitor_sleeps_until_the_deadline_and_for_ever_without_one():
+    async with Rig() as rig:
+        for cycle, limits in enumerate(({}, {"rank_heartbeat_timeout": 60.0})):
+            client = rig.rank(cycle=cycle, **limits)
+            client.init_workload_monitoring()
+            client.send_heartbeat()
+            await rig.settled()
+            before = status(rig.pid)["voluntary_ctxt_switches"]
+            for _ in range(10000):
+                client.send_heartbeat()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(rig.hang(), 0.2)
+            assert status(rig.pid)["voluntary_ctxt_switches"] == before
+            assert int(status(rig.pid)["VmRSS"].split()[0]) <= 12 * 1024
+            client.shutdown_workload_monitoring()
+            rig.monitor.unwatch()
+
+
+@story
+async def test_a_stopped_monitor_blocks_nothing_and_forgives_the_time_it_was_stopped():
+    async with Rig() as rig:
+        client = rig.rank(rank_heartbeat_timeout=0.3, rank_section_timeouts={"step": 60.0})
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        rig.stop()
+        began_s = time.perf_counter()
+        for _ in range(1000):
+            client.send_heartbeat()
+            client.start_section("step")
+            client.end_section("step")
+        assert time.perf_counter() - began_s < 1.0  # scripts/bench measures the nanoseconds
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(rig.hang(), 1.5)  # over its limit, and by more than LATE_S
+        resumed_s = time.monotonic()
+        os.kill(rig.pid, signal.SIGCONT)
+        assert (await rig.hang())["deadline_s"] >= resumed_s + 0.29
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_threads_and_fast_hand_overs_are_never_seen_out_of_their_sections():
+    """Four threads in sections of their own, then hand-overs without a gap, with a limit of 1 ms outside."""
+    code = """
+    client.init_workload_monitoring()
+    until = time.monotonic() + 0.6
+    def work(name):
+        while time.monotonic() < until:
+            client.start_section(name)
+            client.end_section(name)
+    client.start_section("e")
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    end = time.monotonic() + 0.6
+    handovers = 0
+    while time.monotonic() < end:
+        for _ in range(1000):
+            client.start_section("b"); client.end_section("e")
+            client.start_section("e"); client.end_section("b")
+        handovers += 1
+    client.shutdown_workload_monitoring()
+    say(handovers)
+    """
+    async with Rig() as rig:
+        limits = dict.fromkeys("abcde", 30.0)
+        worker = rig.worker(code, rank_section_timeouts=limits, rank_out_of_section_timeout=0.001)
+        assert int(await worker.line()) > 0
+        assert await worker.ended() == 0 and rig.hangs == []
+
+
+# --- broken pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [2**63 - 1, -1, 0, 5])
+@story
+async def test_garbage_in_a_page_harms_its_rank_only(last: int):
+    """Implausible times are no progress; another monitor can still take over."""
+    async with Rig() as rig:
+        client = rig.rank(
+            initial_rank_heartbeat_timeout=0.6,
+            rank_heartbeat_timeout=0.6,
+            rank_section_timeouts={"a": 0.2, "step": 0.2, "warmup": 0.2},
+            rank_out_of_section_timeout=0.2,
+        )
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        client.start_section("a")
+        pid, words = rig.pid, client._page.words
+        for word in range(SECTIONS, 512):
+            words[word] = last
+        words[HEARTBEAT] = words[OUTSIDE] = words[LIMITS_AT] = last
+        await rig.settled()
+        assert rig.pid == pid
+        await kill_monitor(rig)  # its successor reads the garbage in the monitor's own words
+        assert (await rig.sentence()).startswith(("no heartbeat", "no first heartbeat"))
+        client.shutdown_workload_monitoring()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@story
+async def test_a_rank_that_overwrites_its_whole_page_is_unmonitored(caplog, killed: bool):
+    """Said once; monitor and agent go on, and so does the next rank's monitoring."""
+    async with Rig() as rig:
+        client = rig.rank(rank_heartbeat_timeout=0.2)
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        words = client._page.words
+        for word in range(512):
+            words[word] = 0x4141_4141_4141_4141
+        if killed:
+            await kill_monitor(rig)
+        pid = rig.pid
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(rig.hang(), 0.5)
+        client.shutdown_workload_monitoring()
+        said = [record.getMessage() for record in caplog.records if "overwritten" in record.getMessage()]
+        assert len(said) == 1 and rig.pid == pid
+        rig.monitor.unwatch()
+        client = rig.rank(cycle=1, rank_heartbeat_timeout=0.2)
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        assert (await rig.sentence()).startswith("no heartbeat")
+        client.shutdown_workload_monitoring()
+
+
+def test_a_limit_word_is_where_the_page_says():
+    assert SECTIONS + 129 <= LIMITS and LIMITS + 3 + 128 <= 512
+
+
+# --- learned limits ---------------------------------------------------------------------------------------------------
+
+
+def state(beat: float, step: float) -> dict[str, Any]:
+    heartbeat = {"initial": 20.0, "subsequent": beat, "were_calculated": True}
+    section = {"section": {"step": step}, "out_of_section": 9.0, "calculated_sections": ["step"]}
+    section["is_out_of_section_calculated"] = False
+    return {"current_timeouts": {"heartbeat": heartbeat, "section": section}}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("before_init", [False, True])
+@story
+async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init: bool, killed: bool):
+    async with Rig() as rig:
+        limits = {"rank_section_timeouts": {"step": 60.0, "setup": 60.0}, "rank_heartbeat_timeout": 0.3}
+        client = rig.rank(**limits, workload_check_interval=0.1)
+        calls = [lambda: client.load_state_dict(state(30.0, 0.6)), client.init_workload_monitoring]
+        for call in calls if before_init else reversed(calls):
+            call()
+        client.send_heartbeat()
+        assert client.hb_timeouts.subsequent == 30.0
+        assert client.section_timeouts.section == {"step": 0.6, "setup": 60.0}
+        assert client.section_timeouts.calculated_sections == {"step"}
+        if killed:
+            await kill_monitor(rig)
+        started_s = time.monotonic()
+        client.start_section("step")
+        message = await rig.hang()  # not the configured 0.3 s without a heartbeat
+        assert message["sentence"].startswith("in section 'step' for ") and "(limit 0.6 s)" in message["sentence"]
+        assert message["deadline_s"] >= started_s + 0.6
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_limits_are_told_to_the_next_monitor_if_this_one_is_killed_in_between():
+    async with Rig() as rig:
+        limits = {"rank_section_timeouts": {"step": 60.0}, "rank_heartbeat_timeout": 60.0}
+        client = rig.rank(workload_check_interval=0.1, **limits)
+        client.init_workload_monitoring()
+        await rig.stopped_while(lambda: client.load_state_dict(state(0.4, 50.0)))
+        client.send_heartbeat()
+        assert "(limit 0.4 s)" in await rig.sentence()
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_new_limits_begin_anew_and_are_never_below_the_check_interval():
+    """Shorter limits end no rank for time that has already passed."""
+    async with Rig() as rig:
+        client = rig.rank(
+            rank_heartbeat_timeout=60.0, rank_section_timeouts={"step": 60.0}, workload_check_interval=0.3
+        )
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(rig.hang(), 0.35)
+        loading_s = time.monotonic()
+        client.load_state_dict(state(0.01, 40.0))
+        assert (await rig.hang())["deadline_s"] >= loading_s + 0.3
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_init_again_begins_with_the_configured_limits_and_this_clients_own():
+    async with Rig() as rig:
+        client = rig.rank(rank_section_timeouts={"step": 60.0}, rank_heartbeat_timeout=0.2)
+        client.init_workload_monitoring()
+        client.load_state_dict(state(30.0, 40.0))
+        client.shutdown_workload_monitoring()
+        assert client.hb_timeouts.subsequent == 30.0
+        client.init_workload_monitoring()
+        assert (client.hb_timeouts.subsequent, client.section_timeouts.section) == (30.0, {"step": 40.0})
+        client.shutdown_workload_monitoring()
+        other = RankMonitorClient()
+        other.init_workload_monitoring()
+        assert (other.hb_timeouts.subsequent, other.section_timeouts.section) == (0.2, {"step": 60.0})
+        assert other.state_dict() == {"current_timeouts": {}}
+        other.send_heartbeat()
+        assert "(limit 0.2 s)" in await readable_hang(rig)
+        other.shutdown_workload_monitoring()
+
+
+async def readable_hang(rig: Rig) -> str:
+    """The sentence, once the process that stands for the rank is dead."""
+    sentence = await rig.sentence()
+    pidfd = os.pidfd_open(rig._sleepers[-1].pid)
+    await readable(pidfd)
+    os.close(pidfd)
+    return sentence

@@ -1,0 +1,264 @@
+"""The end of a hung rank: stacks, signals, its process group; and what a dead agent leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from monitor_harness import HANG, ROOT, Rig, readable, status, story, until
+
+from nvrx_slurm.agent import monitors
+from nvrx_slurm.monitor import kill, stacks
+
+HUNG = """
+client.init_workload_monitoring()
+client.send_heartbeat()
+say("init")
+def a_function_with_a_name_to_find():
+    threading.Event().wait()
+a_function_with_a_name_to_find()
+"""
+
+
+@story
+async def test_a_hung_rank_prints_its_stacks_and_dies_of_the_signal():
+    """Running or stopped; soon after the deadline and never before; without a core file."""
+    async with Rig() as rig:
+        for cycle in range(3):
+            worker = rig.worker(HUNG, cycle=cycle, rank_heartbeat_timeout=0.3)
+            assert await worker.line() == "init"
+            if cycle:
+                os.kill(worker.pid, signal.SIGSTOP)
+            await readable(worker.pidfd)
+            dead_s = time.monotonic()
+            message = await rig.hang()
+            assert await worker.ended() == -stacks.SIGNAL
+            assert message["sentence"].startswith("no heartbeat for ") and "(limit 0.3 s)" in message["sentence"]
+            assert 0 < dead_s - message["deadline_s"] < 1  # scripts/bench measures the milliseconds
+            said = worker.err.read_text()
+            assert "most recent call first" in said and (cycle or "a_function_with_a_name_to_find" in said)
+            assert "Fatal Python error" not in said and "Extension modules" not in said
+            assert not list(worker.err.parent.glob("core*"))
+            rig.monitor.unwatch()
+
+
+@story
+async def test_before_init_faulthandler_prints_the_stacks():
+    async with Rig() as rig:
+        worker = rig.worker("def early():\n    threading.Event().wait()\nearly()", rank_init_timeout=0.5)
+        assert (await rig.sentence()).startswith("no init_workload_monitoring() for ")
+        assert await worker.ended() == -signal.SIGABRT
+        assert "in early" in worker.err.read_text() and not list(worker.err.parent.glob("core*"))
+
+
+@story
+async def test_without_a_handler_it_is_killed_at_once():
+    async with Rig() as rig:
+        worker = rig.worker("import faulthandler; faulthandler.disable()" + HANG, rank_init_timeout=0.5)
+        await rig.hang()
+        assert await worker.ended() == -signal.SIGKILL
+
+
+@story
+async def test_the_script_s_own_handler_is_kept():
+    async with Rig() as rig:
+        worker = rig.worker(
+            f"signal.signal({stacks.SIGNAL}, lambda *_: os._exit(7))\nclient.init_workload_monitoring()" + HANG,
+            initial_rank_heartbeat_timeout=0.2,
+        )
+        assert await worker.ended() == 7
+
+
+@story
+async def test_the_users_own_termination_signal_comes_alone():
+    async with Rig() as rig:
+        worker = rig.worker(
+            """
+            signal.signal(signal.SIGUSR1, lambda *_: (say("got it"), os._exit(7)))
+            client.init_workload_monitoring()
+            signal.pause()
+            """,
+            signum=signal.SIGUSR1,
+            initial_rank_heartbeat_timeout=0.2,
+        )
+        await rig.hang()
+        assert await worker.line() == "got it" and await worker.ended() == 7
+        assert worker.err.read_text() == ""
+
+
+@pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (stacks.SIGNAL, signal.SIGKILL)])
+@story
+async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(monkeypatch, handled, signum):
+    shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"
+    program = monitors._PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
+    monkeypatch.setattr(monitors, "_PROGRAM", program)
+    async with Rig() as rig:
+        worker = rig.worker(
+            f"""
+            import subprocess
+            child = subprocess.Popen(["sleep", "1000"])
+            signal.signal({int(handled)}, lambda *_: say("not me"))
+            client.init_workload_monitoring()
+            say(child.pid)
+            while True:
+                signal.pause()
+            """,
+            signum=signum,
+            initial_rank_heartbeat_timeout=0.2,
+        )
+        child = os.pidfd_open(int(await worker.line()))
+        message = await rig.hang()
+        assert await worker.line() == "not me"
+        assert await worker.ended() == -signal.SIGKILL
+        assert time.monotonic() - message["at_s"] >= 0.2
+        await readable(child)
+        os.close(child)
+
+
+@story
+async def test_the_stacks_of_a_rank_behind_a_wrapper_are_printed():
+    async with Rig() as rig:
+        worker = rig.worker(
+            """
+            import subprocess  # this process is the wrapper: it has no handler
+            import faulthandler; faulthandler.disable()
+            code = (
+                "import sys, threading; sys.path.insert(0, %r)\\n" % sys.path[0] +
+                "from nvrx_slurm.fault_tolerance import RankMonitorClient\\n"
+                "RankMonitorClient().init_workload_monitoring()\\n"
+                "def behind_the_wrapper(): threading.Event().wait()\\n"
+                "behind_the_wrapper()"
+            )
+            subprocess.run([sys.executable, "-c", code])
+            """,
+            initial_rank_heartbeat_timeout=0.3,
+        )
+        await rig.hang()
+        await worker.ended()
+        assert "behind_the_wrapper" in worker.err.read_text()
+
+
+@story
+async def test_signals_for_the_step_do_not_end_the_monitor():
+    async with Rig() as rig:
+        client = rig.rank(rank_heartbeat_timeout=0.3)
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        pid = rig.pid
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+            os.kill(pid, getattr(signal, name))
+        await rig.hang()
+        assert rig.pid == pid
+        client.shutdown_workload_monitoring()
+
+
+@pytest.mark.parametrize("flag", [kill._PIDFD_SIGNAL_PROCESS_GROUP, 1 << 30])  # the latter: as before Linux 6.9
+@pytest.mark.parametrize("reaped", [False, True])
+@story
+async def test_kill_group_reaches_processes_that_outlived_their_leader(monkeypatch, flag, reaped):
+    monkeypatch.setattr(kill, "_PIDFD_SIGNAL_PROCESS_GROUP", flag)
+    leader = subprocess.Popen(
+        ["sh", "-c", "sleep 1000 & echo $!; read line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    pidfd, child = os.pidfd_open(leader.pid), os.pidfd_open(int(leader.stdout.readline()))
+    if reaped:
+        leader.stdin.close()
+        leader.wait()
+    kill.kill_group(pidfd, leader.pid)
+    await readable(child)
+    leader.wait()
+    assert kill.is_dead(pidfd)
+    kill.kill_group(pidfd, leader.pid)  # the group is empty: nothing happens
+    leader.stdin.close()
+    leader.stdout.close()
+    os.close(pidfd)
+    os.close(child)
+
+
+def test_a_reused_number_is_not_killed(monkeypatch):
+    """The worker is reaped, and another process has its number and a group."""
+    gone = subprocess.Popen(["true"], start_new_session=True)
+    pidfd = os.pidfd_open(gone.pid)
+    gone.wait()
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as other:
+        monkeypatch.setattr(kill, "_PIDFD_SIGNAL_PROCESS_GROUP", 1 << 30)
+        kill.kill_group(pidfd, other.pid)
+        assert other.poll() is None
+        other.kill()
+    os.close(pidfd)
+
+
+AGENT = f"""
+import asyncio, os, subprocess, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {ROOT!r})
+from nvrx_slurm.agent.monitors import RankMonitor
+
+WORKER = '''
+import subprocess, sys
+child = subprocess.Popen(["sleep", "1000"])
+print(child.pid, flush=True)
+if sys.argv[1] == "init":
+    sys.path.insert(0, {ROOT!r})
+    from nvrx_slurm.fault_tolerance import RankMonitorClient
+    RankMonitorClient().init_workload_monitoring()
+print("up", flush=True)
+child.wait()
+'''
+
+async def main():
+    pids = []
+    for local_rank in range(2):
+        monitor = RankMonitor(local_rank, Path(sys.argv[1]), print, print)
+        monitor.start()
+        env = dict(os.environ, RANK=str(local_rank), **monitor.worker_env())
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, "init" if local_rank else "no init"],
+                                  stdout=subprocess.PIPE, env=env, start_new_session=True)
+        pidfd = os.pidfd_open(worker.pid)
+        monitor.watch(pid=worker.pid, pidfd=pidfd, cycle=0, rank=local_rank, limits={{}})
+        child = int(worker.stdout.readline())
+        worker.stdout.readline()
+        pids += [worker.pid, child, monitor.pid]
+        keep.append(monitor)
+        reader, writer = await asyncio.open_unix_connection(monitor.worker_env()["FT_RANK_MONITOR_IPC_SOCKET"])
+        writer.write(b"watching?\\n")
+        await reader.readline()
+    print(*pids, flush=True)
+    await asyncio.Event().wait()
+
+keep = []
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_a_second(stopped: bool):
+    async def run(directory: str) -> None:
+        agent = subprocess.Popen([sys.executable, "-c", AGENT, directory], stdout=subprocess.PIPE)
+        try:
+            pids = [int(pid) for pid in agent.stdout.readline().split()]
+            assert len(pids) == 6
+            pidfds = [os.pidfd_open(pid) for pid in pids]
+            if stopped:
+                os.kill(pids[2], signal.SIGSTOP)
+                until(lambda: status(pids[2])["State"].startswith("T"), "the monitor is stopped")
+        finally:
+            agent.kill()
+        await asyncio.gather(*(readable(pidfd, 1.0) for pidfd in pidfds))
+        assert agent.wait() == -signal.SIGKILL
+        agent.stdout.close()
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+    directory = tempfile.mkdtemp(prefix="nvrx-rmtest-")
+    asyncio.run(run(directory))
+    assert not os.path.exists(directory)  # the monitors cleaned up after their agent

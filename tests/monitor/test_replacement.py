@@ -1,0 +1,130 @@
+"""The agent's side: monitors that are killed, stopped or cannot run, and what closing them leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from monitor_harness import SOCKET, Rig, kill_monitor, story
+
+from nvrx_slurm.agent import monitors
+from nvrx_slurm.errors import UsageError
+
+
+@story
+async def test_a_killed_monitor_is_replaced_and_forgets_nothing():
+    """Three times, while a section is open: its limit runs on, and the init is remembered."""
+    async with Rig() as rig:
+        client = rig.rank(rank_init_timeout=1.5, rank_heartbeat_timeout=60.0, rank_section_timeouts={"a": 3.0})
+        client.init_workload_monitoring()
+        client.start_section("a")
+        opened_s = time.monotonic()
+        for _ in range(3):
+            await kill_monitor(rig)
+            client.send_heartbeat()
+        message = await rig.hang()
+        assert message["sentence"].startswith("in section 'a' for ") and message["deadline_s"] <= opened_s + 3.0
+        client.shutdown_workload_monitoring()
+        assert len(rig.hangs) == 1
+
+
+@story
+async def test_init_waits_for_a_monitor_that_is_being_replaced():
+    async with Rig() as rig:
+        client = rig.rank()
+        await rig.stopped_while(client.init_workload_monitoring)
+        assert client.cfg.safety_factor == 5.0
+        client.shutdown_workload_monitoring()
+
+
+def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
+    async def run():
+        monkeypatch.setattr(monitors, "_PROGRAM", "import sys; sys.exit(3)")
+        async with Rig() as rig:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(rig.hang(), 1.0)
+
+    asyncio.run(run())
+    sentences = [record.getMessage() for record in caplog.records]
+    assert 2 <= len(sentences) <= 6  # at 0, 0, 0.1, 0.3, 0.7 s
+    assert "ended with 3" in sentences[0]
+
+
+@story
+async def test_close_leaves_no_process_no_zombie_no_socket_no_fd():
+    before = set(os.listdir("/proc/self/fd"))
+    async with Rig() as rig:
+        worker = rig.worker("sys.stdin.readline()")
+        pidfd = os.pidfd_open(rig.pid)
+        path = rig.path
+        rig.monitor.unwatch()
+        assert not os.path.exists(path)
+        assert rig.path != path  # a process of the last cycle cannot speak for the next
+        await rig.monitor.close()
+        with pytest.raises(ProcessLookupError):  # reaped
+            signal.pidfd_send_signal(pidfd, 0)
+        assert worker.process.poll() is None  # left alone
+        os.close(pidfd)
+        assert list(rig.dir.glob("rank*")) == []
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@story
+async def test_a_stopped_monitor_does_not_hold_up_close():
+    async with Rig() as rig:
+        rig.rank()
+        await rig.settled()
+        rig.stop()
+        start_s = time.monotonic()
+        await rig.monitor.close()
+        assert time.monotonic() - start_s < monitors.CLOSE_TIMEOUT_S  # it was continued, not waited for
+
+
+@story
+async def test_bad_settings_raise_and_change_nothing(tmp_path):
+    tmp_path.chmod(0o755)
+    with pytest.raises(UsageError, match="0700"):
+        monitors.RankMonitor(0, tmp_path, print, print).start()
+    async with Rig() as rig:
+        client = rig.rank()
+        client.init_workload_monitoring()
+        other = {"pid": os.getpid(), "pidfd": 0, "cycle": 1, "rank": 3}
+        with pytest.raises(ValueError, match="rank_heartbeat_timeout"):
+            rig.monitor.watch(**other, limits={"rank_heartbeat_timeout": -1})
+        with pytest.raises(ValueError, match="65536"):
+            rig.monitor.watch(**other, limits={}, cfg={"long": "x" * 70000})
+        await rig.settled()
+        client.shutdown_workload_monitoring()
+
+
+def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):
+    async def run():
+        async with Rig() as rig:
+            home = rig.dir.with_suffix(".away")
+            rig.dir.rename(home)
+            rig.dir.write_text("")  # a file in its place
+            rig.monitor.unwatch()
+            assert SOCKET not in rig.monitor.worker_env()
+            rig.monitor.watch(pid=os.getpid(), pidfd=0, cycle=1, rank=3, limits={})  # nothing to watch it with
+            rig.monitor.unwatch()
+            rig.dir.unlink()
+            home.rename(rig.dir)
+            assert SOCKET in rig.monitor.worker_env()
+
+    asyncio.run(run())
+    assert "without its monitor" in caplog.text
+
+
+def test_a_life_can_be_closed_twice(tmp_path: Path):
+    """A second close must not close files that have the numbers of its descriptors by then."""
+    life = monitors._Life(tmp_path, 0, 0)
+    taken = life.page_fd
+    life.close()
+    fd = os.dup2(0, taken)
+    life.close()
+    os.fstat(fd)
+    os.close(fd)

@@ -1,0 +1,365 @@
+"""The rank's socket: refusals, hostile and slow peers, other users; and workload control requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from monitor_harness import WAIT_S, Rig, kill_monitor, status, story
+
+from nvrx_slurm.fault_tolerance import (
+    RankMonitorClient,
+    RankMonitorClientError,
+    WorkloadAction,
+    WorkloadControlRequest,
+)
+from nvrx_slurm.monitor import main, requests, transport, wire
+from nvrx_slurm.monitor.main import MAX_CONTINUES, Monitor
+
+
+async def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
+    """The monitor's answer to `data`; None if it only hangs up."""
+
+    def blocking() -> bytes:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(WAIT_S)
+            sock.connect(path)
+            try:
+                socket.send_fds(sock, [data], list(fds))
+                sock.shutdown(socket.SHUT_WR)
+                return sock.recv(65536)
+            except OSError:
+                return b""
+
+    reply = await asyncio.to_thread(blocking)
+    return json.loads(reply) if reply else None
+
+
+def line(kind: object = "limits", v: object = 1, **message: object) -> bytes:
+    return json.dumps({"v": v, "type": kind, **message}, ensure_ascii=False).encode() + b"\n"
+
+
+LONG = "\u00e9" * 20_000  # three times as long as JSON
+REFUSED = [
+    (b'{"v":2,"type":"init"}\n', "speaks version 1, the other 2"),
+    (b'{"type":"init"}\n', "version"),
+    (b"\x80\x04\x95 pickle\n", "not a JSON"),
+    (b"[" * 60000 + b"\n", "not a JSON"),
+    (b"1" * 60000 + b"\n", "not a JSON"),
+    (b"[]\n", "version"),
+    (b'{"v":1}\n', "no type"),
+    (b'{"v":1,"type":"hang"}\n', "'hang'"),
+    (b'{"v":1,"type":"quit"}\n', "'quit'"),
+    (b"x" * 70000, "65536"),
+    (line(rank_heartbeat_timeout=-5), "rank_heartbeat_timeout"),
+    (line(rank_init_timeout=5), "'rank_init_timeout'"),
+    (line(rank_section_timeouts={"other": 5}), "not in rank_section_timeouts"),
+    (line(rank_section_timeouts={"step": "x" * 50}), "'step'"),
+    (line(rank_section_timeouts={LONG: "x"}), ""),
+    (line(rank_section_timeouts={"step": LONG}), "'step'"),
+    (line(rank_heartbeat_timeout=[LONG]), "rank_heartbeat_timeout"),
+    (line(LONG), "does not know"),
+    (line("init", v=LONG), "version"),
+    (line(**{LONG: 1}), ""),
+    (line("control", action="Explode", description="x"), "'Explode'"),
+    (line("control", action=["Continue"], description="x"), "workload action"),
+    (line("control", action=[LONG], description="why"), "workload action"),
+    (line("control", description="x"), "'None'"),
+    (line("control", action="Continue"), "description"),
+    (line("control", action="Continue", description=7), "description"),
+    (line("control", action="Continue", description="x" * 4001), "description"),
+    (line("control", action="Continue", description=LONG), "description"),
+]
+
+
+def damaged(seed: int) -> bytes:
+    """A request with bytes changed, doubled, moved or left out."""
+    rng = random.Random(seed)
+    whole = [
+        b'{"v":1,"type":"init","rank":3,"local_rank":0}\n',
+        b'{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,"rank_section_timeouts":{"step":1}}\n',
+        b'{"v":1,"type":"control","action":"Continue","description":"why"}\n',
+        b'{"v":1,"type":"ok","cycle":0,"cfg":{}}\n',
+    ]
+    data = bytearray(rng.choice(whole))
+    for _ in range(rng.randint(1, 4)):
+        at, what = rng.randrange(len(data)), rng.randrange(4)
+        if what == 0:
+            data[at] = rng.randrange(256)
+        elif what == 1:
+            del data[at : at + rng.randint(1, 9)]
+        elif what == 2:
+            data[at:at] = data[: rng.randint(1, 30)] * rng.randint(1, 40)
+        else:
+            data[at:at] = rng.choice([b"\0", b"\n", b"\xff\xfe", b"1e999", b"NaN", b"[" * 2000, b'"', b"-"])
+        data = data or bytearray(b"\n")
+    return bytes(data) if rng.random() < 0.8 else bytes(data).replace(b"\n", b"")
+
+
+@story
+async def test_refusals_and_damaged_requests_change_nothing():
+    """Each refusal is one answer, also where it quotes a long request. File descriptors of peers are not kept."""
+    async with Rig() as rig:
+        client = rig.rank(rank_section_timeouts={"step": None})
+        assert "after init" in (await ask(rig.path, line(rank_heartbeat_timeout=5)) or {})["error"]
+        client.init_workload_monitoring()
+        pid, path = rig.pid, rig.path
+        for data, token in REFUSED:
+            reply = await ask(path, data)
+            assert reply is not None and reply["type"] == "error" and len(reply["error"]) <= 500, data[:40]
+            assert token in reply["error"], data[:40]
+        rig.monitor.hear()
+        assert rig.asked.empty()
+        before = len(os.listdir(f"/proc/{pid}/fd"))
+        null = os.open(os.devnull, os.O_RDONLY)
+        for _ in range(5):
+            assert await ask(path, b'{"v":1,"type":"are you there"}\n', (null,) * 200)
+        os.close(null)
+        assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 1  # the last connection is about to be closed
+        kinds = [reply and reply["type"] for reply in [await ask(path, damaged(seed)) for seed in range(200)]]
+        assert kinds.count("error") > 30 and set(kinds) <= {"error", "ok", None}
+        assert rig.pid == pid and not rig.hangs
+        client.shutdown_workload_monitoring()
+
+
+FLOOD = """
+import itertools, resource, socket, sys
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+lines = [b"", b"{", b'{"v":1,"type":"are you there"}\\n', b"x" * 70000, b"\\0" * 9 + b"\\n"]
+sockets = []
+for n in itertools.count():  # until it is killed
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(sys.argv[1])  # waits while the backlog is full
+    sock.setblocking(False)
+    try:
+        sock.send(lines[n % len(lines)])
+    except OSError:
+        pass
+    sockets = sockets[-3000:] + [sock]
+    if n == 3000:
+        print("flooding", flush=True)
+"""
+
+
+@story
+async def test_a_flood_of_connections_and_idle_ones_delay_neither_requests_nor_the_kill():
+    """Thousands are held at once; the rank goes through many inits among them."""
+    async with Rig() as rig:
+        idle = [await asyncio.open_unix_connection(rig.path) for _ in range(requests.MAX_CONNECTIONS)]
+        client = rig.rank(rank_heartbeat_timeout=1.0)
+        client.init_workload_monitoring()  # the oldest idle connection is dropped
+        client.shutdown_workload_monitoring()
+        pid = rig.pid
+        flood = [
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", FLOOD, rig.path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            )
+            for _ in range(2)
+        ]
+        try:
+            for peer in flood:
+                assert peer.stdout and await asyncio.wait_for(peer.stdout.readline(), WAIT_S) == b"flooding\n"
+            for _ in range(10):
+                client.init_workload_monitoring()
+                client.send_heartbeat()
+                client.shutdown_workload_monitoring()
+            client.init_workload_monitoring()
+            client.send_heartbeat()
+            message = await rig.hang()
+            assert message["sentence"].startswith("no heartbeat for ")
+            assert message["at_s"] - message["deadline_s"] < 1.0
+            assert rig.pid == pid and int(status(pid)["VmHWM"].split()[0]) <= 16 * 1024
+            assert len(os.listdir(f"/proc/{pid}/fd")) < 60
+        finally:
+            for peer in flood:
+                peer.kill()
+                await peer.wait()
+            for _, writer in idle:
+                writer.close()
+        client.shutdown_workload_monitoring()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
+@story
+async def test_other_users_get_no_answer():
+    """Even where the directory and the socket are open to them by mistake."""
+    code = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(sys.argv[1])
+sock.sendall(b'{"v":1,"type":"init"}\\n')
+print(sock.recv(65536))
+"""
+    async with Rig() as rig:
+        rig.rank(rank_init_timeout=60.0)
+        await rig.settled()
+        command = [sys.executable, "-I", "-S", "-c", code, rig.path]
+        for mode, outcome in ((0o700, "PermissionError"), (0o711, "b''")):
+            os.chmod(rig.path, 0o777)
+            os.chmod(rig.dir, mode)
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False
+            )
+            assert outcome in done.stdout + done.stderr
+
+
+def test_the_bound_of_a_line_is_that_of_its_bytes() -> None:
+    with pytest.raises(wire.WireError, match="65536"):
+        wire.encode("limits", name="x" * wire.MAX_LINE_BYTES)
+    with pytest.raises(wire.WireError, match="65536"):
+        wire.decode(b" " * (wire.MAX_LINE_BYTES + 1))
+
+
+# --- workload control -------------------------------------------------------------------------------------------------
+
+
+def request(action: str, *description: str) -> WorkloadControlRequest:
+    return WorkloadControlRequest(WorkloadAction[action], *description)
+
+
+def heard(rig: Rig) -> list[tuple[str, str]]:
+    """What the agent was told. A request is there before the rank gets its answer."""
+    rig.monitor.hear()
+    said = [rig.asked.get_nowait() for _ in range(rig.asked.qsize())]
+    return [(action.name, description) for action, description in said]
+
+
+def test_the_wire_knows_the_actions():
+    assert tuple(action.name for action in WorkloadAction) == wire.ACTIONS
+
+
+@story
+async def test_requests_reach_the_agent_before_the_rank_goes_on():
+    async with Rig() as rig:
+        client = rig.rank()
+        client.init_workload_monitoring()
+        for action in WorkloadAction:
+            client.send_workload_control_request(WorkloadControlRequest(action, "the GPU\n is hot \u00e9"))
+            assert heard(rig) == [(action.name, "the GPU\n is hot \u00e9")]
+        rig.monitor.unwatch()
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_descriptions_are_bounded_and_can_be_sent_on():
+    async with Rig() as rig:
+        client = rig.rank()
+        client.init_workload_monitoring()
+        client.send_workload_control_request(request("Continue"))
+        client.send_workload_control_request(request("ExcludeThisNode", chr(0x1F525) * 1000000))  # 12 bytes each
+        client.send_workload_control_request(request("ShutdownWorkload", os.fsdecode(b"caf\xe9")))
+        assert heard(rig) == [
+            ("Continue", "<not set>"),
+            ("ExcludeThisNode", "\U0001f525" * wire.MAX_DESCRIPTION_CHARS),
+            ("ShutdownWorkload", "caf?"),  # a lone surrogate fits into no log and no protobuf
+        ]
+        client.shutdown_workload_monitoring()
+
+
+@story
+async def test_a_request_of_an_earlier_cycle_does_not_count_for_the_next():
+    async with Rig() as rig:
+        for unwatch in (False, True):
+            worker = rig.worker(
+                """
+                from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
+                client.init_workload_monitoring()
+                client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "x"))
+                os._exit(3)
+                """,
+                cycle=unwatch,
+            )
+            assert worker.process.wait(WAIT_S) == 3  # our loop has run nothing since
+            assert rig.asked.empty()
+            if unwatch:
+                rig.monitor.unwatch()
+                rig.rank(cycle=2)
+            assert heard(rig) == ([] if unwatch else [("ExcludeThisNode", "x")])
+            rig.monitor.unwatch()
+
+
+@story
+async def test_a_stopped_monitor_is_waited_for_and_then_given_up(monkeypatch):
+    async with Rig() as rig:
+        client = rig.rank()
+        client.init_workload_monitoring()
+        await kill_monitor(rig)
+        client.send_workload_control_request(request("Continue", "to a successor"))
+        assert heard(rig) == [("Continue", "to a successor")]
+        rig.stop()
+        monkeypatch.setattr(transport, "REPLY_TIMEOUT_S", 0.2)
+        with pytest.raises(RankMonitorClientError, match=r"within 0\.2 s"):
+            client.send_workload_control_request(request("Continue"))
+        monkeypatch.undo()
+        os.kill(rig.pid, signal.SIGKILL)
+        await asyncio.to_thread(client.send_workload_control_request, request("ShutdownWorkload", "in the end"))
+        assert heard(rig)[-1] == ("ShutdownWorkload", "in the end")
+        client.shutdown_workload_monitoring()
+
+
+@pytest.mark.parametrize("length", [1, wire.MAX_DESCRIPTION_CHARS])
+@story
+async def test_continues_leave_room_for_what_matters(length: int):
+    """A busy agent reads nothing: no Continue fails then, and no other request and no hang is lost."""
+    async with Rig() as rig:
+        client = rig.rank(rank_heartbeat_timeout=0.2)
+        client.init_workload_monitoring()
+        text = chr(0x1F525) * length
+        for _ in range(100):
+            client.send_workload_control_request(request("Continue", text))
+        for action in ["ExcludeThisNode"] * 9 + ["Continue", "ShutdownWorkload", "ExcludeThisNode"] * 9:
+            client.send_workload_control_request(request(action, text))
+        client.send_heartbeat()
+        sleeper = rig._sleepers[-1]
+        assert sleeper.wait(WAIT_S) < 0  # killed; this process, the agent, has not run its loop
+        told = [action for action, _ in heard(rig)]
+        assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
+        assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
+        client.shutdown_workload_monitoring()
+
+
+def test_bad_requests_are_errors_of_the_caller():
+    with pytest.raises(TypeError, match="WorkloadAction.Continue"):
+        WorkloadControlRequest("Continue")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="int"):
+        WorkloadControlRequest(WorkloadAction.Continue, 3)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        async with Rig() as rig:
+            client: RankMonitorClient = rig.rank()
+            client.init_workload_monitoring()
+            for wrong in (WorkloadAction.Continue, "Continue", None):
+                with pytest.raises(TypeError, match="WorkloadControlRequest"):
+                    client.send_workload_control_request(wrong)  # type: ignore[arg-type]
+            assert heard(rig) == []
+            client.shutdown_workload_monitoring()
+
+    asyncio.run(run())
+
+
+def test_a_monitor_without_its_agent_refuses_what_matters():
+    """Between the agent's death and the monitor's own end a rank may still ask."""
+
+    class NoWorker:
+        cycle, pid, requests_passed, strongest = 0, 1, 0, 0
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    with theirs:
+        monitor, worker = Monitor(theirs, "/nonexistent", "rank0."), NoWorker()
+        message = {"description": "why"}
+        assert monitor._pass_on(worker, message | {"action": "Continue"}) == wire.encode("ok")
+        for action in ("ExcludeThisNode", "ShutdownWorkload", "ShutdownWorkload"):
+            with pytest.raises(wire.WireError, match="launcher"):
+                monitor._pass_on(worker, message | {"action": action})
+    assert main.MAX_CONTINUE_CHARS < wire.MAX_DESCRIPTION_CHARS
