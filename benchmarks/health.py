@@ -67,11 +67,11 @@ class Node:
         self._install(nvml.env)
 
     def _install(self, env: dict[str, str]) -> None:
-        """hook.sh clears the environment: the Python that it starts is a script that sets NVML's stand-in."""
+        """PYTHON is a script that sets NVML's stand-in, because hook.sh clears the environment."""
         shutil.copytree(REPO / "prolog", self.root / "hooks")
         words = " ".join(f"{name}='{value}'" for name, value in env.items())
         python = self.root / "python"
-        python.write_text(f'#!/bin/sh\nexec env {words} {sys.executable} "$@"\n')
+        python.write_text(f'#!/bin/sh\nexec env -u PYTHONHOME {words} {sys.executable} "$@"\n')
         python.chmod(0o755)
         self.site({})
         settings = {"PYTHON": python, "PACKAGE": REPO, "SYSROOT": self.tree, "LOG": self.root / "log"}
@@ -229,7 +229,7 @@ def _many(launchers: Launchers, repeats: int) -> Samples:
         heavy.write_text(f"#!/bin/sh\necho run >>{runs}\nsleep {_HEAVY_S}\necho fine\n")
         heavy.chmod(0o755)
         own = {"name": "heavy", "run": str(heavy), "when": ["prolog"], "reuse": 300, "budget": _BUDGET_S}
-        node.site({"own": [own], "hooks": {"suspicions": str(node.root / "spool")}})
+        node.site({"own": [own]})
         for _ in range(max(1, repeats // 2)):
             node.cold()
             runs.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class FaultKind(str, Enum):
-    """What happened to a rank or node, from the point of view of whoever noticed it."""
+    """What happened to a rank or node, from the point of view of the program that noticed it."""
 
     EXIT = "exit"  # the worker ended by itself with a non-zero code
     SIGNAL = "signal"  # the worker was ended by a signal that was not ours
@@ -34,7 +34,7 @@ class WorkloadAction(Enum):
 
     Continue = 0  # noted, nothing else
     ExcludeThisNode = 1  # this node leaves at once and is not taken again in this job
-    ShutdownWorkload = 2  # everybody stops now, and nothing should start the job again
+    ShutdownWorkload = 2  # all ranks stop now, and the job should not be started again
 
 
 class Doing(str, Enum):
@@ -52,7 +52,7 @@ class Node:
     """One life of one agent. A node that comes back is a new `Node` with the same `infra_rank`."""
 
     node_id: str  # unique per agent life
-    infra_rank: int  # the order Slurm gave us; -1 = nobody gave one
+    infra_rank: int  # the order Slurm gave us; -1 = none was given
     host: str  # for people, logs and the first cause
     addr: str  # where the other nodes reach it (MASTER_ADDR); "" = as the coordinator sees it
     nproc: int  # workers it runs, >= 1
@@ -138,7 +138,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who does what in a cycle, from the point of view of one member.
+    """The assignment of a cycle, from the point of view of one member.
 
     The shared part is equal for all members; `group_rank` and `rank_offset` are the receiver's own, -1 for spares.
     """

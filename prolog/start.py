@@ -4,20 +4,33 @@ hook.sh has checked this Python, its standard library and the package's trust.py
 module before it is imported. Without site (-S) no .pth file is executed.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+from _frozen_importlib_external import SourceFileLoader  # importlib.machinery is a file that nothing has checked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
 
 BROKEN = 3  # exit code: the hook does not work; 0 and 10 are verdicts
 _NOT_FOR_CHILDREN = ("PYTHONHOME", "PYTHONSAFEPATH")
 
 
-def trust(package: str) -> dict[str, object]:
-    """The names in system/trust.py of the package. It is compiled from its source, which hook.sh has checked."""
-    path = f"{package}/nvrx_slurm/system/trust.py"
-    names: dict[str, object] = {"__name__": "trust"}
-    with open(path, "rb") as file:
-        exec(compile(file.read(), path, "exec"), names)
-    return names
+class FromSource(SourceFileLoader):
+    """Ignores the compiled form of a module: hook.sh has checked the source only."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See the class."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def guard_imports() -> None:
+    """Have system/trust.py of the package check each import from now on."""
+    trust = type(sys)("trust")
+    FromSource("trust", f"{os.environ['NVRX_PACKAGE']}/nvrx_slurm/system/trust.py").exec_module(trust)
+    trust.guard_imports()
 
 
 def folders() -> list[str]:
@@ -46,7 +59,7 @@ def main() -> int:
     for name in [name for name, value in os.environ.items() if not value or name in _NOT_FOR_CHILDREN]:
         del os.environ[name]  # hook.sh passes unset variables as empty ones, which Slurm's tools tell apart
     try:
-        trust(os.environ["NVRX_PACKAGE"])["guard_imports"]()  # type: ignore[operator]
+        guard_imports()
         sys.path += folders()
         from nvrx_slurm import __version__
         from nvrx_slurm.health.hooks import run

@@ -91,10 +91,12 @@ MARKED = [fence for fence in PYTHON if len(fence.info) > 1]
 # --- snippets ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fence", PYTHON, ids=str)
-def test_python_snippets_are_python(fence: Fence) -> None:
-    ast.parse(fence.text)
-    assert fence.info[1:2] in ((), ("run",), ("launch",)), "```python, ```python run, or ```python launch FLAGS"
+def test_python_snippets_are_python() -> None:
+    for fence in PYTHON:
+        ast.parse(fence.text, str(fence))
+        assert fence.info[1:2] in ((), ("run",), ("launch",)), f"{fence}: neither `run` nor `launch FLAGS`"
+    kinds = [fence.info[1] for fence in MARKED]
+    assert kinds.count("run") >= 2 and kinds.count("launch") >= 3
 
 
 def snippet(fence: Fence) -> Any:
@@ -122,23 +124,11 @@ def run(script: Path, flags: tuple[str, ...] | None, env: dict[str, str]) -> sub
     command = [sys.executable]
     if flags is not None:
         command += ["-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node", "2", *flags]
-    return subprocess.run(
-        [*command, str(script)],
-        cwd=script.parent,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=False,
-    )
+    command.append(str(script))
+    return subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=BOUND_S)
 
 
-def test_something_is_marked() -> None:
-    kinds = [fence.info[1] for fence in MARKED]
-    assert kinds.count("run") >= 2 and kinds.count("launch") >= 3
-
-
-def nvrx_run_lines() -> Iterator[Any]:
+def nvrx_run_lines() -> Iterator[tuple[Fence, list[str]]]:
     """The words after each `nvrx-run` in shell blocks, up to the end of the command; none of lines with "..."."""
     for fence in FENCES:
         if fence.info[:1] not in (("bash",), ("sh",)):
@@ -146,16 +136,15 @@ def nvrx_run_lines() -> Iterator[Any]:
         for line in fence.text.replace("\\\n", " ").splitlines():
             found = re.search(r"(?:^|[\s/])nvrx-run (.*)$", line)
             if found and "..." not in line and not line.startswith("#"):
-                words = shlex.split(found[1], comments=True)
-                yield pytest.param(words, id=f"{where(fence.path)}:{fence.line} {' '.join(words)[:60]}")
+                yield fence, shlex.split(found[1], comments=True)
 
 
-@pytest.mark.parametrize("words", list(nvrx_run_lines()))
-def test_command_lines_are_understood(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lines_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
     command = nvrx_run_options(lambda resolved, script, args: pytest.fail("--print-config starts nothing"))
-    with pytest.raises(SystemExit) as end:
-        command.main(["--print-config", *words])
-    assert end.value.code == 0, capsys.readouterr().err
+    for place, words in nvrx_run_lines():
+        with pytest.raises(SystemExit) as end:
+            command.main(["--print-config", *words])
+        assert end.value.code == 0, f"{place}: {capsys.readouterr().err}"
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
@@ -168,17 +157,14 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=where)
-def test_links_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+def test_links_lead_somewhere() -> None:
     wrong = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        name, _, anchor = target.partition("#")
-        if ":" in name:
-            continue
-        there = (path.parent / name).resolve() if name else path
-        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
-            wrong.append(target)
+    for path in TEXTS:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for name, anchor in re.findall(r"\]\(([^)\s#:]*)(?:#([^)\s]*))?\)", text):
+            there = (path.parent / name).resolve() if name else path
+            if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+                wrong.append(f"{where(path)}: {name}#{anchor}")
     assert wrong == []
 
 
@@ -243,7 +229,7 @@ def assert_refused(item: Setting, name: str) -> None:
         resolve(flags, environ)
 
 
-def check(item: Setting | None, name: str, status: str, ours: list[str]) -> None:
+def check(item: Setting | None, name: str, status: str) -> None:
     if status == "not needed":
         assert item is None, f"{name} is known"
         return
@@ -259,14 +245,13 @@ def check(item: Setting | None, name: str, status: str, ours: list[str]) -> None
 FLAG_ROWS = list(migrating_rows("torchrun", "`ft_launcher`"))
 
 
-@pytest.mark.parametrize("row", FLAG_ROWS, ids=lambda row: row[0][-1])
-def test_flags_of_theirs(row: tuple[list[str], list[str], str, str]) -> None:
-    theirs, ours, status, _ = row
-    for flag in theirs:
-        check(BY_FLAG.get(flag), flag, status, ours)
-    for name in ours:
-        known = BY_FLAG.get(name) or BY_VARIABLE.get(name)
-        assert known is not None and known.built, f"{name} is no setting that works"
+def test_flags_of_theirs() -> None:
+    for theirs, ours, status, _ in FLAG_ROWS:
+        for flag in theirs:
+            check(BY_FLAG.get(flag), flag, status)
+        for name in ours:
+            known = BY_FLAG.get(name) or BY_VARIABLE.get(name)
+            assert known is not None and known.built, f"{name} is no setting that works"
 
 
 def test_all_flags_are_in_the_tables() -> None:
@@ -291,11 +276,6 @@ def test_all_of_torchruns_flags_are_in_the_tables() -> None:
     theirs = {"--" + spelling(word[2:]) if word.startswith("--") else word for word in done.stdout.split()}
     assert len(theirs) > 20
     assert theirs - listed == {"-h", "--help"}
-
-
-@pytest.mark.parametrize("spelt", ["--ft-x-y", "--ft_x_y", "--ft-param-x_y"])
-def test_spellings_of_flags(spelt: str) -> None:
-    assert spelling(spelt.lstrip("-")) == "ft-x-y"
 
 
 def test_rdzv_conf_keys() -> None:
@@ -327,13 +307,13 @@ def test_variables_that_workers_get(tmp_path: Path) -> None:
 
 def test_variables_of_theirs() -> None:
     source = source_text()
-    variables = [(name, ours, status) for theirs, ours, status, _ in migrating_rows("variable") for name in theirs]
+    variables = [(name, status) for theirs, _, status, _ in migrating_rows("variable") for name in theirs]
     assert len(variables) >= 40
-    for name, ours, status in variables:
+    for name, status in variables:
         item = BY_VARIABLE.get(name)
         used = re.search(rf"""["']{name}["']""", source) is not None
         if item is not None or status == "refused":
-            check(item, name, status, ours)
+            check(item, name, status)
         else:
             assert used == (status == "same"), name
 

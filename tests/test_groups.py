@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.xdist_group("one of its kind")
 def test_pytest_xdist_knows_groups(request: pytest.FixtureRequest) -> None:
-    """By the test's name; where it does not, each worker has a Slurm cluster of its own, and all is twice as slow."""
+    """Seen in its name. Without groups each worker brings up a Slurm cluster, and the suite takes twice as long."""
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("only with --dist loadgroup")
     assert request.node.nodeid.endswith("@one of its kind"), "pytest-xdist does not group: install pytest<9.2"

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
 GENERATED = {PACKAGE / "control" / "control_pb2.py", PACKAGE / "health" / "service" / "nvhcd_pb2.py"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 70, 5  # each: below this
+MAX_CODE_LINES = 300  # of a file of the package, without blanks, comments and docstrings
 
 # design.md section 3: who may import whom. `testing` may import anything.
 LAYERS: dict[str, set[str]] = {
@@ -33,7 +35,7 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["health"]
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
-LAYERS["ptl_resiliency"] = {"fault_tolerance"}
+LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
 LAYERS["inprocess"] = LAYERS["agent"]
 LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}
@@ -134,10 +136,27 @@ def layer(module: str) -> str:
     return part if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").exists() else "__init__"
 
 
+def code_lines(path: Path) -> int:
+    """Lines without blanks, comments and docstrings."""
+    module, lines = tree(path), set[int]()
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
+                lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(module):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
 def test_files_are_short() -> None:
     sizes = {name(path): len(path.read_text().splitlines()) for path in EVERYWHERE}
     assert len(sizes) > 80
     assert {n: size for n, size in sizes.items() if size >= MAX_FILE_LINES} == {}
+    code = {name(path): code_lines(path) for path in IN_PACKAGE}
+    assert {n: size for n, size in code.items() if size > MAX_CODE_LINES} == {}
 
 
 def test_functions_are_short_and_flat() -> None:
@@ -176,9 +195,7 @@ def test_third_party_imports_have_one_owner() -> None:
             top = module.split(".")[0]
             if top in sys.stdlib_module_names or top in ("nvrx_slurm", "__future__"):
                 continue
-            if not any(
-                inside == owner or (owner[-1] == "/" and inside.startswith(owner)) for owner in OWNERS.get(top, ())
-            ):
+            if not inside.startswith(OWNERS.get(top, ("no owner",))):
                 wrong.append(f"{name(path)}:{line} imports {top}")
     assert wrong == []
 
@@ -186,18 +203,8 @@ def test_third_party_imports_have_one_owner() -> None:
 def test_core_is_pure() -> None:
     """No clocks, environment, files, sockets, randomness, threads, logging in core/."""
     impure = {
-        "os",
-        "time",
-        "random",
-        "socket",
-        "threading",
-        "logging",
-        "subprocess",
-        "asyncio",
-        "secrets",
-        "pathlib",
-        "io",
-    }
+        "os", "time", "random", "socket", "threading", "logging", "subprocess", "asyncio", "secrets", "pathlib", "io",
+    }  # fmt: skip
     wrong = [
         f"{name(path)}:{line} imports {module}"
         for path in python_files("nvrx_slurm/core")
@@ -217,11 +224,7 @@ def test_nothing_is_unpickled_and_no_shell_is_used() -> None:
             continue
         wrong += [f"{name(path)}:{n} {m}" for n, m, _ in imports(path) if m.split(".")[0] in BANNED_MODULES]
         for node in ast.walk(tree(path)):
-            shell = (
-                isinstance(node, ast.keyword)
-                and node.arg == "shell"
-                and getattr(node.value, "value", True) is not False
-            )
+            shell = isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) != "False"
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if shell or called in ("os.system", "os.popen", "eval", "exec"):
                 wrong.append(f"{name(path)}:{getattr(node, 'lineno', 0)} {called or 'shell='}")

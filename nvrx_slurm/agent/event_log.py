@@ -18,9 +18,9 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class EventLog:
-    """One JSON line per step, replayable with `nvrx replay`. A disk that is full or hangs costs the log, not the job.
+    """One JSON line per step, which `nvrx replay` can replay. A disk that is full or hangs costs the log, not the job.
 
-    Lines are written by a thread of its own, which may hang in a file system for as long as it likes.
+    A thread writes the lines, so that a file system that hangs delays nothing.
     """
 
     def __init__(self, path: Path, core: Machine, say: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ class EventLog:
         self._broken = False
 
     def step(self, event: Any, now: float, core: Machine, commands: list[Any]) -> None:
-        """Append one step; before the first one goes what is needed to build the core anew. Never blocks."""
+        """Append one step; a header from which the core can be built anew goes before the first. Never blocks."""
         if self._broken:
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from nvrx_slurm.slurm import control
 from nvrx_slurm.system import bounded
 
 _NO_LIMIT_S = 10 * 365 * 86400.0
-_MARGIN_S = 2.0  # for the thread, above the timeouts of its commands
+_MARGIN_S = 2.0  # for the thread, above the timeout of its command
+_RETRY_S = 1.0  # a job that ends meanwhile starts no second squeue, which would outlive it
 
 
 class TimeLeft:
@@ -31,23 +33,27 @@ class TimeLeft:
         """Call `answer(left_s)` once on the running loop, later; None: no Slurm, no limit, or no answer."""
         self._task = asyncio.ensure_future(self._tell(answer))
 
+    def close(self) -> None:
+        """Ask no more. A squeue that runs is left to end by itself or with the orphans of the workers."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def _tell(self, answer: Callable[[float | None], None]) -> None:
+        again, self._asked = self._asked, True
         left_s = None
         if self._job_id is not None:
-            job_id, again, self._asked = self._job_id, self._asked, True
-            timeout_s = 2 * self._timeout_s + _MARGIN_S
-            try:
-                left_s = await bounded.call_async(lambda: self._ask(job_id, again), timeout_s, "time left")
-            except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started
-                left_s = None
+            left_s = await self._ask(self._job_id, again)
+            if left_s is None:  # a busy controller; or the squeue was killed with the orphans of a failed worker
+                await asyncio.sleep(_RETRY_S)
+                left_s = await self._ask(self._job_id, again)
+        if left_s == math.inf:
+            left_s = _NO_LIMIT_S if again else None  # a limit that was known before holds no more
         answer(left_s)
 
-    def _ask(self, job_id: int, again: bool) -> float | None:
-        """In the thread."""
+    async def _ask(self, job_id: int, again: bool) -> float | None:
         env = {} if again else os.environ
-        left_s = control.time_left_s(job_id, env, timeout_s=self._timeout_s)
-        if left_s is None:  # a busy controller; or this squeue was killed with the orphans of a failed worker
-            left_s = control.time_left_s(job_id, env, timeout_s=self._timeout_s)
-        if left_s == math.inf:
-            return _NO_LIMIT_S if again else None  # a limit that was known before holds no more
-        return left_s
+        ask = functools.partial(control.time_left_s, job_id, env, timeout_s=self._timeout_s)
+        try:
+            return await bounded.call_async(ask, self._timeout_s + _MARGIN_S, "time left")
+        except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started
+            return None

@@ -1,4 +1,4 @@
-"""Shell completion: what may stand where on the command line, and the script that tells a shell to ask us.
+"""Shell completion: the candidates for each place on the command line, and the script that makes a shell ask for them.
 
 The shell runs the program itself with `_NVRX_RUN_COMPLETE` and the words so far in the environment (click's protocol).
 """
@@ -13,14 +13,14 @@ from click.shell_completion import CompletionItem, get_completion_class
 from nvrx_slurm.config import Setting
 
 SHELLS = ("bash", "zsh", "fish")
-# (program, variable by which it is asked): an alias is asked by the name of what it is
+# (program, variable in which the shell asks it); an alias is asked like its program
 _PROGRAMS = (("nvrx-run", "_NVRX_RUN_COMPLETE"), ("ft_launcher", "_NVRX_RUN_COMPLETE"), ("nvrx", "_NVRX_COMPLETE"))
 
 Candidates = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def files(ctx: click.Context, param: click.Parameter | None, incomplete: str) -> list[CompletionItem]:
-    """Whatever files the shell finds."""
+    """The files that the shell finds."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -37,7 +37,7 @@ def values(item: Setting) -> Candidates:
 
 
 def script(shell: str) -> str:
-    """What `shell` (one of SHELLS) has to read once, at its start, for all our programs."""
+    """The text that `shell` (one of SHELLS) reads once, at its start, for all programs of this package."""
     ask = get_completion_class(shell)
     assert ask is not None
     parts = []

@@ -20,7 +20,7 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.cli.job import KILL_WAIT_ENV
 from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, run_dir
 from nvrx_slurm.cli.place import Here, node_range
-from nvrx_slurm.cli.step import REFRESH_S, Step, StepFiles
+from nvrx_slurm.cli.step import REFRESH_S, Step
 from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config import Config, Resolved
 from nvrx_slurm.config.files import is_pipe
@@ -34,7 +34,7 @@ _LAST_WORDS_S = 2.0
 
 
 def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
-    """The srun line for this allocation; `words`: our own command line, passed on to the agents."""
+    """The srun line for this allocation; `words`: the command line of this nvrx-run, passed on to the agents."""
     slurm = here.slurm
     nodes = slurm.nnodes if slurm is not None else node_range(config, None).max
     return srun_argv(
@@ -49,7 +49,7 @@ def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str
 def _own_command(config: Config) -> list[str]:
     """How the step's tasks start nvrx-run: as this process was started."""
     if _in_container(config):
-        return ["nvrx-run"]  # inside an image our interpreter has another path; use the one on PATH there
+        return ["nvrx-run"]  # inside an image the interpreter has another path; use the one on PATH there
     script = Path(sys.argv[0])
     if script.name in ("nvrx-run", "ft_launcher") and script.exists():
         # not `-m`, which would let the user's directory shadow modules of the standard library
@@ -101,8 +101,7 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     verbose = config.ft.log_level <= logging.DEBUG
     console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
     try:
-        files = StepFiles(log, directory.result)
-        step = Step(argv, _step_env(directory), files, now.job_id, step_name(), console)
+        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, step_name(), console)
         return step.wait(config.launch.rdzv_conf.join_timeout)
     finally:
         console.finish(_LAST_WORDS_S)

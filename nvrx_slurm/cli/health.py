@@ -49,7 +49,7 @@ def run(when: str, as_json: bool, everything: bool, sysroot: str, deadline: floa
 
     runner.stop_on_sigterm()
     expect = _told(policy.assignments, given.pop("expect"))
-    plan = _told(policy.plan, when, sysroot=sysroot, deadline_s=deadline, expect=expect, **given)
+    plan = _told(policy.select, when, sysroot=sysroot, deadline_s=deadline, expect=expect, **given)
     found = examine_node(plan, sysroot)
     for note in found.notes:
         click.echo(f"nvrx health: {note}", err=True)

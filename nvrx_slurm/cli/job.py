@@ -81,7 +81,7 @@ def _coordinator(
     conf = config.launch.rdzv_conf
     expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
     if slurm is not None:
-        expected = slurm.nodes if config.launch.endpoint is None else ()  # a job array's nodes are not all in our list
+        expected = slurm.nodes if config.launch.endpoint is None else ()  # an array has more nodes than this job
     return CoordinatorSettings(
         min_nodes=nodes.min,
         max_nodes=nodes.max,

@@ -75,23 +75,23 @@ def may_host(config: Config, slurm: SlurmContext | None, found: Meeting) -> bool
 
 def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, nproc: int) -> Node:
     """This node, as the coordinator will know it."""
-    launch = config.launch
-    host, life = socket.gethostname(), secrets.token_hex(4)
+    launch, host = config.launch, socket.gethostname()
+    rank, address = launch.node_rank, launch.local_addr or ""
+    order: tuple[int, ...] = ()
+    endpoint_host = "127.0.0.1" if found is None else found.endpoints[0][0]
     if slurm is not None:
-        rank, host = _slurm_rank(config, slurm), slurm.nodename or host
-        address = launch.local_addr or (host if _addresses(host) else "")
-        if not address and found is None:
-            address = "127.0.0.1"
-        elif not address and rank == 0 and found is not None:
-            address = found.endpoints[0][0]
-        return Node(f"{rank}-{life}", rank, host, address, nproc, slurm.order)
-    if found is None:
-        rank = launch.node_rank or 0
-        return Node(f"{rank}-{life}", rank, host, launch.local_addr or "127.0.0.1", nproc)
-    rank = launch.node_rank if launch.node_rank is not None else _group_rank(os.environ)
-    endpoint_host = found.endpoints[0][0]
-    address = launch.local_addr or (endpoint_host if _is_ours(endpoint_host) else "")
-    return Node(f"{host}-{rank}-{life}", rank, host, address, nproc)
+        rank, host, order = _slurm_rank(config, slurm), slurm.nodename or host, slurm.order
+        if not address and _addresses(host):
+            address = host
+        elif not address and (found is None or rank == 0):
+            address = endpoint_host
+    elif found is None:
+        rank, address = rank or 0, address or endpoint_host
+    else:
+        rank = _group_rank(os.environ) if rank is None else rank
+        address = address or (endpoint_host if _is_ours(endpoint_host) else "")
+    name = f"{host}-{rank}" if slurm is None and found is not None else f"{rank}"
+    return Node(f"{name}-{secrets.token_hex(4)}", rank, host, address, nproc, order)
 
 
 def _slurm_rank(config: Config, slurm: SlurmContext) -> int:

@@ -1,4 +1,4 @@
-"""The srun that the front has started: signals, its end, and what the job's exit code is."""
+"""The running srun: passes signals on, waits for its end, finds the job's exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.agent.console import Console
@@ -23,28 +22,28 @@ _SAY_WAITING_S = 5.0
 _LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
 
 
-@dataclass(frozen=True)
-class StepFiles:
-    """Where the step shows what it does."""
-
-    log: Path  # the coordinator's output
-    result: Path  # its last word
-
-
 class Step:
-    """The running srun. It dies with us (also by SIGKILL), and with it the step."""
+    """The running srun. It dies with this process, also by SIGKILL, and the step dies with it."""
 
     def __init__(
-        self, argv: Sequence[str], env: dict[str, str], files: StepFiles, job_id: int, name: str, console: Console
+        self,
+        argv: Sequence[str],
+        env: dict[str, str],
+        log: Path,
+        result: Path,
+        job_id: int,
+        name: str,
+        console: Console,
     ) -> None:
-        self._files = files
+        """`log`: the coordinator's output; `result`: its result.json, written last; `name`: of the step."""
+        self._log, self._result = log, result
         self._job_id = job_id
         self._name = name
         self._console = console
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write_fd)
         for signum in (*ENDING, *WARNING):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # what is ignored (nohup) stays ignored
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # an ignored signal (nohup) stays ignored
                 signal.signal(signum, _noted)
         self._srun = processes.start(argv, env, 1, 2)
         self._started_s = time.monotonic()
@@ -52,8 +51,8 @@ class Step:
     def wait(self, start_timeout_s: float) -> int:
         """Pass signals on until srun ends; returns the job's exit code.
 
-        A step that Slurm has not started after `start_timeout_s` is given up. Once the result is known srun gets a
-        while, then it is ended.
+        A step that Slurm has not started after `start_timeout_s` is given up. Once the result is known, srun is
+        killed if it does not end within 3 s.
         """
         ended_by = 0
         poll = select.poll()
@@ -66,7 +65,7 @@ class Step:
                 return self._code(self._srun.reap(), ended_by)
             if self._read_fd in ready:
                 ended_by = self._pass_signals_on() or ended_by
-            elif self._files.result.exists():
+            elif self._result.exists():
                 self._end_lingering(poll)
             elif waiting is not None and time.monotonic() >= self._started_s + waiting:
                 waiting = self._look_for_start(waiting, start_timeout_s)
@@ -74,7 +73,7 @@ class Step:
                     return self._give_up(start_timeout_s)
 
     def _look_for_start(self, waited_s: float, start_timeout_s: float) -> float | None:
-        """When to look again, None once the step runs; beyond the timeout: it does not."""
+        """Seconds since the start at which to look again; None: the step runs; beyond the timeout: it never started."""
         if self._log_has_begun() or control.step_id(self._job_id, self._name) is not None:
             return None
         if waited_s == _SAY_WAITING_S:
@@ -84,8 +83,8 @@ class Step:
 
     def _give_up(self, start_timeout_s: float) -> int:
         self._console.say(
-            f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are busy with"
-            f" another step of this job, or lost"
+            f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are lost or"
+            " busy with another step of this job; add --srun-arg=--overlap to share them"
         )
         self._signal(signal.SIGKILL)
         self._srun.reap()
@@ -97,7 +96,7 @@ class Step:
         for signum in os.read(self._read_fd, 64):
             self._console.say(f"passing {signal.Signals(signum).name} on to the step")
             ended_by = signum if signum in ENDING else ended_by
-            # srun takes an ending signal as an order to kill the step at once; Slurm itself does not
+            # srun would kill the step at once for an ending signal; Slurm delivers just the signal
             if signum not in ENDING or not control.signal_step(self._job_id, self._name, signum):
                 self._signal(signum)
         return ended_by
@@ -105,7 +104,7 @@ class Step:
     def _end_lingering(self, poll: select.poll) -> None:
         poll.unregister(self._read_fd)
         if not poll.poll(_LINGER_S * 1000):
-            self._console.say(f"the job has ended; srun has not within {_LINGER_S:g} s and is ended now")
+            self._console.say(f"the job has ended but srun has not within {_LINGER_S:g} s: it is killed")
             self._signal(signal.SIGKILL)
         poll.register(self._read_fd, select.POLLIN)
 
@@ -114,15 +113,15 @@ class Step:
 
     def _log_has_begun(self) -> bool:
         try:
-            return self._files.log.stat().st_size > 0
+            return self._log.stat().st_size > 0
         except OSError:
             return False
 
     def _code(self, srun_code: int, ended_by: int) -> int:
         try:
-            return int(json.loads(self._files.result.read_bytes())["code"])
+            return int(json.loads(self._result.read_bytes())["code"])
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # the coordinator could not say how it ended, so srun's word counts
+            pass  # the coordinator left no result, so srun's code counts
         if ended_by:
             return 128 + ended_by
         if srun_code < 0:

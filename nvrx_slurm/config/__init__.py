@@ -1,8 +1,8 @@
 """The configuration: one frozen dataclass tree is the flags, the environment variables, the YAML keys and the docs.
 
-`launch` and `ft` declare the settings, `kinds` and `values` read single values, `files` reads YAML, `layers` merges
-what flags, environment and files say. `site` is the file of the health checks: Slurm's prolog reads it, and shall not
-load the rest, which is therefore loaded when it is first asked for.
+`launch` and `ft` declare the settings; `kinds`, `values` and `rendezvous` read single values; `files` reads YAML;
+`layers` merges flags, environment and files. `site` is the file of the health checks. Slurm's prolog reads only that,
+so the other modules are loaded at their first use.
 """
 
 from importlib import import_module

@@ -17,11 +17,11 @@ from nvrx_slurm.errors import UsageError
 SECTION_KEY = "fault_tolerance"
 # Pure-Python YAML reads about 100 kB per second; a configuration is a few kB.
 MAX_YAML_BYTES = 256 * 1024
-_PIPE_S = 10.0  # for whoever writes to a pipe
+_PIPE_S = 10.0  # for the writer of a pipe to end
 
 
 class MissingSection(UsageError):
-    """No file or no section: what --ft-ignore-missing-cfg forgives."""
+    """No file, or no section in it; --ft-ignore-missing-cfg goes on then."""
 
 
 def read_section(path: str) -> tuple[str, Mapping[object, object]]:
@@ -47,7 +47,7 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
 
 
 def is_pipe(path: str) -> bool:
-    """Whether there is a pipe, which can be read once, and by processes of this host only."""
+    """Whether `path` is a pipe. A pipe can be read once, and only on this host."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def _sections(document: object) -> Iterator[tuple[str, object]]:
 
 def read_document(path: str, flag: str, pipes: bool = False) -> object:
     """The one YAML document of a file of at most 256 KiB that the flag called `flag` named. `pipes`: it may also be a
-    pipe, which is read until its end, for 10 s at most; not for what is read as root.
+    pipe, which is read until its end, for 10 s at most; not for files that root reads.
 
     Raises UsageError with file, line and what is wrong; MissingSection if there is no such file.
     """
@@ -145,7 +145,7 @@ def _read_text(path: str, flag: str, pipes: bool) -> str:
 
 
 def _from_pipe(fd: int, path: str, flag: str) -> bytes:
-    """All that is written until the end, or a little more than is allowed. Raises UsageError if that takes too long."""
+    """Read to the end, or a little more than the limit. Raises UsageError if that takes more than 10 s."""
     data, until_s = b"", time.monotonic() + _PIPE_S
     poller = select.poll()
     poller.register(fd, select.POLLIN)

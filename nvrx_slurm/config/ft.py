@@ -257,14 +257,9 @@ class FaultToleranceConfig(Section):
 
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""
-        return {
-            "rank_init_timeout": self.rank_init_timeout,
-            "initial_rank_heartbeat_timeout": self.initial_rank_heartbeat_timeout,
-            "rank_heartbeat_timeout": self.rank_heartbeat_timeout,
-            "rank_out_of_section_timeout": self.rank_out_of_section_timeout,
-            "rank_section_timeouts": dict(self.rank_section_timeouts),
-            "workload_check_interval": self.workload_check_interval,
-        }
+        timeouts = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
+        found = {name: getattr(self, name) for name in (*timeouts.split(), "workload_check_interval")}
+        return found | {"rank_section_timeouts": dict(self.rank_section_timeouts)}
 
     def rank_settings(self) -> dict[str, Any]:
         """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""

@@ -1,4 +1,4 @@
-"""The kinds of values that all of our files and flags share; `values` has those that only settings of a job need.
+"""The kinds of values that all configuration files and flags share; `values` has those of a job's settings only.
 
 Pure: text in, value out. A `ValueError` carries the end of a sentence ("must be ..."); the caller puts the flag,
 variable or file in front of it. Every parser takes its own results back unchanged, so a value may pass twice.
@@ -25,7 +25,7 @@ _NONE = frozenset({"none", "null"})
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that `name` was probably meant to be, or ""."""
-    import difflib  # only for somebody who misspelt something
+    import difflib  # slow to import, and needed only after a misspelling
 
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else ""

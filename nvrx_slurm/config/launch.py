@@ -1,4 +1,4 @@
-"""Settings of the launcher: torchrun's flags and our own few."""
+"""Settings of the launcher: torchrun's flags and those of this package."""
 
 from __future__ import annotations
 

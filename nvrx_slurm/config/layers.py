@@ -100,12 +100,12 @@ def _flag_layer(flags: Mapping[str, object]) -> Layer:
 
 
 def _environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Values of our variables and torchrun's; a misspelt variable of ours is an error, like a misspelt flag."""
+    """Values of the NVRX_ and PET_ variables. Raises UsageError for a misspelt NVRX_FT_ or PET_FT_ variable."""
     known = {name for item in SETTINGS.values() for name in item.env}
     for name in environ:
         if name.startswith(("NVRX_FT_", "PET_FT_")) and name not in known:
-            ours = sorted(k for k in known if k.startswith("NVRX_"))
-            raise UsageError(f"{name} is not a known variable{did_you_mean(name, ours) or '; unset it'}")
+            similar = sorted(k for k in known if k.startswith("NVRX_"))
+            raise UsageError(f"{name} is not a known variable{did_you_mean(name, similar) or '; unset it'}")
     layer: Layer = {}
     for item in SETTINGS.values():
         for name in item.env:

@@ -71,22 +71,19 @@ def _rdzv_conf(raw: object) -> RendezvousConfig:
     if isinstance(raw, RendezvousConfig):
         return raw
     values: dict[str, Any] = {}
+    known = f" (known: {', '.join(_KINDS)})"
     for name, value in pairs(
         raw, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600"
     ).items():
         if name in _UNSUPPORTED:
             raise ValueError(f"{name} is not supported; leave it out")
         if name not in _KINDS:
-            raise ValueError(f"{name} is not a key of --rdzv-conf{did_you_mean(name, _KINDS) or _known_keys()}")
+            raise ValueError(f"{name} is not a key of --rdzv-conf{did_you_mean(name, _KINDS) or known}")
         try:
             values[name] = _KINDS[name].parse(value)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     return RendezvousConfig(**values)
-
-
-def _known_keys() -> str:
-    return f" (known: {', '.join(_KINDS)})"
 
 
 RDZV_CONF = Kind("KEY=VALUE,...", _rdzv_conf, str)

@@ -15,7 +15,7 @@ from nvrx_slurm.errors import UsageError
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known about one field; see `setting()` for how it is declared."""
+    """One field of a section; `setting()` declares it."""
 
     section: str  # "launch" or "ft", as in `Config`
     name: str  # field name; for "ft" also the YAML key
@@ -87,8 +87,8 @@ def _setting_of(section: str, f: Any) -> Setting:
     more = dict(f.metadata)
     key = f"ft_{f.name}" if section == "ft" else f.name
     main = more.pop("flag", "--" + key.replace("_", "-"))
-    ours, torchruns = "NVRX_" + key.upper(), "PET_" + key.upper()
-    env = {"nvrx": (ours,), "pet": (torchruns,), "both": (ours, torchruns)}[more.pop("env", "nvrx")]
+    nvrx, pet = "NVRX_" + key.upper(), "PET_" + key.upper()
+    env = {"nvrx": (nvrx,), "pet": (pet,), "both": (nvrx, pet)}[more.pop("env", "nvrx")]
     default = f.default if f.default is not MISSING else f.default_factory()
     flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
     return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)

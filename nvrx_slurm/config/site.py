@@ -1,7 +1,7 @@
-"""The site file of the health checks (docs/health.md): what nodes should have, which checks where, what a failure does.
+"""The site file of the health checks (docs/health.md): expectations of nodes, rules of checks, checks of the site.
 
-As strict as the other files: an unknown key is an error with a suggestion. Names of checks and of what can be expected
-belong to `health` and are handed in.
+As strict as the other files: an unknown key is an error with a suggestion. Names of checks and settings belong to
+`health` and are passed in.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Rule(NamedTuple):
-    """What a site says about one check; None = as the check itself says."""
+    """A site's rule for one check; None = the check's own value."""
 
     when: tuple[str, ...] | None = None
     on_fail: str | None = None
@@ -74,7 +74,7 @@ class SiteCheck(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What differs on some nodes; `nodes` is a host list of Slurm's."""
+    """Expectations and rules for some nodes; `nodes` is a host list of Slurm's."""
 
     name: str
     nodes: str

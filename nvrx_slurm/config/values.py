@@ -62,18 +62,18 @@ class Std(IntFlag):
 
 @dataclass(frozen=True)
 class Streams:
-    """`-r`/`-t` of torchrun: one choice for everybody, or one per local rank (the others: none)."""
+    """`-r`/`-t` of torchrun: one choice for all workers, or one per local rank (the others: none)."""
 
-    everybody: Std = Std.NONE
+    all_ranks: Std = Std.NONE
     by_local_rank: tuple[tuple[int, Std], ...] = ()
 
     def of(self, local_rank: int) -> Std:
         """The streams chosen for one local rank."""
-        return dict(self.by_local_rank).get(local_rank, self.everybody)
+        return dict(self.by_local_rank).get(local_rank, self.all_ranks)
 
     def __str__(self) -> str:
         pairs = ",".join(f"{rank}:{int(std)}" for rank, std in self.by_local_rank)
-        return pairs or str(int(self.everybody))
+        return pairs or str(int(self.all_ranks))
 
 
 def _streams(raw: object) -> Streams:

@@ -1,8 +1,8 @@
-"""The job's secret token: made once per job, handed down in the environment, never sent, proved by HMAC.
+"""The job's secret token: made once per job, passed on in the environment, never sent, proved by HMAC.
 
-Both ends of a stream prove that they hold the token over both ends' fresh nonces, so neither a stranger who listens on
-the coordinator's port nor one who connects to it learns anything to replay. It does not hide or seal the stream: who
-can alter packets between two nodes is not kept out (docs/architecture.md says so).
+Both ends of a stream prove that they hold the token over fresh nonces of both ends. A stranger that listens on the
+coordinator's port, or connects to it, learns nothing to replay. The stream is not encrypted: an attacker that alters
+packets between two nodes is not kept out (see docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN_ENV = "NVRX_TOKEN"
 
 
 class Credentials(Protocol):
-    """What a site's user authentication (MUNGE) can do: seal bytes so that only our own uid made and reads them."""
+    """A site's user authentication (MUNGE): credentials that only the same user can make and open."""
 
     def seal(self, payload: bytes) -> str:
         """Seal `payload`. Raises AuthError."""
@@ -46,7 +46,7 @@ def proof(token: str, role: str, job: str, own_nonce: bytes, peer_nonce: bytes) 
 
 
 def check(token: str, role: str, job: str, own_nonce: bytes, peer_nonce: bytes, given: bytes) -> None:
-    """Raise AuthError unless `given` is the proof of `role` (whose nonce is `own_nonce`)."""
+    """Raise AuthError unless `given` is the proof of `role`, which sent `own_nonce`."""
     if len(own_nonce) != NONCE_BYTES or len(peer_nonce) != NONCE_BYTES:
         raise AuthError(f"the {role} sent a nonce of a wrong length")
     if not hmac.compare_digest(proof(token, role, job, own_nonce, peer_nonce), given):

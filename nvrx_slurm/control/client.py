@@ -1,4 +1,4 @@
-"""The agent's end: finds the coordinator, proves itself, keeps one stream open, re-makes it when it breaks."""
+"""The agent's end: finds the coordinator, proves that it holds the token, and keeps one stream open."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ControlClient:
 
     async def _run(self) -> None:
         delay = _FIRST_RETRY_S
-        # up to Python 3.11 wait_for() may swallow a cancellation that meets the end of what it waits for
+        # up to Python 3.11 wait_for() may lose a cancellation that coincides with the end of its awaitable
         while not self._closing:
             for host, port in self._endpoints:
                 try:
@@ -133,7 +133,7 @@ class ControlClient:
             await channel.close()
 
     def _say_once(self, sentence: str) -> None:
-        """Whoever answers there may be anybody, so this never ends the search; but people should know."""
+        """The listener may be a stranger, so the search goes on; each problem is said once."""
         if sentence not in self._said and len(self._said) < _PROBLEMS_SAID:
             self._said.add(sentence)
             self._say(sentence)
@@ -169,7 +169,7 @@ class ControlClient:
     # --- the open stream ---------------------------------------------------------------------------------
 
     async def _talk(self, stream: Any) -> None:
-        while not self._queue.empty():  # left over from the last stream
+        while not self._queue.empty():  # of the last stream
             self._queue.get_nowait()
             self._queue.task_done()
         self._open = True
@@ -202,8 +202,10 @@ class ControlClient:
 
 
 async def _targets(host: str, port: int) -> list[str]:
-    """The addresses behind `host` as gRPC writes them ("ipv4:1.2.3.4:5,6.7.8.9:5"), one target per family, the
-    preferred one first. The system resolves, not gRPC, which knows less of nsswitch.conf."""
+    """The addresses of `host` in gRPC's form ("ipv4:1.2.3.4:5,6.7.8.9:5"), one target per family, preferred first.
+
+    The system resolves the name, because gRPC's resolver ignores parts of nsswitch.conf. Raises _NotThere.
+    """
     resolving = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     try:
         found = await asyncio.wait_for(resolving, _RESOLVE_TIMEOUT_S)
@@ -217,7 +219,7 @@ async def _targets(host: str, port: int) -> list[str]:
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
-    """This task never ends by itself; that it does must not stay unseen until somebody asks for its result."""
+    """The task ends only by cancellation. Report any other end at once: no code awaits its result."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         task.get_loop().call_exception_handler({"message": "the control client broke", "exception": error})

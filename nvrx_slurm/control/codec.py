@@ -1,4 +1,4 @@
-"""Records of `nvrx_slurm.types` <-> protobuf, with bounds: what no peer of this version sends is a ProtocolError."""
+"""Records of `nvrx_slurm.types` <-> protobuf. A message that this version never sends raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:
     what = envelope.WhichOneof("what")
     known = _AGENT_FIELDS if isinstance(envelope, pb.FromAgent) else _COORDINATOR_FIELDS
     if what not in known.values():
-        raise ProtocolError(f"the peer sent a {what or 'message without content'} where none is expected")
+        raise ProtocolError(f"the peer sent a {what or 'message without content'}, which is not expected here")
     return _from_pb(getattr(envelope, str(what)))
 
 
@@ -95,7 +95,7 @@ def _item(value: Any) -> Any:
 
 
 def _sendable(text: str) -> str:
-    """Workers' words and paths need not be Unicode (lone surrogates), protobuf's strings must."""
+    """Output and paths of workers may hold lone surrogates, which protobuf's strings must not."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -37,8 +37,10 @@ def server_options(interval_s: float, timeout_s: float) -> list[Option]:
 
 
 def channel_options(interval_s: float, timeout_s: float) -> list[Option]:
-    """Options of an agent's channel. It notices silence a little before the coordinator does, so that a cut-off
-    node has begun to stop its workers when its spare starts."""
+    """Options of an agent's channel. It notices silence a little before the coordinator does.
+
+    A node that is cut off has therefore begun to stop its workers when its spare starts.
+    """
     return [
         *keepalive_options(interval_s * 0.8, timeout_s * 0.8),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -1,7 +1,7 @@
-"""The coordinator's end: accepts agents, checks that they belong to the job, turns streams into events.
+"""The coordinator's end: accepts agents, checks that they belong to the job, and turns streams into events.
 
-Everything runs on the agent's one asyncio loop. A stream that breaks, goes silent (gRPC keepalive) or does not take
-what is pushed to it posts `Lost`.
+Everything runs on the program's one asyncio loop. A stream that breaks, goes silent (gRPC keepalive) or does not take
+messages posts `Lost`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BROKEN = (grpc.RpcError, grpc.aio.BaseError)
 
 
 class _Session:
-    """One agent's stream: a bounded queue of what is to be pushed."""
+    """One agent's stream: a bounded queue of messages to push."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -37,14 +37,14 @@ class _Session:
         self.ended = asyncio.Event()
 
     def push(self, message: pb.FromCoordinator | None) -> None:
-        """Queue a message (None = close). A peer that lets the queue fill up is as good as lost."""
+        """Queue a message (None = close). A peer whose queue is full is lost."""
         try:
             self.queue.put_nowait(message)
         except asyncio.QueueFull:
             self.end(f"its agent did not take {QUEUE_LENGTH} messages")
 
     def end(self, why: str = "") -> None:
-        """Close the stream, whatever is still to be read or written; `why` if more is known than that it broke."""
+        """Close the stream at once, without reading or writing the rest. `why`: the cause, if it is known."""
         if not self.ended.is_set():
             self.why_lost = why or self.why_lost
             self.ended.set()
@@ -87,7 +87,7 @@ class ControlServer:
         """
         host = f"[{address}]" if ":" in address else address
         for port in ports:
-            if not _is_free(address, port):  # gRPC would find out, too, but not without a complaint on stderr
+            if not _is_free(address, port):  # gRPC would notice it, too, but prints an error
                 continue
             try:
                 bound = self._server.add_insecure_port(f"{host}:{port}")
@@ -120,7 +120,7 @@ class ControlServer:
             session.push(None)
 
     async def close(self, grace_s: float) -> None:
-        """Stop serving; streams still open get `grace_s` to take what was pushed."""
+        """Stop serving; open streams get `grace_s` seconds to take the queued messages."""
         for node_id in list(self._sessions):
             self.drop(node_id)
         await self._server.stop(grace_s)
@@ -143,7 +143,7 @@ class ControlServer:
         self._post(ev.Joined(register))
         tasks = [asyncio.ensure_future(half(session, context)) for half in (self._read, self._write)]
         try:
-            # not the reader's end: a peer that takes nothing blocks the writer, and its reader has nothing to read
+            # not the reader's end: a peer that takes no message blocks the writer while its reader waits
             await session.ended.wait()
         finally:
             for task in tasks:
@@ -184,7 +184,7 @@ class ControlServer:
         return getattr(envelope, what)
 
     async def _refuse(self, context: Any, error: Exception) -> None:
-        """Close a stream that is not one of ours; the first few are worth a line in the log."""
+        """Close a stream that is not of this job; the first five are said."""
         why = str(error) or "it did not finish the handshake in time"
         self._refused += 1
         if self._refused <= 5:
@@ -200,7 +200,7 @@ class ControlServer:
                 if session is self._sessions.get(session.node_id):
                     self._post(event(session.node_id, message))
             session.end()
-        except Exception as error:  # also bytes that are no message at all, for which gRPC has no error class
+        except Exception as error:  # also bytes that are no message, for which gRPC has no error class
             session.end(f"its agent broke the protocol: {error}")
 
     async def _write(self, session: _Session, context: Any) -> None:
@@ -226,7 +226,7 @@ class ControlServer:
 
 
 def _with_address(register: t.Register, peer: str) -> t.Register:
-    """Fill in the address that the agent could not name: the one its stream comes from ("ipv4:10.0.0.7:4711")."""
+    """Fill in an address that the agent does not know: its stream's source ("ipv4:10.0.0.7:4711")."""
     if register.node.addr:
         return register
     scheme, _, rest = urllib.parse.unquote(peer).partition(":")
@@ -251,7 +251,7 @@ async def resolve(host: str) -> str:
     """The IP address to listen on so that `host` reaches it. Raises UsageError if it does not resolve.
 
     A name that this machine resolves to loopback only (Debian's /etc/hosts has its name at 127.0.1.1) has another
-    address on the other nodes: then all addresses, 0.0.0.0 or ::, are returned. "localhost" and an IP address are meant.
+    address on the other nodes: then it is 0.0.0.0 or ::. "localhost" and IP addresses are taken as they are.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -11,25 +11,27 @@ from enum import Enum
 from nvrx_slurm.core.inprocess.phases import Restarts
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator
-from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.core.machine import Composed, Machine
 
 _INTRODUCTION = """\
 # State machines
 
 Generated from the tables in `nvrx_slurm/core` by `python -m nvrx_slurm.core.diagram`; a test compares. An event that
-has no row in a state is a defect and raises `UnknownTransition`. Where a row names several states, the method decides;
-rows that stay where they are without doing anything are left out of the diagram, but not of the table.
+has no row in a state is a defect and raises `UnknownTransition`. An event may always leave the state as it is; where a
+row names several states, its method decides. The diagrams show only changes of the state.
 """
 
 
 def mermaid(machine: type[Machine]) -> str:
-    """A mermaid `stateDiagram-v2` of all transitions to another state, and of what is done without one."""
+    """A mermaid `stateDiagram-v2` of all transitions to another state."""
     first = next(iter(machine.table))[0]
     lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
+    through = machine.through if issubclass(machine, Composed) else {}
+    inner = {*through, *through.values()}
     arrows: dict[tuple[str, str], list[str]] = {}
     for (state, event), row in machine.table.items():
-        for target in row.to:
-            if row.do != "ignore":
+        for target in dict.fromkeys(to if state in inner else through.get(to, to) for to in row.to):
+            if target is not state:
                 arrows.setdefault((state.name, target.name), []).append(event.__name__)
     lines += [f"    {state} --> {target}: {', '.join(events)}" for (state, target), events in arrows.items()]
     lines += [f"    {state.name} --> [*]" for state in _last(machine)]
@@ -43,12 +45,13 @@ def _last(machine: type[Machine]) -> Iterator[Enum]:
 
 
 def table(machine: type[Machine]) -> str:
-    """All rows as a Markdown table."""
-    lines = ["| state | event | leads to | why |", "|---|---|---|---|"]
+    """All rows as a Markdown table; equal rows of several states are one line."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
     for (state, event), row in machine.table.items():
-        to = ", ".join(target.name for target in row.to)
-        lines.append(f"| {state.name} | {event.__name__} | {to} | {row.why} |")
-    return "\n".join(lines)
+        to = ", ".join(target.name for target in row.to if target is not state)
+        lines.setdefault((event.__name__, to, row.why), []).append(state.name)
+    head = ["| state | event | may lead to | why |", "|---|---|---|---|"]
+    return "\n".join([*head, *(f"| {', '.join(states)} | {' | '.join(rest)} |" for rest, states in lines.items())])
 
 
 def _states(machine: type[Machine]) -> str:

@@ -9,21 +9,22 @@ rows (`nvrx_slurm.core.diagram`). A handler that leads to another state raises.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar
 
 from nvrx_slurm.errors import UnknownTransition
 
 Table = Mapping[tuple[Enum, type], "Row"]
+Follows = Mapping[Enum, tuple[Enum, ...]]  # state -> the states that one event can lead to
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one (state, event) does: method name, the states it may lead to, and the reason in a few words."""
+    """What one (state, event) does: method name, the other states it may lead to, and the reason in a few words."""
 
     do: str
-    to: tuple[Enum, ...]  # () = the state stays as it is
+    to: tuple[Enum, ...]
     why: str = ""
 
 
@@ -60,7 +61,7 @@ class Machine:
         if row is None:
             raise UnknownTransition(f"{type(self).__name__}: no row for {type(event).__name__} in {before.name}")
         getattr(self._handler(before, type(event)), row.do)(event, now)
-        if self.state not in (row.to or (before,)):
+        if self.state is not before and self.state not in row.to:
             raise UnknownTransition(
                 f"{type(self).__name__}: {type(event).__name__} in {before.name} led to {self.state.name},"
                 f" which its row does not allow"
@@ -83,14 +84,13 @@ class Machine:
         return self
 
 
+@dataclass(eq=False)
 class Part:
-    """One part of a `Composed` machine."""
+    """One part of a `Composed` machine. Its fields, except those that are handed to all parts, are its own data."""
 
     states: ClassVar[tuple[Enum, ...]] = ()  # that it owns: it is told when the machine enters the first of them
     table: ClassVar[Table]  # rows that it handles, of its own states or of those of other parts
-
-    def __init__(self, core: Composed) -> None:
-        self.core = core
+    core: Composed
 
     def enter(self, now: float) -> None:
         """The machine has come from a state of another part to one of this part's."""
@@ -107,6 +107,7 @@ class Composed(Machine):
     """A machine made of parts. An event goes to the part that has its row; the owner of the state has the deadline."""
 
     parts: ClassVar[tuple[type[Part], ...]]
+    through: ClassVar[Mapping[Enum, Enum]] = {}  # for the diagram: states that a step reaches through another one
     _part_of_row: ClassVar[dict[tuple[Enum, type], type[Part]]]
 
     def __init_subclass__(cls) -> None:
@@ -118,6 +119,7 @@ class Composed(Machine):
     def __init__(self, state: Enum, now: float, *shared: Any) -> None:
         super().__init__(state, now)
         self._parts = {part: part(self, *shared) for part in self.parts}
+        self._shared = len(shared)
         self._owner = {owned: self._parts[part] for part in self.parts for owned in part.states}
 
     @property
@@ -135,23 +137,31 @@ class Composed(Machine):
         """That of the part that owns the state (monotonic seconds), or None."""
         return self.owner.deadline()
 
-    def data_of_parts(self) -> dict[str, dict[str, Any]]:
-        """What each part keeps for itself, by the name of its class."""
-        shared = {"core", "job"}
-        return {
-            part.__name__: {name: value for name, value in vars(self._parts[part]).items() if name not in shared}
-            for part in self.parts
+    def snapshot(self) -> dict[str, Any]:
+        """The state, what it means, the next deadline, and the data of each part by its name, as JSON can hold them."""
+        own = {"state": self.state.name, "means": self.state.value, "deadline": self.deadline()}
+        first = 1 + self._shared
+        parts = {
+            type(part).__name__.lower(): {f.name: plain(getattr(part, f.name)) for f in fields(part)[first:]}
+            for part in self._parts.values()
         }
+        return {**own, "started": self.started, "parts": {name: data for name, data in parts.items() if data}}
 
     def _handler(self, state: Enum, event: type) -> object:
         return self._parts[self._part_of_row[state, event]]
 
 
-def rows(*groups: tuple[tuple[Enum, ...], type, Row]) -> dict[tuple[Enum, type], Row]:
-    """A table from rows that hold for several states each. Raises TypeError for a state and event with two rows."""
-    table = {(state, event): row for states, event, row in groups for state in states}
-    if len(table) != sum(len(states) for states, _, _ in groups):
-        raise TypeError("two rows for the same state and event")
+def rows(follows: Follows, *groups: tuple[tuple[Enum, ...], type, Row]) -> dict[tuple[Enum, type], Row]:
+    """A table from rows that hold for several states each; of the states in `to`, those that can follow each state.
+
+    Raises TypeError for a state and event with two rows.
+    """
+    table: dict[tuple[Enum, type], Row] = {}
+    for states, event, row in groups:
+        for state in states:
+            if (state, event) in table:
+                raise TypeError(f"two rows for {event.__name__} in {state.name}")
+            table[state, event] = replace(row, to=tuple(to for to in row.to if to in follows[state]))
     return table
 
 

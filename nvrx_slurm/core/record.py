@@ -7,7 +7,6 @@ Decoding is strict: a name or field that is not in the registry below is an erro
 
 from __future__ import annotations
 
-import hashlib
 import json
 import types
 import typing
@@ -27,7 +26,7 @@ from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.errors import NvrxError, ProtocolError
 
 MAX_LINE_CHARS = 4 << 20
-COMMANDS_IN_FULL = 64  # a plan for 10,000 nodes is 10,000 commands: the others are logged as a count and a digest
+COMMANDS_IN_FULL = 64  # a plan for 10,000 nodes is 10,000 commands: the others are logged as a number
 _HEADER_START = '{"nvrx":'
 
 
@@ -83,14 +82,10 @@ def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequ
 
 
 def _coded(commands: Sequence[Any]) -> dict[str, Any]:
-    """The commands of a step: the first in full, the others as count and digest."""
+    """The commands of a step: the first in full, the others as their number."""
     coded: dict[str, Any] = {"commands": [encode(command) for command in commands[:COMMANDS_IN_FULL]]}
-    rest = commands[COMMANDS_IN_FULL:]
-    if rest:
-        digest = hashlib.sha256()
-        for command in rest:
-            digest.update(_dump(encode(command)).encode())
-        coded["more"] = {"count": len(rest), "sha256": digest.hexdigest()}
+    if len(commands) > COMMANDS_IN_FULL:
+        coded["more"] = len(commands) - COMMANDS_IN_FULL
     return coded
 
 
@@ -278,4 +273,4 @@ def _first_difference(logged: dict[str, Any], again: dict[str, Any]) -> str:
             return f"command {place + 1} was {_dump(a)}, but now it is {_dump(b)}"
     if len(theirs) != len(mine):
         return f"{len(theirs)} commands were logged, but now there are {len(mine)}"
-    return f"the commands after the first {COMMANDS_IN_FULL} differ"
+    return f"{logged.get('more')} further commands were logged, but now there are {again.get('more')}"

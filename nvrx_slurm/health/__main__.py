@@ -3,7 +3,7 @@
 With `--serve` it stays and answers questions, see `resident`.
 
 The same as `nvrx health run --json`, without click: it starts in a fraction of the time. `-I` because root must not
-import what lies in the current directory.
+import modules of the current directory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import argparse
 
 
-def examine_node(plan: policy.Plan, sysroot: str, state_dir: str = "") -> report.Report:
-    """Run a plan here and now. To be called in a process without threads."""
+def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> report.Report:
+    """Run the selected checks. To be called in a process without threads."""
     started_s = time.monotonic()
     node = NodeView(sysroot, state_dir=state_dir)
     result = runner.run(plan.checks, node, plan.expected, plan.deadline_s)
@@ -29,10 +29,10 @@ def examine_node(plan: policy.Plan, sysroot: str, state_dir: str = "") -> report
     return report.Report(plan.node, plan.when, result.findings, notes, round(time.monotonic() - started_s, 4))
 
 
-def _plan(given: argparse.Namespace) -> policy.Plan:
+def _plan(given: argparse.Namespace) -> policy.Selection:
     if given.no_checks:
-        return policy.Plan(given.node or policy.node_name(), given.when, [], {}, policy.DEADLINES_S[given.when])
-    return policy.plan(
+        return policy.Selection(given.node or policy.node_name(), given.when, [], {}, policy.DEADLINES_S[given.when])
+    return policy.select(
         given.when,
         only=given.only,
         include=given.include,

@@ -1,4 +1,4 @@
-"""A first site file, from what a node has now: `nvrx health init`."""
+"""A first site file, from the present state of a good node: `nvrx health init`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from nvrx_slurm.health import policy, registry, runner
 from nvrx_slurm.health.check import NodeView
 
 DEADLINE_S = 30.0
-# Looked for where nobody said yet which ones are needed.
+# Services to look for while the site names none.
 _SERVICES = (
     "slurmd",
     "munge",

@@ -22,7 +22,7 @@ _NOT_FOR_CHECKS = (*CONTEXTS, "prologs", "gpu-leftovers", "acknowledged-events")
 DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "preflight": 5.0, "manual": 30.0}
 
 
-class Plan(NamedTuple):
+class Selection(NamedTuple):
     """What to run: `checks` with the site's rules applied, and those to be watched by the resident. `notes`: sentences
     worth saying once."""
 
@@ -54,7 +54,7 @@ class Rules(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def plan(
+def select(
     when: str,
     *,
     only: Sequence[str] = (),
@@ -66,7 +66,7 @@ def plan(
     node: str = "",
     expect: Mapping[str, object] | None = None,
     deadline_s: float | None = None,
-) -> Plan:
+) -> Selection:
     """The checks of a context and those of `include`, or exactly those of `only`; less those of `skip`.
 
     `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
@@ -86,7 +86,7 @@ def plan(
     ]
     watched = [rules.checks[name] for name in dict.fromkeys(watch)]
     deadline_s = deadline_s or rules.deadlines_s[when]
-    return Plan(rules.node, when, chosen, rules.expected, deadline_s, rules.notes, watched)
+    return Selection(rules.node, when, chosen, rules.expected, deadline_s, rules.notes, watched)
 
 
 def read_rules(
@@ -98,8 +98,9 @@ def read_rules(
 ) -> Rules:
     """Built-in and own checks with what the site says about them on `node`. Raises UsageError.
 
-    `may_do_without`: if we may not read the default site file, or it is not to be trusted, that is only said; a job's
-    user cannot help it."""
+    `may_do_without`: a default site file that this user may not read or trust is only a note; a job's user cannot
+    mend it.
+    """
     if not os.path.isdir(sysroot):
         raise UsageError(f"--sysroot {sysroot}: there is no such directory; correct it")
     name = node or node_name()
@@ -116,7 +117,7 @@ def read_rules(
 
 
 def node_name() -> str:
-    """Slurm's name of this node where it tells (prologs, tasks), else the short host name."""
+    """Slurm's name of this node in prologs and tasks, else the short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
@@ -126,7 +127,7 @@ def _default_config(sysroot: str) -> str:
 
 
 def _unusable(path: str) -> str:
-    """Why a site file cannot even be looked into by us, "" if it can."""
+    """Reason why this user cannot use a site file, "" if there is none."""
     if _is_hidden(path):
         return f"{path} may not be read by uid {os.geteuid()}"
     try:
@@ -137,7 +138,7 @@ def _unusable(path: str) -> str:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether there may be something that we may not read."""
+    """Whether a file may be there that this user may not read."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
@@ -146,7 +147,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
-    """What only looks whether each of the site's own checks can be run, here and by us. Raises UsageError."""
+    """For each check of the site one that only looks whether this user can run it here. Raises UsageError."""
     from nvrx_slurm.config import site as site_file
     from nvrx_slurm.health.checks import site_checks
 
@@ -211,7 +212,7 @@ def _parsed(raw: Mapping[str, object], checks: Mapping[str, Check], where: str) 
 
 
 def _ruled(check: Check, rule: Rule) -> Check:
-    """The check with what the site says about it."""
+    """The check with the site's rule applied."""
     return check._replace(
         contexts=check.contexts if rule.when is None else rule.when,
         on_fail=rule.on_fail or check.on_fail,

@@ -1,4 +1,4 @@
-"""What a run found, for people (a table), machines (one JSON object) and programs (an exit code)."""
+"""The findings of a run as a table for people, one JSON line for machines, and an exit code for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import Finding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
-GRAVE = ("drain", "fail")  # actions; the other one, "warn", is only said
+GRAVE = ("drain", "fail")  # actions; the other one is "warn"
 _ORDER = ("FAIL", "WARN", "UNKNOWN", "pass", "not applicable")  # words of rows
 
 
@@ -23,7 +23,7 @@ class Report(NamedTuple):
 
     @property
     def grave(self) -> list[Finding]:
-        """Failures, and unknowns that the site treats as such; what the site only wants to be warned of is not here."""
+        """Findings with a grave action: failures, and unknowns that the site treats as such. Warnings are not here."""
         return [finding for finding in self.findings if finding.action in GRAVE]
 
     @property
@@ -40,7 +40,7 @@ class Report(NamedTuple):
         return {Verdict.FAIL: EXIT_FAIL, Verdict.UNKNOWN: EXIT_UNKNOWN}.get(self.verdict, EXIT_PASS)
 
     def as_json(self, **more: object) -> str:
-        """One line, with what else is to be said in it; `from_json` reads it."""
+        """One line with further members `more`; `from_json` reads it."""
         plain = {**self._asdict(), "verdict": self.verdict.value, **more}
         plain["findings"] = [finding._asdict() for finding in self.findings]
         return json.dumps(plain)
@@ -85,7 +85,7 @@ def _row(finding: Finding, width: int) -> str:
 
 
 def _word(finding: Finding) -> str:
-    """Of _ORDER: the verdict, so that what needs somebody's hands is seen first; a failure without them is none."""
+    """Of _ORDER: a failure without a grave action is only WARN."""
     if finding.verdict is Verdict.FAIL:
         return "FAIL" if finding.action in GRAVE else "WARN"
     return "UNKNOWN" if finding.verdict is Verdict.UNKNOWN else finding.verdict.value

@@ -1,12 +1,11 @@
 """Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when preflight`.
 
-Reads lines on stdin. To "check" it answers with one JSON line on stdout: the report, and `"asked": true`. Slow checks
-(`Check.ahead_s`) are run ahead: a report has their last findings with their age, and of what had failed a new one: a
-node must not go for what is mended. Checks to be watched are run every so
-often; a line with `"asked": false` comes only when what fails among them is new. All runs go on side by side, so that
-an answer never waits for what is done in the background (only the first one, for the first findings of slow checks).
-To "memory SECONDS" it answers within that time with a report of the reading and `"used_mb"`: MiB in use by GPU.
-At the end of stdin it ends at once, with its children.
+Reads lines on stdin. The answer to "check" is one JSON line on stdout: the report, and `"asked": true`. Slow checks
+(`Check.ahead_s`) run ahead: a report has their last findings with their age. A failure among them is looked at again
+first, so that a mended node is not taken out. Watched checks run at an interval; a line with `"asked": false` comes
+only when another check of them fails. All runs go on side by side. Only the first answer waits for one in the
+background: for the first findings of slow checks. The answer to "memory SECONDS" comes within that time: a report of
+the reading and `"used_mb"`: MiB in use by GPU. At the end of stdin it ends at once, with its children.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
 
 
 def preload(expected: Expected) -> None:
-    """Import now what only some nodes need and what takes long: gRPC, where there is a health service to be asked."""
+    """Import gRPC now, which takes long, where a health service is to be asked."""
     if expected.get("node_service") and find_spec(_NODE_SERVICE):
         import_module(_NODE_SERVICE).preload()
 
@@ -49,16 +48,14 @@ class _Task:
         self._since_s = 0.0  # and began
         self._began_s = 0.0  # the run under way
         self._run: runner.Run | None = None
-        self._taken = (
-            False  # of the run; it may have a process that is blocked in the kernel, beside which we start none
-        )
+        self._taken = False  # its result; a process of it may be blocked in the kernel, and then no other is started
 
     def wake_s(self) -> float:
-        """When it is to be run."""
+        """When to start the next run."""
         return self.due_s if self._run is None else _NEVER
 
     def failed_before(self, when_s: float) -> bool:
-        """Whether it failed in a way that matters, in a run that may have looked before `when_s`."""
+        """Whether it failed with a grave action in a run that began before `when_s`."""
         return self._since_s < when_s and any(
             finding.verdict is Verdict.FAIL and finding.action in report.GRAVE for finding in self.findings
         )
@@ -78,7 +75,7 @@ class _Task:
         return self._run is None or self._taken
 
     def started(self, run: runner.Run) -> None:
-        """It is run now."""
+        """`run` is under way."""
         self._began_s = time.monotonic()
         self.due_s = self._began_s + self.every_s
         self._run, self._taken = run, False
@@ -100,7 +97,7 @@ class _Task:
         return [finding._replace(age_s=round(finding.age_s + age_s, 3)) for finding in self.findings]
 
     def keep_what_applies(self) -> None:
-        """Run no more what was not applicable: nobody has to wake up for what is not there."""
+        """Stop scheduling checks that do not apply to this node."""
         there = {finding.check for finding in self.findings if finding.verdict is not Verdict.NOT_APPLICABLE}
         if self.findings:
             self.checks = [check for check in self.checks if check.name in there]
@@ -111,7 +108,7 @@ class _Task:
 class Resident:
     """`plan.watched` are run every `interval_s` seconds, less those that do not apply to this node."""
 
-    def __init__(self, plan: policy.Plan, node: NodeView, interval_s: float) -> None:
+    def __init__(self, plan: policy.Selection, node: NodeView, interval_s: float) -> None:
         self._plan, self._node = plan, node
         self._ahead = [_Task([check], check.ahead_s) for check in plan.checks if check.ahead_s]
         lanes: dict[str, list[Check]] = {}
@@ -128,13 +125,13 @@ class Resident:
         self._data = b""
 
     def serve(self) -> None:
-        """Until the end of stdin, or nobody reads stdout any more."""
-        gc.freeze()  # once: the children shall not copy our pages by collecting garbage, and ours is to be collected
+        """Until the end of stdin, or until stdout is closed."""
+        gc.freeze()  # once: garbage collection in the children would copy the pages of this process
         try:
             while True:
                 self._begin_what_is_due()
                 if self._take_what_is_done():
-                    continue  # it may be due again, or somebody may have asked twice
+                    continue  # a check may be due again, or a question may wait
                 self._runs = [run for run in self._runs if not run.gone]
                 fds = [_STDIN, *(fd for run in self._runs for fd in run.fds())]
                 tasks = (*self._ahead, *self._watches)
@@ -151,7 +148,7 @@ class Resident:
                 run.close()
 
     def _read(self) -> bool:
-        """Take what was asked; False at the end."""
+        """Take the questions that came; False at the end of stdin."""
         more = os.read(_STDIN, 65536)
         *lines, rest = (self._data + more).split(b"\n")
         self._data = rest[:_MAX_LINE_BYTES]
@@ -194,7 +191,7 @@ class Resident:
         ran_ahead = [task for task in self._ahead if task.news()]
         for task in ran_ahead:
             if task.findings[0].verdict is Verdict.NOT_APPLICABLE:
-                task.due_s = _NEVER  # nobody has to wake up for what is not there: see `_answer`
+                task.due_s = _NEVER  # until the next question, see `_answer`
         news = [result for task in self._watches if (result := task.news())]
         if news:
             self._tell_news([note for result in news for note in result.notes])
@@ -210,7 +207,7 @@ class Resident:
         return bool(ran_ahead or news or answerable or told_memory)
 
     def _tell_memory(self) -> bool:
-        """Whether there was an answer: a new reading, or that the last one is still blocked in the kernel."""
+        """Whether there was an answer: a new reading, or the last one if its process is still blocked in the kernel."""
         result = self._memory.news()
         if self._memory_s is None or not (result or self._memory.stuck):
             return result is not None
@@ -228,10 +225,10 @@ class Resident:
         self._say(findings, [*self._plan.notes, *result.notes], time.monotonic() - self._asked_s, asked=True)
         for task in self._ahead:
             if task.due_s == _NEVER:
-                task.due_s = 0.0  # it may be there by the next question
+                task.due_s = 0.0  # it may apply by the next question
 
     def _tell_news(self, notes: list[str]) -> None:
-        """Say what the watched checks found, if it is bad and was not said already."""
+        """Report failures of the watched checks that were not reported already."""
         findings = [finding for task in self._watches for finding in task.aged()]
         for task in self._watches:
             task.keep_what_applies()

@@ -34,7 +34,7 @@ _ALARM_S = 2  # a child ends itself that long after its budget, should this proc
 
 
 class Result:
-    """What a run found. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
+    """Findings of a run. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -46,12 +46,14 @@ class Result:
 class _Child:
     """Checks under way in a forked process, the first of `checks` since `started_s`."""
 
-    def __init__(self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, end_s: float) -> None:
+    def __init__(
+        self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, started_s: float, end_s: float
+    ) -> None:
         self.checks = list(checks)
         self.process = process
         self.note = note
         self.end_s = end_s
-        self.started_s = time.monotonic()
+        self.started_s = started_s
 
     @property
     def until_s(self) -> float:
@@ -95,7 +97,7 @@ def run(
 
     `learning`: nothing is judged; what the checks learn from their facts is in `Result.learned`.
     """
-    gc.freeze()  # the children shall not copy our pages by collecting garbage
+    gc.freeze()  # garbage collection in the children would copy the pages of this process
     under_way = Run(checks, node, expected, deadline_s, learning)
     try:
         under_way.begin()
@@ -197,13 +199,13 @@ class Run:
             self._without(checks, f"no process could be started for it: {error.strerror}")
 
     def _forked(self, checks: Sequence[Check]) -> _Child:
-        note = mmap.mmap(-1, NOTE_BYTES)
+        note, started_s = mmap.mmap(-1, NOTE_BYTES), time.monotonic()
 
         def work(pipe: int) -> None:
             self._node.note = note
             _answer(self._work, checks, self._node, self._expected, pipe, self._end_s)
 
-        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, self._end_s)
+        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
 
     def _without(self, checks: Iterable[Check], text: str) -> None:
         for check in checks:
@@ -289,14 +291,14 @@ def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:
-    """Why a check does not apply, if that can be told without looking."""
+    """Reason why a check does not apply, if it is known without a look."""
     if check.needs_root and node.live and os.geteuid() != 0:
         return "only root can read this"
     return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
 
 
 def examine(check: Check, node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """Gather and judge, here and now: the verdict and its sentence, whatever the check raises."""
+    """Gather and judge in this process: the verdict and its sentence, whatever the check raises."""
     try:
         if why := _absent(check, node, expected):
             raise Absent(why)
@@ -319,12 +321,12 @@ def _with_action(finding: Finding, check: Check) -> Finding:
 
 
 def stop_on_sigterm() -> None:
-    """Make SIGTERM end this process by way of `finally`, so that no child is left."""
+    """Make SIGTERM raise SystemExit, so that `finally` ends the children."""
     end: Callable[[int, object], NoReturn] = lambda signum, frame: sys.exit(128 + signum)  # noqa: E731
     signal.signal(signal.SIGTERM, end)
 
 
 def ignore_job_signals() -> None:
-    """Slurm sends what ends or warns a job to every process of its step: go on. Checks, in children, may die of it."""
+    """Ignore the signals that Slurm sends to every process of a job's step. Checks, in children, may die of them."""
     for signum in bounded_process.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

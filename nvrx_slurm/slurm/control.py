@@ -5,7 +5,7 @@ call is one RPC to slurmctld at most: callers ask seldom, never in a loop withou
 
 The seam for pyslurm (an optional extra): all knowledge of *how* Slurm is asked is in `_ask`'s callers below. A pyslurm
 backend would answer the same four functions, in a child process (its import can end the process, and it changes
-dlopen flags) with PYSLURM_DISABLE_AUTO_INIT set. Nothing outside this module may notice the difference.
+dlopen flags) with PYSLURM_DISABLE_AUTO_INIT set. Callers see no difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
 # Short forms behind a state (sinfo(1), "NODE STATE CODES").
 _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
-# State words after which a node's processes of our job are certainly gone (scontrol(1), "NODE STATES").
+# State words after which a node's processes of a job are certainly gone (scontrol(1), "NODE STATES").
 _GONE = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 
 
@@ -53,7 +53,7 @@ def node_address(name: str, timeout_s: float = TIMEOUT_S) -> str:
 def time_left_s(
     job_id: int, env: Mapping[str, str] | None = None, now_s: float | None = None, timeout_s: float = TIMEOUT_S
 ) -> float | None:
-    """Seconds until Slurm ends the job (>= 0; inf: it has no limit); None when nobody can tell.
+    """Seconds until Slurm ends the job (>= 0; inf: it has no limit); None if unknown.
 
     env: where SLURM_JOB_END_TIME is looked up (23.02 and later set it; the limit may have been changed since);
     default os.environ. now_s: Unix seconds of now, default the clock. Before 23.02 squeue(1) "%L" is asked.
@@ -65,12 +65,12 @@ def time_left_s(
 
 
 def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
-    """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, when nobody can tell."""
+    """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
     return parse_kill_wait(_ask(["scontrol", "show", "config"], timeout_s) or "")
 
 
 def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, frozenset[str]] | None:
-    """Slurm's state words per node, upper case without marks: {"n1": {"IDLE", "DRAIN"}}; None when nobody can tell.
+    """Slurm's state words per node, upper case without marks: {"n1": {"IDLE", "DRAIN"}}; None if unknown.
 
     Nodes that Slurm does not know are left out. See `is_gone`.
     """
@@ -82,12 +82,12 @@ def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str,
 
 
 def is_gone(states: frozenset[str]) -> bool:
-    """Whether Slurm holds the node for dead, so that nothing of a job runs there any more (as far as it knows)."""
+    """Whether Slurm considers the node dead: then, as far as it knows, no process of a job runs there."""
     return bool(states & _GONE)
 
 
 def job_nodes(job_id: int, timeout_s: float = TIMEOUT_S) -> list[str] | None:
-    """The nodes that the job has now and that Slurm does not hold for dead; None when nobody can tell.
+    """The nodes that the job has now and that Slurm does not consider dead; None if unknown.
 
     A batch script's variables keep the nodes it began with, also after a `--no-kill` job has lost some.
     """
@@ -178,7 +178,7 @@ def _ask(argv: list[str], timeout_s: float) -> str | None:
     tool = shutil.which(argv[0])
     if tool is None:
         return None
-    # The C locale and no user formats: people change squeue's and scontrol's output by SQUEUE_*, SLURM_TIME_FORMAT.
+    # The C locale and no user formats: SQUEUE_* and SLURM_TIME_FORMAT change the output of squeue and scontrol.
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SLURM_TIME_FORMAT"))}
     try:
         done = subprocess.run(

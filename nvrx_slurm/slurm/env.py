@@ -1,10 +1,10 @@
-"""What Slurm's environment variables say about where we run (pure: a mapping in, a record out).
+"""This process's place in a Slurm job, from Slurm's environment variables. Pure: a mapping in, a record out.
 
 Names and meanings are from srun(1), sbatch(1), salloc(1) "OUTPUT ENVIRONMENT VARIABLES", checked on 22.05.
 
 Variables are written once, when a process starts, and go stale when a `--no-kill` job shrinks: a batch script keeps
 the node list it began with, while a step has its own (SLURM_STEP_*), right at the time that step began. So inside a
-step SLURM_STEP_* wins over SLURM_JOB_*; who needs the truth of this moment asks `slurm.control`.
+step SLURM_STEP_* wins over SLURM_JOB_*. `slurm.control` asks Slurm for the present state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PORT_COUNT = 8
 
 
 class Where(Enum):
-    """Which kind of place a process is in."""
+    """The kind of process that Slurm started."""
 
     STEP = "step"  # a task that srun started: be the agent of this node
     BATCH = "batch"  # a batch script, an salloc shell, an interactive step: start the step
@@ -62,9 +62,9 @@ class SlurmContext:
 
 
 def detect(env: Mapping[str, str]) -> SlurmContext | None:
-    """Our place in a Slurm job, or None when `env` is of no Slurm job.
+    """This process's place in a Slurm job; None outside Slurm.
 
-    Raises UsageError for numbers that are none, malformed lists, and a step with more than one task on a node.
+    Raises UsageError for malformed numbers and lists, and a step with more than one task on a node.
     """
     if not _first(env, "SLURM_JOB_ID", "SLURM_JOBID"):
         return None
@@ -112,8 +112,8 @@ def array_infra_rank(ctx: SlurmContext) -> int:
 def coordinator_ports(ctx: SlurmContext) -> list[int]:
     """8 distinct ports in 20000..29999 to try in this order, the same for all tasks of one step.
 
-    Nobody has to publish a port then: whoever knows the step knows where to listen and where to look. Derived from
-    (cluster, slurm.conf, job, step, restarts, start time) by SHA-256, so that jobs on shared nodes seldom meet.
+    So no port has to be published: all tasks of the step know where to listen and where to connect. Derived from
+    (cluster, slurm.conf, job, step, restarts, start time) by SHA-256, so that jobs on shared nodes seldom collide.
     """
     start = "" if ctx.start_time is None else ctx.start_time
     identity = (ctx.cluster_name, ctx.conf, ctx.job_id, ctx.step_id, ctx.restart_count, start)
@@ -151,7 +151,7 @@ def _optional(env: Mapping[str, str], name: str) -> int | None:
 
 
 def _step_id(env: Mapping[str, str]) -> int:
-    """Id of the srun step we are a task of, -1 in batch scripts, salloc shells and interactive steps."""
+    """Id of the srun step of this task, -1 in batch scripts, salloc shells and interactive steps."""
     text = _first(env, "SLURM_STEP_ID", "SLURM_STEPID")
     if not text or text.lower() in _SPECIAL_STEP_NAMES or text.startswith("-"):
         return -1
@@ -163,7 +163,7 @@ def _check_one_task_per_node(env: Mapping[str, str]) -> None:
     name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
     text = env.get(name, "")
     if any(count != 1 for count in nodelist.expand_counts(text)):
-        raise UsageError(f"{name}={text}: one nvrx-run per node is what works; use --ntasks-per-node=1 with srun.")
+        raise UsageError(f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun.")
 
 
 def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
 
 
 def _nnodes(env: Mapping[str, str], in_step: bool, listed: int) -> int:
-    """Number of nodes; the list itself is trusted first, for it belongs together with `nodes`."""
+    """Number of nodes; the length of the node list counts first, because `nodes` is that list."""
     if listed:
         return listed
     step = ("SLURM_STEP_NUM_NODES",) if in_step else ()
@@ -182,7 +182,7 @@ def _nnodes(env: Mapping[str, str], in_step: bool, listed: int) -> int:
 def _order(env: Mapping[str, str]) -> tuple[int, ...]:
     """Numbers of each component of a `block.node` address: "block03.node17" -> (3, 17); () for any other pattern.
 
-    topology/tree's addresses (switch names) say nothing about order, and "node" is what there is without topology.
+    topology/tree's addresses (switch names) have no order; without a topology the pattern is "node".
     """
     if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
         return ()

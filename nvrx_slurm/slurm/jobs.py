@@ -9,22 +9,22 @@ if TYPE_CHECKING:
     from nvrx_slurm.health.check import NodeView
 
 # Slurm's cgroups: v2 ".../slurmstepd.scope/job_7/..." (several slurmd: "NODE_slurmstepd.scope"), v1
-# "/slurm/uid_1000/job_7/..." ("slurm_NODE"). Below user.slice users make their own, of any name.
+# "/slurm/uid_1000/job_7/..." ("slurm_NODE"). Below user.slice users make cgroups of any name.
 _JOB = re.compile(
     r"^(?!/user\.slice/).*?/(?:[^/]+_)?slurm(?:stepd\.scope|(?:_[^/]+)?/uid_\d+)/job_([A-Za-z0-9]+)(?:/|$)"
 )
 
 
 def of_cgroup(node: NodeView, pid: int) -> set[str]:
-    """Jobs, as cgroups are named after them (the id; from Slurm 26.05 the SLUID). Raises OSError when it is gone.
+    """Names of jobs in the cgroups of a process: ids, and SLUIDs from Slurm 26.05. Raises OSError when it is gone.
 
-    Only in hierarchies of Slurm's: anybody may call a cgroup of his own job_7.
+    Only hierarchies of Slurm's count, because users may name their own cgroups job_7.
     """
     paths = [line.split(":", 2)[-1] for line in node.text(f"/proc/{pid}/cgroup", 65536).split("\n")]
     return {found[1] for path in paths if (found := _JOB.match(path))}
 
 
 def of_environment(node: NodeView, pid: int) -> set[str]:
-    """The id that the environment says: whatever the process wants. Raises OSError for somebody else's."""
+    """Job ids in the environment of a process, which sets it as it likes. Raises OSError if it cannot be read."""
     entries = node.text(f"/proc/{pid}/environ").split("\0")
     return {entry.partition("=")[2] for entry in entries if entry.startswith("SLURM_JOB_ID=")}

@@ -18,7 +18,7 @@ def srun_argv(
 
     --no-kill: a lost node must not end the step. --kill-on-bad-exit=0, --wait=0: agents decide about restarts and the
     end, srun does not. --mpi=none: no PMI. Output goes to files, because tasks whose output goes through srun die with
-    srun's host; the input is nobody's. --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
+    srun's host. There is no input. --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
     argv = [
         "srun",

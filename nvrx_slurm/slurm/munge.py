@@ -1,7 +1,7 @@
 """MUNGE through libmunge: every Slurm node has it, and it proves that two processes belong to the same user.
 
-Used once per agent to get the job's token where Slurm started the agents directly (`srun nvrx-run`), i.e. where
-there was no common parent to make one. See munge_encode(3), munge_ctx_set(3).
+Used once per agent to get the job's token where Slurm started the agents directly (`srun nvrx-run`): there, no
+common parent process could make one. See munge_encode(3), munge_ctx_set(3).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_CREDENTIAL = 16_384
 
 
 class Munge:
-    """Seals and opens credentials that only processes of our own uid can make and read."""
+    """Seals and opens credentials that only processes of this user can make and read."""
 
     def __init__(self, library: ctypes.CDLL, socket_path: str | None) -> None:
         self._lib = library
@@ -57,7 +57,7 @@ class Munge:
             self._lib.munge_ctx_destroy(context)
 
     def open(self, credential: str) -> bytes:
-        """The payload of a credential of our own uid. Raises AuthError for any other, a used or an expired one."""
+        """The payload of a credential of this user. Raises AuthError for another user's, a used or an expired one."""
         if len(credential) > _MAX_CREDENTIAL:
             raise AuthError("the MUNGE credential is too long")
         context = self._context()

@@ -258,7 +258,7 @@ def execute(
     Raises OSError if no process can be started.
     """
     if dies_with_parent:
-        argv = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), "0", "-1", *argv]
+        argv = through_trampoline(argv)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         source = stdin if isinstance(stdin, int) else _file_of(stdin, theirs)
         ends = []
@@ -273,6 +273,11 @@ def execute(
         pid = spawn(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
         ours.pop_all()
     return BoundedProcess(pid, Output(out, limit, last), Output(err, limit, last), time.monotonic() + timeout_s)
+
+
+def through_trampoline(argv: Sequence[str], ignored: int = 0, control_fd: int = -1) -> list[str]:
+    """The command by way of `system.trampoline`, which tells its arguments: it dies with the calling thread."""
+    return [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), str(control_fd), *argv]
 
 
 def _file_of(data: bytes, closing: contextlib.ExitStack) -> int:

@@ -1,6 +1,6 @@
-"""What the health checks want to know of GPUs, from NVML. As `gpus`: by GPU, without those that do not tell.
+"""Readings of NVML for the health checks. As in `gpus`: by GPU, without GPUs that do not tell.
 
-`env` says which GPUs (CUDA_VISIBLE_DEVICES; {} = all there are); `say` is told what is read next. Raised: as by `gpus`.
+`env` selects the GPUs (CUDA_VISIBLE_DEVICES; {} = all); `say`: see `gpus.Say`. Raises as `gpus`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """GPUs of this node through NVML (nvidia-ml-py), without CUDA: a launcher must not take a context on a GPU.
 
-Every reading opens NVML, reads and closes it again, in a thread with a bound, since a driver in trouble may not answer;
-a process that lives only for its readings opens it once (`keep_open`).
-Raised where there is nothing to read: `hardware.Absent`; where a GPU that is there fails: `hardware.HardwareError`.
-More readings, for the health checks: `gpu_facts`.
+Every reading opens NVML, reads and closes it, in a thread with a bound, since a driver in trouble may not answer. A
+process that lives only for its readings opens it once (`keep_open`). Raises `hardware.Absent` where there is nothing to
+read, `hardware.HardwareError` where a GPU fails. More readings, for the health checks: `gpu_facts`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from nvrx_slurm.system import bounded
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
 T = TypeVar("T")
-Say = Callable[[str], object]  # is told what is about to be read, in case it never returns
+Say = Callable[[str], object]  # gets a note before each call that may never return
 
 TIMEOUT_S = 10.0
 NO_ACTION = "NONE"
@@ -27,7 +26,7 @@ LIBRARY = "libnvidia-ml.so.1"
 # NVML says one of these where there is no (usable) driver, and where a GPU or driver does not know what is asked.
 _NO_NVML = ("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "FUNCTION_NOT_FOUND")
 _NOT_KNOWN = ("NOT_SUPPORTED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND", "NOT_FOUND", "NO_DATA", "NO_PERMISSION")
-# Of the process that asks, or of library and driver; nothing that tells how a GPU is.
+# Errors of the calling process, or of library and driver; they say nothing about a GPU.
 SAYS_NOTHING = frozenset(
     {"UNINITIALIZED", "ALREADY_INITIALIZED", "INSUFFICIENT_SIZE", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "MEMORY"}
     | {"INSUFFICIENT_RESOURCES", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED"}
@@ -37,7 +36,7 @@ _MIB = 1 << 20
 
 
 class _Kept:
-    """What a process keeps from reading to reading: that there is no library; and one that is short-lived: NVML open,
+    """State of this process between readings: whether there is no library; in a short-lived process also the open NVML,
     the GPUs that it may use, their handles and names by number."""
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class NoNvml(Absent):
 
 
 class NvmlFailed(HardwareError):
-    """NVML said that something failed; `code`: its name of what, "" for one that this nvidia-ml-py does not know."""
+    """A call of NVML failed; `code`: NVML's name of the error, "" if this nvidia-ml-py does not know it."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -68,7 +67,7 @@ class NvmlFailed(HardwareError):
 
 
 def quiet(text: str) -> None:
-    """Tells nobody what is read."""
+    """A `Say` that does nothing."""
 
 
 def count(env: Mapping[str, str]) -> int:
@@ -91,8 +90,8 @@ def seen(timeout_s: float = TIMEOUT_S) -> int:
 
 
 def preload() -> None:
-    """Import nvidia-ml-py now, where NVML's library is: processes forked later need not, each for itself. Where it is
-    not, this process looks for it no more."""
+    """Import nvidia-ml-py now where NVML's library is, so that forked processes need not. Elsewhere this process does
+    not look for the library again."""
     import ctypes
 
     try:
@@ -105,7 +104,7 @@ def preload() -> None:
 
 
 def keep_open() -> None:
-    """From now on this process keeps NVML open, and what does not change: until its end, so that must be near."""
+    """Keep NVML open, and its unchanging facts, until the end of this process, which must be near."""
     _kept.wanted = True
 
 
@@ -311,7 +310,7 @@ def _present(nvml: ModuleType) -> list[int]:
         except nvml.NVMLError as error:
             if _code(nvml, error) == "NO_PERMISSION":
                 continue
-        found.append(index)  # also one that is lost: whoever reads it says so
+        found.append(index)  # also one that is lost: its reading fails
     if _kept.open:
         _kept.present = found
     return found

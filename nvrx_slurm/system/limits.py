@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-_OWN_FILES = 256  # logs, monitors, gRPC's own
+_OWN_FILES = 256  # logs, monitors and the like
 
 
 def files_for(connections: int) -> str:

@@ -21,7 +21,7 @@ BY_NUMBER, BY_GPU = "NVRX_GPUS_PER_NUMA", "--numa-bind auto"
 
 
 def prefix(local_rank: int, gpus_per_numa: int, strict: bool) -> tuple[str, ...]:
-    """What to put before the command of one worker. `strict`: memory only from that node, else the local one first."""
+    """The words before the command of one worker. `strict`: memory only from that node, else the local one first."""
     node = local_rank // gpus_per_numa
     memory = f"--membind={node}" if strict else "--localalloc"
     return ("numactl", f"--cpunodebind={node}", memory)
@@ -41,20 +41,20 @@ def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
 
 
 class Binding(NamedTuple):
-    """Where one worker goes. `prefix`: what to put before its command, () if not bound; `text`: why, for people."""
+    """The binding of one worker. `prefix`: words before its command, () if not bound; `text`: the reason."""
 
     prefix: tuple[str, ...]
     text: str
 
 
-class Ours(NamedTuple):
-    """What this process may use: CPUs by sched_getaffinity(2), memory of NUMA nodes by Mems_allowed (None: all)."""
+class Allowed(NamedTuple):
+    """What this process may use: CPUs by sched_getaffinity(2), NUMA nodes by Mems_allowed (None: all)."""
 
     cpus: frozenset[int]
     nodes: frozenset[int] | None
 
     @classmethod
-    def now(cls) -> Ours:
+    def now(cls) -> Allowed:
         """As the kernel says: Slurm's cpuset, a container's, an outer taskset."""
         status = Path("/proc/self/status").read_text().splitlines()
         nodes = next((line.partition(":")[2] for line in status if line.startswith("Mems_allowed_list:")), "")
@@ -62,27 +62,27 @@ class Ours(NamedTuple):
 
 
 def by_gpu(
-    nproc: int, env: Mapping[str, str], strict: bool, sys_root: Path = Path("/sys"), ours: Ours | None = None
+    nproc: int, env: Mapping[str, str], strict: bool, sys_root: Path = Path("/sys"), allowed: Allowed | None = None
 ) -> tuple[Binding, ...]:
-    """One binding per local rank: to the NUMA node of the GPU that CUDA gives that number, on the CPUs that are ours.
+    """One binding per local rank: the NUMA node of the GPU with that CUDA number, on CPUs that this process may use.
 
     Never raises for hardware: a worker is not bound where its GPU or NUMA node is not known (the kernel says -1), or
-    none of the node's CPUs is ours. `strict` as for `prefix`, where memory of that node is ours.
+    none of the node's CPUs may be used. `strict` as for `prefix`, where memory of that node may be used.
     """
-    ours = ours or Ours.now()
+    allowed = allowed or Allowed.now()
     try:
         addresses = list(gpus.pci_addresses(env).values())
     except (Absent, HardwareError) as why:
         return (Binding((), f"not bound: {why}"),) * nproc
     return tuple(
-        _at(addresses[local_rank], strict, sys_root, ours)
+        _at(addresses[local_rank], strict, sys_root, allowed)
         if local_rank < len(addresses)
         else Binding((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
         for local_rank in range(nproc)
     )
 
 
-def _at(address: str, strict: bool, sys_root: Path, ours: Ours) -> Binding:
+def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding:
     gpu = f"GPU {address}"
     node = pci.numa_node(sys_root, address)
     if node is None:
@@ -90,13 +90,13 @@ def _at(address: str, strict: bool, sys_root: Path, ours: Ours) -> Binding:
     cpus = _numbers(sys_root / f"devices/system/node/node{node}/cpulist")
     if not cpus:
         return Binding((), f"not bound: the CPUs of NUMA node {node} ({gpu}) are not known")
-    if not cpus & ours.cpus:
-        return Binding((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is ours")
-    whole = cpus <= ours.cpus
-    where = f"--cpunodebind={node}" if whole else f"--physcpubind={_list(cpus & ours.cpus)}"
-    local = not strict or (ours.nodes is not None and node not in ours.nodes)
+    if not cpus & allowed.cpus:
+        return Binding((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is allowed")
+    whole = cpus <= allowed.cpus
+    where = f"--cpunodebind={node}" if whole else f"--physcpubind={_list(cpus & allowed.cpus)}"
+    local = not strict or (allowed.nodes is not None and node not in allowed.nodes)
     memory = "--localalloc" if local else f"--membind={node}"
-    part = "all" if whole else f"{len(cpus & ours.cpus)} of {len(cpus)}"
+    part = "all" if whole else f"{len(cpus & allowed.cpus)} of {len(cpus)}"
     return Binding(("numactl", where, memory), f"NUMA node {node} of {gpu}, {part} of its CPUs")
 
 

@@ -1,4 +1,4 @@
-"""Ports for MASTER_PORT, reserved until the worker takes them."""
+"""Ports for MASTER_PORT, reserved until the worker listens on them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import socket
 class PortReservation:
     """A TCP port bound, but not listened on, by this process.
 
-    The kernel gives the port to no process that asks for any free port. A process that asks for this very port and sets
-    SO_REUSEADDR can bind and listen on it, see socket(7): torch's TCPStore does so, and other programs could. Then the
-    worker fails with EADDRINUSE, and the next cycle has another port.
+    While it is held, the kernel gives the port to no socket that asks for any free port. torch's TCPStore sets
+    SO_REUSEADDR as this socket does, so it can bind the port and listen on it: only a *listening* socket excludes
+    others (socket(7)). Another process on this host that sets SO_REUSEADDR and asks for this very port gets it, too.
     """
 
     def __init__(self) -> None:

@@ -10,15 +10,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
+from nvrx_slurm.system.bounded_process import through_trampoline
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.process_tree import children, kill_tree
 
-_TRAMPOLINE = str(Path(__file__).with_name("trampoline.py"))
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
 _own: set[int] = set()  # pids of children that were started here and have not been reaped yet
@@ -140,7 +138,7 @@ def _start(
     stdin: IO[bytes] | int = subprocess.DEVNULL,
 ) -> Child:
     popen = subprocess.Popen(
-        [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), str(control_fd), *argv],
+        through_trampoline(argv, ignored, control_fd),
         env=dict(env),
         stdin=stdin,
         stdout=stdout,

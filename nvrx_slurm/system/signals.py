@@ -1,4 +1,4 @@
-"""Signals as data, with their sender: signalfd(2) through libc, because Python's handlers do not tell who sent one."""
+"""Signals as data, with their sender: signalfd(2) through libc, because Python's handlers do not tell the sender."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGSET_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One signal; `pid` is the sender's, 0 = outside our PID namespace."""
+    """One signal; `pid` is the sender's, 0 = outside this PID namespace."""
 
     signum: int
     pid: int
@@ -55,7 +55,7 @@ class SignalReader:
 def sent_by_slurm(received: Received) -> bool:
     """Whether slurmstepd sent it, which signals every process of the step and not only this one.
 
-    In a container slurmstepd is outside our PID namespace, where the kernel tells 0.
+    In a container slurmstepd is outside the PID namespace; the kernel reports 0 for it.
     """
     if received.pid == 0:
         return True

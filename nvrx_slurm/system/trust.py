@@ -31,7 +31,7 @@ def require(path: str, refused: type[Exception], known: set[str] | None = None) 
     * As another user: a file must belong to that user or to root. Neither the file nor a directory on the way may be
       writable by everybody. Group-writable directories of other users are accepted: projects share them.
 
-    Sticky directories such as /tmp are accepted, because nobody can replace another user's files in them. So are
+    Sticky directories such as /tmp are accepted, because users cannot replace files of others in them. So are
     writable sockets, because writing to a socket means to connect. In a user namespace without the host's root, files
     of the host's root appear with the overflow uid and count as root's.
     `known`: places that were found good before are not checked again, and new ones are added. For short processes.

@@ -32,7 +32,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scontrol", "scancel")
 _PATH_EXTRA = "/usr/sbin:/sbin:/usr/bin:/bin"  # where the daemons are; not on every user's PATH
-_MARK = "NVRX_MINICLUSTER"  # in the daemons' environment: whose they are
+_MARK = "NVRX_MINICLUSTER"  # in the daemons' environment: marks the cluster
 _POLL_S = 0.1  # Slurm has no event to wait on for "node registered" or "job ended"; each look is a process
 _CLIENT_S = 30.0  # bound of one sbatch, sinfo, scontrol
 _NOT_ENDED = {
@@ -77,7 +77,7 @@ class MiniCluster:
         self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra))
         self.die_with_owner = die_with_owner
         self._inits: dict[str, Process] = {}  # "munged", "slurmctld", "n1", ...
-        self._children: dict[int, subprocess.Popen[bytes]] = {}  # the inits that are ours to reap
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # the inits that this process started and reaps
         self._lifeline: tuple[int, int] | None = None
         conf.check_root(self.root)
 
@@ -140,7 +140,7 @@ class MiniCluster:
     def down(self, timeout_s: float = 10.0) -> list[Process]:
         """End everything of this cluster, at once (running jobs are killed), and verify it by a scan of /proc.
 
-        Returns what the scan still found and then killed: empty unless an init was killed by somebody else.
+        Returns what the scan still found and then killed: empty unless another program killed an init.
         Logs stay. Raises MiniClusterError when something outlives SIGKILL for `timeout_s` seconds.
         """
         for one in self._inits.values():
@@ -237,7 +237,7 @@ class MiniCluster:
     def scan(self) -> list[Process]:
         """All living processes of this cluster's daemons and jobs, found without parent links.
 
-        Daemons carry our mark in their environment, jobs SLURM_CONF and SLURMD_NODENAME (a person's shell and clients
+        Daemons carry the mark in their environment, jobs SLURM_CONF and SLURMD_NODENAME (a person's shell and clients
         only the first); slurmstepd and slurmscriptd wipe theirs, and are known by name and working directory.
         """
         client, mark = f"SLURM_CONF={self.conf}".encode(), f"{_MARK}={self.root}".encode()
@@ -358,7 +358,7 @@ class MiniCluster:
         self.conf.write_text(text)
 
     def _munged_command(self) -> list[str]:
-        """--force: it would refuse a socket that not everybody can reach, and private is what we want."""
+        """--force: munged refuses a socket that not all users can reach, and this one is private."""
         root = self.root
         return [
             "munged", "--foreground", "--force", f"--socket={self.munge_socket}", f"--key-file={root}/munge/key",
@@ -371,7 +371,7 @@ class MiniCluster:
         return {**clean, "PATH": _search_path(), **self.env()}
 
     def _start(self, name: str, *command: str) -> None:
-        """Start one daemon below its init, in a session of its own, and write down who it is."""
+        """Start one daemon below its init, in a session of its own, and record it in state.json."""
         lifeline = self._lifeline[0] if self._lifeline else -1
         argv = [sys.executable, "-I", "-S", init.__file__, str(lifeline), *command]
         with open(self.root / "log" / f"{name}.out", "ab") as log:
@@ -398,7 +398,7 @@ class MiniCluster:
             time.sleep(_POLL_S)
 
     def _await_end(self, one: Process, deadline: float) -> None:
-        """Wait for the end of a process, ours or not, and reap it if it is ours."""
+        """Wait for the end of a process, and reap it if it is a child."""
         try:
             fd = os.pidfd_open(one.pid)
         except ProcessLookupError:

@@ -14,7 +14,7 @@ from nvrx_slurm.errors import ExitCode, NvrxError
 
 
 def default_root() -> Path:
-    """~/.cache/nvrx-minicluster: every shell of this user finds it, and nobody else can make it first."""
+    """~/.cache/nvrx-minicluster: every shell of this user finds it, and other users cannot make it first."""
     return Path.home() / ".cache" / "nvrx-minicluster"
 
 

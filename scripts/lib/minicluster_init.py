@@ -2,7 +2,7 @@
 
 A Slurm node of the minicluster is not a machine, only a slurmd; its slurmstepds detach themselves and the user's
 processes may start sessions of their own, so no process group or session holds them all. A *child subreaper*
-(prctl(2), PR_SET_CHILD_SUBREAPER) does: whoever loses its parent becomes a child of this process instead of
+(prctl(2), PR_SET_CHILD_SUBREAPER) does: a process that loses its parent becomes a child of this process instead of
 PID 1. So "all processes of node n3" is a walk of parent links, exact, without guessing by names or environments,
 and nothing stays a zombie where PID 1 does not reap.
 
@@ -94,7 +94,7 @@ def signal_process(target: Process, signum: int) -> bool:
 
 
 def kill_tree(pid: int) -> list[Process]:
-    """SIGKILL all descendants of `pid` (not `pid`), parents first, until none is left; returns whom it killed.
+    """SIGKILL all descendants of `pid` (not `pid`), parents first, until none is left; returns the killed ones.
 
     `pid` must be a child subreaper, else orphans escape while their parents die.
     """

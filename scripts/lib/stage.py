@@ -31,7 +31,7 @@ _TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "ddp.sbat
 class Stage(Protocol):
     """One place to run jobs in, one after the other."""
 
-    title: str  # what this place is, one line
+    title: str  # one line
 
     def open(self) -> None:
         """Bring it up."""
@@ -99,7 +99,7 @@ class SlurmStage:
         return name
 
     def wait(self, timeout_s: float) -> tuple[int, str]:
-        """Slurm calls a job with a lost node "completing" until that node is back, or called down by its keepers."""
+        """Slurm calls a job with a lost node "completing" until that node is back, or set to DOWN."""
         self._cluster.wait_job(self._job, timeout_s, until="COMPLETING")
         for name in self._lost:
             self._cluster.restart_node(name)

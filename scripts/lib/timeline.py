@@ -1,4 +1,4 @@
-"""What happened in a run, told from its event logs: who noticed what when, and how fast training went on.
+"""The timeline of a run from its event logs: the program that noticed each fault, when, and how fast training went on.
 
 All times are wall clock, comparable because the demo's nodes are one machine.
 """

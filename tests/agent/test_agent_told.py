@@ -6,7 +6,13 @@ import json
 import re
 from typing import Any
 
+import pytest
 from agent_harness import Rig
+
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.job.restarts import first_cause
+from nvrx_slurm.types import FaultKind, Node, RankFault
 
 # Rank 1 fails in cycle 0; rank 0, connected to it, says that it has noticed.
 PEERS = """
@@ -16,13 +22,13 @@ if CYCLE == 0 and RANK == 0:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
+        say("listening")
         peer, _ = server.accept()
-        say("met")
         peer.recv(1)
-        print("Traceback (most recent call last):\n  Connection closed by peer", file=sys.stderr, flush=True)
+        print("Traceback (most recent call last):\\n  Connection closed by peer", file=sys.stderr, flush=True)
         forever()
 elif CYCLE == 0:
-    preflight()
+    gate()
     peer = socket.socket(socket.AF_UNIX)
     peer.connect(path)
     raise ValueError("the data is bad")  # here
@@ -36,7 +42,7 @@ def result(rig: Rig) -> dict[str, Any]:
 def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(rig: Rig) -> None:
     script = rig.script(PEERS)
     nodes = rig.nodes(2, "2", script, "--max-restarts=1")
-    nodes[1].line("group rank 1")
+    nodes[0].line("listening")
     rig.open()
     assert [one.wait() for one in nodes] == [0, 0]
     said = nodes[0].text
@@ -54,7 +60,7 @@ def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(ri
 
 def test_a_fault_that_restarted_nothing_is_told_at_the_end(rig: Rig) -> None:
     """Under min-healthy a job of two nodes goes on without one of them."""
-    script = rig.script("if GROUP == 1:\n    preflight()\n    os._exit(5)\npreflight('go2')")
+    script = rig.script("if GROUP == 1:\n    gate()\n    os._exit(5)\npreflight('go2')")
     nodes = rig.nodes(2, "1:2", script, "--restart-policy=min-healthy")
     rig.open()
     nodes[0].line("going on: 1 of 2")
@@ -64,3 +70,20 @@ def test_a_fault_that_restarted_nothing_is_told_at_the_end(rig: Rig) -> None:
     told = result(rig)
     assert [(fault["rank"], fault["exit_code"], fault["cycle"]) for fault in told["faults"]] == [(1, 5, 0)]
     assert (told["code"], told["restarts_used"], told["down_s"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("signum", "everybody", "why"),
+    [(15, True, "SIGTERM from Slurm"), (15, False, "node 1 (n2) got signal 15"), (2, True, "got signal 2")],
+)
+def test_slurms_sigterm_is_no_fault_of_a_node(signum: int, everybody: bool, why: str) -> None:
+    agent = Agent(Node("n", 1, "n2", "", 1), ag.AgentSettings(in_step=True), 0.0)
+    (end,) = (x for x in agent.step(ag.Signalled(signum, everybody), 1.0) if isinstance(x, ag.Exit))
+    assert (end.code, why in end.reason) == (128 + signum, True)
+
+
+def test_a_lost_connection_to_a_peer_is_a_cause_only_where_there_is_no_other() -> None:
+    peer = RankFault(FaultKind.EXIT, "n1", 0, 0, exit_code=1, message="RuntimeError: Connection closed by peer [::1]")
+    own = RankFault(FaultKind.EXIT, "n2", 1, 1, exit_code=1, message="ValueError: the data is bad")
+    hang = RankFault(FaultKind.HANG, "n3", 2, 2, message="no heartbeat")
+    assert [first_cause(faults) for faults in ([peer], [peer, own], [peer, own, hang])] == [peer, own, hang]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agent_harness import WAIT_S
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent import result
@@ -107,8 +108,10 @@ def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path: P
 def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No such file" in publish(tmp_path / "gone" / "result.json")[1]
     monkeypatch.setattr(result, "WRITE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(result, "write_atomic", lambda path, data: time.sleep(0.3))
+    answers = threading.Event()
+    monkeypatch.setattr(result, "write_atomic", lambda path, data: answers.wait(WAIT_S))
     assert "within 0.01 s" in publish(tmp_path / "result.json")[1]
+    answers.set()
 
 
 @pytest.mark.parametrize(

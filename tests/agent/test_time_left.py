@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.agent import time_left
 from nvrx_slurm.agent.time_left import TimeLeft
 
 
@@ -21,6 +22,11 @@ def fake_squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Non
 
 def count(folder: Path) -> int:
     return len((folder / "asked").read_text().splitlines()) if (folder / "asked").exists() else 0
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_left, "_RETRY_S", 0.0)
 
 
 def answers(job_id: int | None, times: int, timeout_s: float = 10.0) -> list[float | None]:
@@ -47,7 +53,7 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start nobody needs to know; later it must overrule the limit that there was."""
+    """At the start there is nothing to tell; later it must replace the limit that there was."""
     fake_squeue(tmp_path, monkeypatch, "echo UNLIMITED")
     first, second = answers(7, 2)
     assert first is None

@@ -101,6 +101,8 @@ def test_the_highest_layer_wins(tmp_path: Path, given_in: dict[str, int], name: 
 def test_origins_read_well(tmp_path: Path) -> None:
     path = tmp_path / "ft.yaml"
     path.write_text("a:\n  fault_tolerance: {log_level: DEBUG}\n")
+    for name in ("PET_FT_CFG_PATH", "NVRX_FT_CFG_PATH"):
+        assert resolve({}, {name: str(path)}).config.ft.log_level == logging.DEBUG
     origins = resolve({"nnodes": "2", "ft_cfg_path": str(path)}, {"PET_MAX_RESTARTS": "3"}).origins
     keys = ["nnodes", "max_restarts", "ft_log_level", "ft_segment"]
     assert [str(origins[key]) for key in keys] == [
@@ -125,13 +127,6 @@ def test_environment_variables(name: str, text: str, value: object) -> None:
     found = [s for s in SETTINGS.values() if name in s.env]
     assert len(found) == 1
     assert getattr(resolved.config.launch, found[0].name) == value
-
-
-def test_cfg_path_from_either_variable(tmp_path: Path) -> None:
-    path = tmp_path / "ft.yaml"
-    path.write_text("fault_tolerance: {log_level: DEBUG}")
-    for name in ("PET_FT_CFG_PATH", "NVRX_FT_CFG_PATH"):
-        assert resolve({}, {name: str(path)}).config.ft.log_level == logging.DEBUG
 
 
 def test_environment_sentences() -> None:

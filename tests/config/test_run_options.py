@@ -20,15 +20,23 @@ Call = tuple[Resolved, str, tuple[str, ...]]
 ROOT = Path(__file__).parents[2]
 
 
+CALLS: list[Call] = []
+CODE = [0]  # what the body returns
+
+
+def body(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
+    """Start training."""
+    CALLS.append((resolved, script, args))
+    return CODE[0]
+
+
+COMMAND = nvrx_run_options(body)
+
+
 def run(*words: str, env: dict[str, str] | None = None, code: int = 0) -> tuple[Result, list[Call]]:
-    calls: list[Call] = []
-
-    def body(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
-        """Start training."""
-        calls.append((resolved, script, args))
-        return code
-
-    return CliRunner().invoke(nvrx_run_options(body), list(words), env=env), calls
+    CALLS.clear()
+    CODE[0] = code
+    return CliRunner().invoke(COMMAND, list(words), env=env), list(CALLS)
 
 
 def called(*words: str, env: dict[str, str] | None = None) -> Call:
@@ -51,13 +59,8 @@ def spellings(item: Setting) -> list[str]:
     for flag in item.flags:
         found += [flag, "--" + flag.lstrip("-").replace("-", "_")] if flag.startswith("--") else [flag]
     if item.section == "ft":
-        words = item.name.split("_")
-        found += [
-            f"--ft-{item.name}",
-            f"--ft-param-{item.name}",
-            f"--ft-param-{'-'.join(words)}",
-            f"--ft_param_{item.name}",
-        ]
+        starts = ("--ft-", "--ft-param-", "--ft_param_")
+        found += [f"{start}{item.name}" for start in starts] + [f"--ft-param-{item.name.replace('_', '-')}"]
     return sorted(set(found))
 
 

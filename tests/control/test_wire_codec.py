@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from enum import Enum
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -17,53 +20,37 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
 PROTO = Path(codec.__file__).with_name("control.proto")
-COUNT = st.integers(0, 10_000_000)
-RANK = st.integers(-1, 10_000_000)
-PORT = st.integers(0, 65535)
-CODE = st.integers(0, 255)
+UNSIGNED = (4, 13)  # uint64 and uint32 of descriptor.proto
 
 
-def text(limit: int = 256) -> st.SearchStrategy[str]:
-    return st.text(max_size=min(limit, 40)) | st.just("x" * limit)
+def of(record: type) -> st.SearchStrategy[Any]:
+    """Records of a class, up to the bounds of the codec."""
+    hints = get_type_hints(record).items()
+    return st.builds(record, **{name: _values(record, name, hint) for name, hint in hints})
 
 
-NODE = st.builds(
-    t.Node,
-    text(),
-    RANK,
-    text(),
-    text(),
-    st.integers(1, 4096),
-    st.lists(st.integers(0, 2**64 - 1), max_size=8).map(tuple),
-)
-FAULT = st.builds(
-    t.RankFault, st.sampled_from(t.FaultKind), text(), RANK, RANK, RANK, COUNT, st.integers(-255, 255), text(2000),
-    text(16_000), text(4096),
-)  # fmt: skip
-SPENT = st.lists(st.builds(t.KindCount, st.sampled_from(t.FaultKind), COUNT), max_size=3).map(tuple)
-HISTORY = st.builds(
-    t.History, COUNT, SPENT, COUNT, st.integers(-1, 1 << 62), st.lists(text(), max_size=3).map(tuple)
-)  # fmt: skip
-PLAN = st.builds(t.Plan, COUNT, COUNT, HISTORY, COUNT, COUNT, COUNT, text(), PORT, RANK, RANK)
-FAULTS = st.lists(FAULT, max_size=3).map(tuple)
-SIGNUM = st.integers(0, 64)
-FROM_AGENT = st.one_of(
-    st.builds(t.Register, NODE, PORT, st.none() | PLAN, st.sampled_from(t.Doing), FAULTS, st.booleans()),
-    st.builds(t.Failed, COUNT, COUNT, st.lists(FAULT, min_size=1, max_size=3).map(tuple)),
-    st.builds(t.Succeeded, COUNT, COUNT, st.booleans()),
-    st.builds(t.Stopped, COUNT, COUNT, PORT),
-    st.builds(t.EndJob, CODE, text(4000), SIGNUM),
-    st.builds(t.Asked, COUNT, COUNT, st.sampled_from(t.WorkloadAction), RANK, text(4000)),
-    st.builds(t.WarnJob, SIGNUM, text(4000)),
-)
-FROM_COORDINATOR = st.one_of(
-    PLAN,
-    st.builds(t.Stop, COUNT, COUNT, text(4000)),
-    st.builds(t.Finish, CODE, text(4000), SIGNUM),
-    st.builds(t.Refused, CODE, text(4000)),
-    st.builds(t.Warn, SIGNUM, text(4000)),
-    st.builds(t.RanksGone, COUNT, st.lists(RANK, max_size=5).map(tuple), text(4000)),
-)
+def _values(record: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
+    if isinstance(hint, UnionType):
+        return st.none() | of(get_args(hint)[0])
+    if get_origin(hint) is tuple:
+        least = 1 if record is t.Failed else 0
+        return st.lists(_values(record, name, get_args(hint)[0]), min_size=least, max_size=3).map(tuple)
+    if is_dataclass(hint):
+        return of(hint)
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    if hint is bool:
+        return st.booleans()
+    if hint is str:
+        limit = codec._LONG_TEXT.get(name, codec._ID_CHARS)
+        return st.text(max_size=40) | st.just("x" * limit)
+    field = getattr(pb, record.__name__).DESCRIPTOR.fields_by_name[name]
+    low, high = codec._BOUNDS.get(name, (-1, codec._MAX_COUNT)) if name != "order" else (0, 2**64 - 1)
+    return st.integers(max(low, 0) if field.type in UNSIGNED else low, high)
+
+
+FROM_AGENT = st.one_of([of(record) for record in codec._AGENT_FIELDS])
+FROM_COORDINATOR = st.one_of([of(record) for record in codec._COORDINATOR_FIELDS])
 
 
 @given(FROM_AGENT)
@@ -148,8 +135,8 @@ def test_the_sender_cuts_what_is_too_long() -> None:
     assert len(got.faults) == 64 and {len(got.faults[0].message), len(got.faults[0].log)} == {2000, 4096}
 
 
-def test_words_that_are_not_unicode_are_sent_all_the_same() -> None:
-    """File names and workers' last words may hold lone surrogates."""
+def test_texts_that_are_not_unicode_are_sent_all_the_same() -> None:
+    """File names and workers' output may hold lone surrogates."""
     fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
     got = codec.decode(codec.from_agent(t.Failed(1, 0, (fault,))))
     assert got.faults[0].message == "caf? ?" and got.faults[0].log == "/logs/?"

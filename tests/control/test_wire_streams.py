@@ -1,4 +1,4 @@
-"""Broken, silent and slow streams; strangers; fake coordinators; ports that somebody else has."""
+"""Broken, silent and slow streams; strangers; fake coordinators; ports that are taken."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ async def test_flood_of_silent_connections_changes_nothing(monkeypatch: pytest.M
             await second.inbox.next(ag.Connected)
             assert (await server.inbox.next(ev.Joined)).message.node.node_id == "n1"
         assert (await server.inbox.next(ev.Lost)).node_id == "n1"
-        assert "in time" in await _refusal(streams[0])  # nobody may stay without a proof
+        assert "in time" in await _refusal(streams[0])  # no stream stays open without a proof
         for raw in streams:
             await raw.__aexit__()
         for _, writer in sockets:
@@ -322,7 +322,7 @@ async def _http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 @pytest.mark.parametrize("kind", [_mute, _http])
 @story
 async def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides go on to the next candidate, whoever has the first."""
+    """Both sides go on to the next candidate, whatever has the first."""
     monkeypatch.setattr(client_module, "HANDSHAKE_TIMEOUT_S", 0.7)
     foreign = await asyncio.start_server(kind, "127.0.0.1", 0)  # type: ignore[arg-type]
     taken = foreign.sockets[0].getsockname()[1]

@@ -6,28 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.types import (
     AgentMessage,
-    Asked,
-    Doing,
-    EndJob,
-    Failed,
     FaultKind,
-    Finish,
     History,
     Node,
     Plan,
     RankFault,
-    Refused,
-    Register,
-    Stop,
-    Stopped,
-    Succeeded,
     WorkloadAction,
 )
 
@@ -61,8 +49,7 @@ class Bench:
     @property
     def state(self) -> str:
         """Its name."""
-        name = self.core.state.name
-        return {"JOINING": "GATHERING", "LAST_CALL": "GATHERING", "TAKEOVER": "GATHERING", "PAUSED": "GATHERING", "SCORING":"GATHERING", "LAST_RANKS":"RUNNING", "RETURNING":"FINISHED"}.get(name, name)
+        return self.core.state.name
 
 
 def a_node(rank: int, life: int = 0, nproc: int = 2) -> Node:
@@ -73,96 +60,6 @@ def a_node(rank: int, life: int = 0, nproc: int = 2) -> Node:
 def a_fault(rank: int, kind: FaultKind = FaultKind.EXIT, code: int = 1, local_rank: int = 0) -> RankFault:
     """Of a worker on the host with infra rank `rank`."""
     return RankFault(kind, f"h{rank}", rank, 2 * rank + local_rank, local_rank, 4711, code, "boom")
-
-
-class CoordinatorBench(Bench):
-    """Nodes are named by their infra rank."""
-
-    core: Coordinator
-
-    def __init__(self, min_nodes: int, nodes: int, max_restarts: int = 3, term: int = 1, **more: Any) -> None:
-        super().__init__()
-        names = tuple(f"h{rank}" for rank in range(nodes))
-        settings = CoordinatorSettings(term, min_nodes, nodes, max_restarts, expected=names)
-        self.core = Coordinator(replace(settings, **more), 0.0)
-        self.max_restarts = max_restarts
-
-    @classmethod
-    def running(cls, min_nodes: int, nodes: int, max_restarts: int = 3, **more: Any) -> CoordinatorBench:
-        """All nodes are here, and cycle 0 runs."""
-        bench = cls(min_nodes, nodes, max_restarts, **more)
-        for rank in range(nodes):
-            bench.join(rank)
-        assert bench.state == "RUNNING"
-        return bench
-
-    @classmethod
-    def stopping(cls, min_nodes: int = 2, nodes: int = 3) -> CoordinatorBench:
-        """Node 0 has failed; all active nodes have yet to stop."""
-        bench = cls.running(min_nodes, nodes)
-        bench.fails(0)
-        assert bench.state == "STOPPING"
-        return bench
-
-    def join(self, rank: int, life: int = 0, last_cycle: int = -1, used: int = 0) -> None:
-        """An agent without workers registers; it was a spare in `last_cycle`."""
-        plan = a_plan(last_cycle, -1, used=used) if last_cycle >= 0 else None
-        self.tell(ev.Joined(Register(a_node(rank, life), 1000 + rank, plan)))
-
-    def join_with(self, rank: int, plan: Plan, doing: Doing, *faults: RankFault, early: bool = False) -> None:
-        """An agent with a place in a cycle registers."""
-        self.tell(ev.Joined(Register(a_node(rank), 1000 + rank, plan, doing, faults, early)))
-
-    def lose(self, rank: int, life: int = 0) -> None:
-        """The stream of an agent breaks."""
-        self.tell(ev.Lost(f"h{rank}.{life}", "connection reset"))
-
-    def hear(self, rank: int, message: AgentMessage, life: int = 0) -> None:
-        """An agent sends a message."""
-        self.tell(ev.FROM_AGENT[type(message)](f"h{rank}.{life}", message))
-
-    def fails(self, rank: int, cycle: int = 0) -> None:
-        """A worker there fails."""
-        self.hear(rank, Failed(1, cycle, (a_fault(rank),)))
-
-    def succeeds(self, rank: int, cycle: int = 0) -> None:
-        """All workers there are done."""
-        self.hear(rank, Succeeded(1, cycle))
-
-    def stops(self, rank: int, cycle: int = 0, life: int = 0) -> None:
-        """No worker is left there."""
-        self.hear(rank, Stopped(1, cycle, 2000 + rank), life)
-
-    def ends(self, rank: int, code: int = 143) -> None:
-        """That agent was told to end the job."""
-        self.hear(rank, EndJob(code, "got signal 15"))
-
-    def asks(self, rank: int, action: WorkloadAction, why: str = "too hot") -> None:
-        """Its first rank asks for something."""
-        self.hear(rank, Asked(1, 0, action, 2 * rank, why))
-
-    # --- what was sent by the last event -------------------------------------------------------------------
-
-    def sent(self, kind: type) -> dict[int, Any]:
-        """Messages of that kind, by infra rank of the receiver."""
-        sent = [c for c in self.did(ev.SendTo) if isinstance(c.message, kind)]
-        return {int(c.node_id[1:].partition(".")[0]): c.message for c in sent}
-
-    def placed(self) -> dict[int, int]:
-        """Infra rank -> group rank, of the plans that were sent."""
-        return {rank: plan.group_rank for rank, plan in self.sent(Plan).items()}
-
-    def stopped(self) -> set[int]:
-        """Who was told to stop."""
-        return set(self.sent(Stop))
-
-    def finished(self) -> dict[int, int]:
-        """Infra rank -> exit code, of those who were told the end."""
-        return {rank: int(end.code) for rank, end in self.sent(Finish).items()}
-
-    def refused(self) -> set[int]:
-        """Who was refused."""
-        return set(self.sent(Refused))
 
 
 def a_plan(cycle: int = 0, group_rank: int = 0, term: int = 1, active: int = 2, used: int | None = None) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent, State
 from nvrx_slurm.types import (
     Asked,
@@ -19,7 +18,7 @@ from nvrx_slurm.types import (
     WorkloadAction,
 )
 
-from .benches import AgentBench, CoordinatorBench, a_fault, a_node, a_plan
+from .benches import AgentBench, a_fault, a_node, a_plan
 
 EXCLUDE = WorkloadAction.ExcludeThisNode
 SICK = "gpu-recovery: GPU 3 needs GPU_RESET"
@@ -215,137 +214,3 @@ def test_processes_started_ahead_end_where_no_worker_will_run() -> None:
     agent.tell(ag.Prepared(SICK))
     assert agent.did(ag.EndHeld) == [ag.EndHeld()]
     assert running().did(ag.EndHeld) == []
-
-
-# --- the coordinator -------------------------------------------------------------------------------------------
-
-
-def prepares(job: CoordinatorBench, rank: int) -> None:
-    """An agent registers that is still looking at its node."""
-    job.tell(ev.Joined(Register(a_node(rank), 1000 + rank, None, Doing.PREPARING)))
-
-
-def offers(job: CoordinatorBench, rank: int) -> None:
-    """It is fit."""
-    job.hear(rank, Stopped(0, 0, 2000 + rank))
-
-
-def is_unfit(job: CoordinatorBench, rank: int) -> None:
-    """It is not."""
-    job.hear(rank, Asked(0, 0, EXCLUDE, -1, SICK))
-
-
-def a_has_preflight_job(min_nodes: int = 2, nodes: int = 3) -> CoordinatorBench:
-    job = CoordinatorBench(min_nodes, nodes, has_preflight=True)
-    for rank in range(nodes):
-        prepares(job, rank)
-    assert job.state == "GATHERING"
-    for rank in range(nodes):
-        offers(job, rank)
-    assert job.placed() == {rank: rank if rank < min_nodes else -1 for rank in range(nodes)}
-    return job
-
-
-def test_nobody_is_planned_with_before_it_is_prepared() -> None:
-    job = a_has_preflight_job()
-    assert job.sent(type(a_plan()))[0].master_port == 2000
-
-
-def test_a_repeated_offer_changes_nothing() -> None:
-    job = a_has_preflight_job()
-    offers(job, 0)
-    assert (job.state, job.commands) == ("RUNNING", [])
-
-
-def test_an_unfit_node_is_sent_away_and_the_job_begins_without_it() -> None:
-    job = CoordinatorBench(2, 3, has_preflight=True)
-    for rank in range(3):
-        prepares(job, rank)
-    offers(job, 0)
-    offers(job, 2)
-    is_unfit(job, 1)
-    assert (job.state, job.refused(), job.placed()) == ("RUNNING", {1}, {0: 0, 2: 1})
-    assert f"node 1 (h1) is not healthy: {SICK}" in job.said
-    job.join(1, life=1)
-    assert job.refused() == {1}
-
-
-def test_too_many_unfit_nodes_end_the_job_with_the_reason() -> None:
-    job = CoordinatorBench(2, 2, has_preflight=True)
-    for rank in range(2):
-        prepares(job, rank)
-    offers(job, 0)
-    is_unfit(job, 1)
-    assert (job.state, job.finished()) == ("FINISHED", {0: 94})
-    job.lose(0)
-    (done,) = job.did(ev.Done)
-    assert (done.cause.kind, done.cause.message) == (FaultKind.UNHEALTHY, SICK)
-
-
-def test_the_last_one_to_be_unfit_turns_off_the_light() -> None:
-    job = CoordinatorBench(1, 1, has_preflight=True)
-    prepares(job, 0)
-    is_unfit(job, 0)
-    assert (job.state, job.refused(), job.did(ev.Done)[0].code) == ("CLOSED", {0}, 94)
-
-
-def test_spares_are_asked_and_the_first_fit_one_is_promoted() -> None:
-    job = a_has_preflight_job(2, 4)
-    job.lose(1)
-    assert (job.state, job.stopped()) == ("STOPPING", {0, 2, 3})
-    job.hear(2, Asked(1, 0, EXCLUDE, -1, SICK))
-    assert (job.state, job.refused()) == ("STOPPING", {2})
-    job.stops(0)
-    assert (job.state, job.said[-1]) == ("GATHERING", f"node 2 (h2) is not healthy: {SICK}")
-    job.stops(3)
-    assert (job.state, job.placed()) == ("RUNNING", {0: 0, 3: 1})
-
-
-def test_a_spare_that_is_not_needed_is_not_waited_for() -> None:
-    job = a_has_preflight_job(2, 3)
-    job.fails(1)
-    job.stops(0)
-    job.stops(1)
-    assert (job.state, job.placed()) == ("RUNNING", {0: 0, 1: 1})
-    job.stops(2)
-    assert job.placed() == {2: -1}
-
-
-def test_a_spare_that_never_answers_is_missed_after_a_while() -> None:
-    job = a_has_preflight_job(2, 3)
-    job.lose(1)
-    job.stops(0)
-    assert "waiting up to" not in job.said[-1]
-    job.wait()
-    assert (job.state, "2 of at least 2 nodes are here" in job.said[-1]) == ("GATHERING", True)
-    job.wait()
-    assert job.finished() == {0: 94, 2: 94}
-
-
-def test_a_node_that_falls_sick_costs_a_restart() -> None:
-    job = a_has_preflight_job(2, 3)
-    job.hear(1, Asked(1, 0, EXCLUDE, -1, SICK))
-    assert (job.state, job.refused(), job.stopped()) == ("STOPPING", {1}, {0, 2})
-    assert f"node 1 (h1) is not healthy: {SICK}; restart 1 of 3" in job.said
-
-
-def test_an_unfit_stranger_lets_a_new_term_give_up_the_old_cycle() -> None:
-    job = CoordinatorBench(1, 2, term=2, has_preflight=True)
-    job.join_with(0, a_plan(3, 0, used=0), Doing.STOPPING)
-    prepares(job, 2)
-    job.join(1, last_cycle=3)
-    is_unfit(job, 2)
-    assert (job.state, job.refused()) == ("STOPPING", {2})
-
-
-def test_a_late_node_is_prepared_before_it_is_a_spare() -> None:
-    job = a_has_preflight_job(2, 3)
-    job.lose(2)
-    prepares(job, 3)
-    assert job.placed() == {3: -1}
-    job.hear(0, Stopped(1, 0, 1))  # stopped unasked: a restart, for which the newcomer is not ready
-    job.stops(1)
-    assert (job.state, job.placed()) == ("RUNNING", {0: 0, 1: 1})
-    assert not job.sent(Finish)
-    offers(job, 3)
-    assert job.placed() == {3: -1}

@@ -39,7 +39,7 @@ def agent_log() -> list[str]:
 
 
 @pytest.mark.parametrize("cls", list(record._TYPES.values()), ids=lambda cls: cls.__name__)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
     drawn = data.draw(_values(cls))
@@ -195,18 +195,18 @@ def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
         agent_log()
 
 
-def test_of_a_big_plan_the_first_commands_are_logged_and_the_others_weighed() -> None:
+def test_of_a_big_plan_the_first_commands_are_logged_and_the_others_counted() -> None:
     core = Coordinator(CoordinatorSettings(min_nodes=200, max_nodes=200), 0.0)
     lines = [header_line(core)]
     for rank in range(200):
         event = ev.Joined(Register(a_node(rank), 1000))
         lines.append(step_line(event, 1.0, 2.0, core, core.step(event, 1.0)))
     step = json.loads(lines[-1])
-    assert (len(step["commands"]), step["more"]["count"]) == (64, 201 - 64)
+    assert (len(step["commands"]), step["more"]) == (64, 201 - 64)
     assert replay(lines) == []
-    step["more"]["sha256"] = "0" * 64
+    step["more"] += 1
     lines[-1] = json.dumps(step)
-    assert str(replay(lines)[0]) == "line 201: the commands after the first 64 differ"
+    assert replay(lines)[0].line == 201
 
 
 def test_an_exit_code_is_a_number() -> None:

@@ -9,7 +9,7 @@ import pytest
 from nvrx_slurm.core.job.restarts import Budget, Decision, RestartLimits, first_cause, headline, report
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
-from .benches import a_fault
+from .benches import a_fault, a_node
 
 EXIT = a_fault(1)
 ABORT = a_fault(2, FaultKind.SIGNAL, -6)
@@ -144,10 +144,10 @@ def test_without_a_limit_progress_is_counted_but_ends_nothing() -> None:
 
 def test_what_agents_know_of_earlier_terms_is_taken_over() -> None:
     budget = a_budget()
-    budget.exclude("1@h1")
+    budget.exclude(a_node(1))
     budget.inherit(History(2, (), 1, 40, ("2@h2", "1@h1")))
     budget.inherit(History(1, (), 0, 30, ("3@h3",)))
-    budget.exclude("1@h1")
+    budget.exclude(a_node(1))
     assert budget.history == History(2, (), 1, 40, ("1@h1", "2@h2", "3@h3"))
 
 

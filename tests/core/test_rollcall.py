@@ -46,7 +46,9 @@ def test_a_rank_that_could_not_be_assigned_turns_all_back() -> None:
 
 
 def test_nobody_is_left() -> None:
-    assert call_roll({0: GONE, 1: GONE}, {2}, "why") == BarrierResult(Outcome.EMPTY, gone=frozenset({0, 1, 2}), why="why")
+    assert call_roll({0: GONE, 1: GONE}, {2}, "why") == BarrierResult(
+        Outcome.EMPTY, gone=frozenset({0, 1, 2}), why="why"
+    )
 
 
 def test_the_function_has_returned() -> None:

@@ -114,3 +114,12 @@ class Walk:
 
 def _rare(rng: random.Random) -> bool:
     return rng.random() < 0.05
+
+
+def walk(seed: int, steps: int = 80) -> Coordinator:
+    """A whole walk; returns the coordinator at its end."""
+    one = Walk(seed)
+    while steps and one.core.state.name != "CLOSED":
+        one.step()
+        steps -= 1
+    return one.core

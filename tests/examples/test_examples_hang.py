@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ranks_harness import Zygote
+from test_ddp_example import run_to_end
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hang examples")]
@@ -52,20 +54,19 @@ def training(script: str, directory: Path, *options: str) -> Iterator[subprocess
 
 
 @pytest.fixture(scope="module")
-def final(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a training that nobody disturbs says at its end; both scripts train the same model."""
-    with training("ddp.py", tmp_path_factory.mktemp("whole")) as process:
-        whole = process.communicate()[0]
-        assert process.returncode == 0, whole
-    final = [line for line in whole.splitlines() if f"final step {STEPS}" in line]
-    assert final
-    return final
+def final(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The last line of an undisturbed training; both scripts train the same model."""
+    zygote = Zygote("torch._dynamo")
+    try:
+        return run_to_end(zygote, tmp_path_factory.mktemp("whole"), STEPS, world_size=2)[0][-1]
+    finally:
+        zygote.close()
 
 
 @pytest.mark.parametrize("script", LIMITS)
 def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_ends_as_without(
-    script: str, tmp_path: Path, final: list[str]
-):
+    script: str, tmp_path: Path, final: str
+) -> None:
     progress, lines, stopped = tmp_path / "progress", [], 0
     options = ("--learn-timeouts", "--step-time=0.02", f"--progress-file={progress}")
     with training(script, tmp_path / "hung", *options) as process:
@@ -81,7 +82,7 @@ def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_ends_as_w
     assert hangs and all(re.search(SEEN[script], line) for line in hangs), text
     assert "resumed from step" in text and text.count("ranks 0..1") == 2, text
 
-    assert [line for line in text.splitlines() if f"final step {STEPS}" in line] == final
+    assert [line for line in text.splitlines() if f"final step {STEPS}" in line] == [f"[rank 0] {final}"]
 
     newest = sorted((tmp_path / "hung" / "ckpt").glob("step_*.pt"))[-1]
     timeouts = torch.load(newest, weights_only=True)["timeouts"]["current_timeouts"]

@@ -17,6 +17,12 @@ def dgx(tmp_path: Path) -> Node:
     return Node(tmp_path / "dgx")
 
 
+@pytest.fixture
+def bare(tmp_path: Path) -> Node:
+    """Without any file of the system, for tests of everything but checks."""
+    return Node(tmp_path / "dgx", empty=True)
+
+
 @pytest.fixture(scope="session")
 def examiner(nvml_standin: Path) -> Iterator[Examiner]:
     """A process that does one check after the other on the stand-in of NVML."""
@@ -29,6 +35,17 @@ def examiner(nvml_standin: Path) -> Iterator[Examiner]:
 def gpus(dgx: Node, examiner: Examiner) -> GpuNode:
     """A healthy node whose NVML can be broken."""
     return GpuNode(dgx, examiner)
+
+
+@pytest.fixture(scope="session")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    return Node(tmp_path_factory.mktemp("shared") / "dgx")
+
+
+@pytest.fixture
+def nvml(shared_node: Node, examiner: Examiner) -> GpuNode:
+    """As `gpus`, for tests that change no file of the node."""
+    return GpuNode(shared_node, examiner)
 
 
 @pytest.fixture

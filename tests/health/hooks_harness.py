@@ -26,7 +26,7 @@ CHECKS = ("lustre",)  # the others are switched off: these tests are not about t
 LUSTRE = "nvrx:lustre:/sys/fs/lustre/health_check says 'NOT HEALTHY' instead of healthy"
 SHOW, UNDRAIN = "show node n1 -o", "update NodeName=n1 State=UNDRAIN"
 DRAIN = f"update NodeName=n1 State=DRAIN Reason={LUSTRE}"
-# Keeps what it is told, as slurmctld does, and each call as a line of `asked`. `show` waits while there is a FIFO `hold`.
+# Keeps what it is told, as slurmctld does, and each call as a line of `asked`. `show` waits while FIFO `hold` exists.
 SCONTROL = """#!/bin/sh
 echo "$*" >>{root}/asked
 if [ -e {root}/scontrol-hangs ]; then exec sleep 600; fi

@@ -51,10 +51,13 @@ def _template(directory: str) -> str:
 class Node:
     """A recorded node whose files a test may break, by `node / path` and `write` only: other files are shared."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, empty: bool = False) -> None:
         self.recorded = _recorded()
         self.root = root
-        shutil.copytree(_template(str(root.parents[1])), root, symlinks=True, copy_function=os.link)
+        if empty:
+            (root / f"run/user/{os.geteuid()}").mkdir(parents=True)
+        else:
+            shutil.copytree(_template(str(root.parents[1])), root, symlinks=True, copy_function=os.link)
 
     def __truediv__(self, path: str) -> Path:
         """The path of a file or directory; a shared file becomes this node's own."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.health.check import Finding, Verdict
@@ -20,6 +20,7 @@ REPO = Path(__file__).resolve().parents[2]
 NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(NAMES, st.text(max_size=400)), min_size=1, max_size=40))
 def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
     """What scontrol shows of it, with the user behind it, is read as what was meant."""
@@ -125,7 +126,10 @@ def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path: Path) -> None
 
 def test_a_hook_loads_nothing_heavy() -> None:
     """They run before each job: no torch, no gRPC, and what only a drain needs not before it."""
-    probe = "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; policy.plan('prolog'); print(*sys.modules)"
+    probe = (
+        "import sys; from nvrx_slurm.health.hooks import run; from nvrx_slurm.health import policy; "
+        "policy.select('prolog'); print(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", probe], env={"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
         timeout=60, check=True,

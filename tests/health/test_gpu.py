@@ -25,13 +25,13 @@ OF_NVML = [name for name, check in CHECKS.items() if check.reads.startswith("NVM
 ONLY = [word for name in OF_NVML for word in ("--only", name)]
 
 
-def test_a_healthy_node_passes_all_and_opens_nvml_once(gpus: GpuNode) -> None:
-    gpus.say("nvmlInit 0", "nvmlShutdown hang")  # an outcome is recorded, also success; closing is not needed
-    code, report = gpus.program()
+def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml: GpuNode) -> None:
+    nvml.say("nvmlInit 0", "nvmlShutdown hang")  # an outcome is recorded, also success; closing is not needed
+    code, report = nvml.program()
     assert (code, [f for f in report.findings if f.verdict not in (P, N)], report.notes) == (0, [], [])
     passed = {f.check for f in report.findings if f.verdict is P}
     assert len(OF_NVML) >= 12 and passed >= {*OF_NVML, "nic-ports", "nic-errors", "gpu-nics"}
-    assert gpus.stand_in.met() == ["nvmlInit"]
+    assert set(nvml.stand_in.met()) == {"nvmlInit"}  # by more than one process only if one was slow
 
 
 def gone(path: str) -> Callable[[GpuNode], object]:
@@ -129,13 +129,13 @@ BROKEN: list[Row] = [
 
 @pytest.mark.parametrize(("check", "facts", "expect", "verdict", "text"), BROKEN)
 def test_one_broken_fact_is_found(
-    gpus: GpuNode, check: str, facts: list[str], expect: dict[str, object], verdict: Verdict, text: str
+    nvml: GpuNode, check: str, facts: list[str], expect: dict[str, object], verdict: Verdict, text: str
 ) -> None:
-    gpus.say(*facts)
-    said = gpus.found(check, **expect)
+    nvml.say(*facts)
+    said = nvml.found(check, **expect)
     assert said[0] is verdict and text in said[1], said
     told = {fact.split()[0].partition(".")[0] for fact in facts if fact.startswith("nvml")}
-    assert told <= set(gpus.stand_in.met())
+    assert told <= set(nvml.stand_in.met())
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     ],
 )
 def test_a_job_looks_at_its_own_gpus(
-    gpus: GpuNode, check: str, facts: list[str], env: dict[str, str], verdict: Verdict, text: str
+    nvml: GpuNode, check: str, facts: list[str], env: dict[str, str], verdict: Verdict, text: str
 ) -> None:
-    gpus.say(*facts)
-    said = gpus.found(check, JOB | env)
+    nvml.say(*facts)
+    said = nvml.found(check, JOB | env)
     assert said[0] is verdict and text in said[1], said
 
 
@@ -216,18 +216,18 @@ NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_each_function_that_fails_is_a_sentence(gpus: GpuNode, function: str) -> None:
+def test_each_function_that_fails_is_a_sentence(nvml: GpuNode, function: str) -> None:
     """Not supported, lost, a number from the future: never a traceback, never a wrong pass."""
     assert len(FUNCTIONS) == 21
     for code in (3, 15, 4242):
-        gpus.say(f"{function} {code}", "reserved 0", *ALSO.get(function, ()))
-        said = {name: gpus.found(name) for name in OF_NVML}
+        nvml.say(f"{function} {code}", "reserved 0", *ALSO.get(function, ()))
+        said = {name: nvml.found(name) for name in OF_NVML}
         for name, (verdict, text) in said.items():
             assert "Traceback" not in text and "NVMLError" not in text, (name, text)
             assert verdict is not F or name in ("gpu-count", "gpu-recovery"), (name, text)
         grave = code > 13 and function in NEEDED
         assert any(verdict in (F, U) for verdict, _ in said.values()) is grave or code <= 13, (code, said)
-    assert function in gpus.stand_in.met()
+    assert function in nvml.stand_in.met()
 
 
 @pytest.mark.parametrize(
@@ -238,17 +238,17 @@ def test_each_function_that_fails_is_a_sentence(gpus: GpuNode, function: str) ->
         ("nvmlDeviceGetTemperature.5 hang", "gpu-temperature", "temperature of GPU 5"),
     ],
 )
-def test_a_function_that_hangs_is_unknown_and_named(gpus: GpuNode, fact: str, check: str, text: str) -> None:
-    gpus.say(fact)
-    code, report = gpus.program("--only", check, "--deadline", "2")
+def test_a_function_that_hangs_is_unknown_and_named(nvml: GpuNode, fact: str, check: str, text: str) -> None:
+    nvml.say(fact)
+    code, report = nvml.program("--only", check, "--deadline", "2")
     (finding,) = report.findings
     assert (code, finding.verdict, report.notes) == (3, U, [])
     assert finding.text.startswith("timed out") and finding.text.endswith(text), finding.text
 
 
-def test_a_check_of_nvml_that_hangs_hides_no_other(gpus: GpuNode) -> None:
-    gpus.say("nvmlDeviceGetTemperature.5 hang")
-    code, report = gpus.program(*ONLY, "--deadline", "3")
+def test_a_check_of_nvml_that_hangs_hides_no_other(nvml: GpuNode) -> None:
+    nvml.say("nvmlDeviceGetTemperature.5 hang")
+    code, report = nvml.program(*ONLY, "--deadline", "3")
     assert [f.check for f in report.findings if f.verdict is not P] == ["gpu-temperature"], report.findings
     assert (code, report.notes) == (3, [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,14 @@ def test_all_checks_that_failed_are_in_the_reason(hooks: Hooks) -> None:
 
 @pytest.mark.parametrize(
     ("note", "said"),
-    [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"), (drained("nvrx:fan:x", who="alice"), "already"),
+    [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"),
+     (drained("nvrx:fan:x", who="alice"), "already"),
      (drained("keep: a fan"), "already"), ("NodeName=n1 State=DOWN* Reason=Not responding", "already"),
      ("NodeName=n1 State=IDLE+MAINT", "already"), ("", "does not tell"), ("junk", "does not tell"),
      ("NodeName=n2 State=IDLE", "does not tell"), ("NodeName=n1 Reason=keep: fan [alice@Unknown]", "does not tell")],
 )  # fmt: skip
 def test_a_drain_and_a_reason_of_others_are_never_overwritten(hooks: Hooks, note: str, said: str) -> None:
-    """A node whose note cannot be read may be somebody's. The exit code keeps the job away, and Slurm drains."""
+    """A node whose note cannot be read may be drained by others. The exit code keeps the job away, and Slurm drains."""
     unknown = int(said == "does not tell")
     hooks.slurm_says(note)
     hooks.break_lustre()
@@ -256,3 +258,12 @@ def test_the_prolog_asks_no_other_program(hooks: Hooks, monkeypatch: pytest.Monk
     for name in ("squeue", "sinfo", "sacct"):
         script(hooks.root / name, f"echo {name} >>{hooks.root}/asked")
     assert hooks.run("prolog").code == 0 and hooks.asked() == []
+
+
+def test_a_module_that_is_not_trusted_changes_no_verdict(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain needs more modules than the checks: without them the exit code makes Slurm drain."""
+    monkeypatch.setitem(sys.modules, "nvrx_slurm.slurm.drain", None)  # import raises ImportError
+    hooks.break_lustre()
+    for hook in ("prolog", "epilog"):
+        ran = hooks.run(hook, **FAILED)
+        assert ran.code == 1 and "cannot be drained" in ran.log

@@ -322,11 +322,8 @@ def test_the_system_log_gets_each_line_with_its_level(hooks: Hooks, system_log: 
     hooks.break_lustre()
     assert hooks.sh("prolog").code == 1
     said = [(line.partition(">")[0], line.partition("]: ")[2]) for line in system_log.lines()]
-    starts = [("<27", "n1 job 7: lustre: fail"), ("<30", "n1 job 7: fail: 1 checks"), ("<27", "n1 job 7: drained: nvrx"),
-              ("<27", "LOG=")]  # fmt: skip
-    assert len(said) == 4 and all(
-        level == want[0] and text.startswith(want[1]) for (level, text), want in zip(said, starts)
-    )
+    starts = ["<27 n1 job 7: lustre: fail", "<30 n1 job 7: fail: 1 checks", "<27 n1 job 7: drained: nvrx", "<27 LOG="]
+    assert [f"{level} {text}"[: len(start)] for (level, text), start in zip(said, starts, strict=True)] == starts
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -96,7 +96,7 @@ def aged(hooks: Hooks, check: str) -> None:
     "line", ["NodeName=n1 State=IDLE", drained("nvrx:lustre:x", who="alice"), drained("a new fan")]
 )
 def test_a_drain_of_others_causes_one_question(hooks: Hooks, line: str) -> None:
-    """Somebody has resumed the node, or taken it over, long after we drained it."""
+    """Another user has resumed the node, or drained it, long after we drained it."""
     aged(hooks, "lustre")
     hooks.slurm_says(line)
     for _ in range(2):

@@ -80,7 +80,8 @@ def test_a_process_that_has_ended_is_not_signalled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "verdict", "named"),
     [(Facts([], [], []), Verdict.PASS, "no GPU process"), (Facts(["a (1)"], [], []), Verdict.PASS, "a (1)"),
-     (Facts(["a (1)"], ["b (2)"], ["c (3)"]), Verdict.FAIL, "b (2)"), (Facts([], [], ["c (3)"]), Verdict.UNKNOWN, "c (3)")],
+     (Facts(["a (1)"], ["b (2)"], ["c (3)"]), Verdict.FAIL, "b (2)"),
+     (Facts([], [], ["c (3)"]), Verdict.UNKNOWN, "c (3)")],
 )  # fmt: skip
 def test_only_a_process_that_the_driver_holds_is_a_failure(facts: Facts, verdict: Verdict, named: str) -> None:
     found, text = leftovers.judge(facts, {})

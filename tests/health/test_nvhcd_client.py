@@ -20,14 +20,14 @@ from nvhcd_harness import BOUND_S
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks.node_service import Reply, judge
+from nvrx_slurm.health.checks.node_service import CHECKS, Reply
 from nvrx_slurm.health.report import from_json
 
 pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
 
 SERVICE = Path(__file__).with_name("nvhcd_service.py")
-SHARED = ("well", "sick", "only success is false", "junk", "no fail_count", "empty", "echo", "raises", "another service",
-          "huge", "not UTF-8", "no message", "a b%20#c?d=\u00e9.sock")  # fmt: skip
+SHARED = ("well", "sick", "only success is false", "junk", "no fail_count", "empty", "echo", "raises",
+          "another service", "huge", "not UTF-8", "no message", "a b%20#c?d=\u00e9.sock")  # fmt: skip
 
 
 def folder() -> Path:
@@ -83,7 +83,7 @@ def serve() -> Iterator[Serve]:
 
 def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
     """The finding, in this process."""
-    plan = policy.plan("preflight", only=["node-service"], expect={"node_service": str(path)})
+    plan = policy.select("preflight", only=["node-service"], expect={"node_service": str(path)})
     (check,) = plan.checks
     node = NodeView("/")
     node.deadline_s = time.monotonic() + within_s
@@ -150,7 +150,7 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
 )
 def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
     for success in (True, False):
-        found, text = judge(Reply(success, output, ""), {})
+        found, text = CHECKS[0].judge(Reply(success, output, ""), {})
         assert found is (verdict if success else Verdict.FAIL)
         assert 0 < len(text) < 1000, "the runner shortens it, but it should not have to do so by much"
 
@@ -231,7 +231,7 @@ def test_root_believes_no_users_socket_and_a_user_does(place: Path, serve: Serve
     assert subprocess.check_output(argv, text=True, timeout=BOUND_S) == "False\n", "the user named it"
 
 
-# Everything is imported as root, who can read it.
+# Everything is imported as root, because the user may not be able to read it.
 ASK_AS_NOBODY = """
 import os, sys, time
 from nvrx_slurm.health.checks import node_service
@@ -256,7 +256,7 @@ path, preload = sys.argv[1:]
 if preload == "yes":
     node_service.preload()
 assert ("grpc" in sys.modules) == (preload == "yes")
-plan = policy.plan("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
+plan = policy.select("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
 for line in sys.stdin:
     (finding,) = runner.run(plan.checks, NodeView("/"), plan.expected, plan.deadline_s).findings
     print(finding.verdict.value, flush=True)
@@ -301,9 +301,9 @@ def test_the_program_reports_a_sick_service(services: Path) -> None:
 def test_without_an_endpoint_the_check_does_not_apply() -> None:
     (finding,) = from_json(program().stdout).findings
     assert finding.verdict is Verdict.NOT_APPLICABLE and "node_service" in finding.text
-    assert "node-service" in [check.name for check in policy.plan("preflight").checks]
+    assert "node-service" in [check.name for check in policy.select("preflight").checks]
     for when in ("prolog", "epilog", "periodic"):
-        assert "node-service" not in [check.name for check in policy.plan(when).checks]
+        assert "node-service" not in [check.name for check in policy.select(when).checks]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_without_an_endpoint_the_check_does_not_apply() -> None:
 )  # fmt: skip
 def test_an_endpoint_that_is_none_is_told(endpoint: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"node_service.*{said}"):
-        policy.plan("preflight", expect={"node_service": endpoint})
+        policy.select("preflight", expect={"node_service": endpoint})
 
 
 def test_a_forked_check_imports_nothing_but_what_grpc_keeps_for_its_first_channel(place: Path) -> None:

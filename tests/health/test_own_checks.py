@@ -21,14 +21,14 @@ def script(tmp_path: Path, body: str) -> str:
     return str(file)
 
 
-def run(dgx: Node, own: dict[str, object]) -> tuple[Verdict, str]:
-    return of_site(dgx, dgx.site(own=[{"name": "mine", **own}]))
+def run(bare: Node, own: dict[str, object]) -> tuple[Verdict, str]:
+    return of_site(bare, bare.site(own=[{"name": "mine", **own}]))
 
 
-def of_site(dgx: Node, site: str) -> tuple[Verdict, str]:
+def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
     """The finding of `mine`, whose child is forked from this process."""
-    plan = policy.plan("manual", only=["mine"], config=site, sysroot=str(dgx.root))
-    (finding,) = runner.run(plan.checks, NodeView(str(dgx.root)), plan.expected, BOUND_S).findings
+    plan = policy.select("manual", only=["mine"], config=site, sysroot=str(bare.root))
+    (finding,) = runner.run(plan.checks, NodeView(str(bare.root)), plan.expected, BOUND_S).findings
     return finding.verdict, finding.text
 
 
@@ -48,14 +48,14 @@ def of_site(dgx: Node, site: str) -> tuple[Verdict, str]:
         ("head -c 1000000000 /dev/zero; exit 1", Verdict.FAIL, "?" * 397 + "..."),
     ],
 )
-def test_exit_code_and_first_line(dgx: Node, tmp_path: Path, body: str, verdict: Verdict, text: str) -> None:
-    assert run(dgx, {"run": script(tmp_path, body), "budget": 60}) == (verdict, text)
+def test_exit_code_and_first_line(bare: Node, tmp_path: Path, body: str, verdict: Verdict, text: str) -> None:
+    assert run(bare, {"run": script(tmp_path, body), "budget": 60}) == (verdict, text)
 
 
-def test_one_that_never_ends_is_unknown_and_ended(dgx: Node, tmp_path: Path) -> None:
+def test_one_that_never_ends_is_unknown_and_ended(bare: Node, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     body = f"echo $$ > {pid}; trap '' TERM; echo begun; while :; do read x < /dev/zero; done"
-    assert run(dgx, {"run": script(tmp_path, body), "budget": 1}) == (Verdict.UNKNOWN, "timed out: begun")
+    assert run(bare, {"run": script(tmp_path, body), "budget": 1}) == (Verdict.UNKNOWN, "timed out: begun")
     assert ended(int(pid.read_text()))
 
 
@@ -68,38 +68,38 @@ def test_one_that_never_ends_is_unknown_and_ended(dgx: Node, tmp_path: Path) -> 
     ],
 )
 def test_one_that_cannot_be_run_is_unknown_and_the_others_are_looked_at(
-    dgx: Node, own: dict[str, object], said: str
+    bare: Node, own: dict[str, object], said: str
 ) -> None:
-    dgx.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
+    bare.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
     mine = {"name": "mine", **own}
-    code, report = dgx.program("--only", "mine", "--only", "lustre", "--config", dgx.site(own=[mine]))
+    code, report = bare.program("--only", "mine", "--only", "lustre", "--config", bare.site(own=[mine]))
     found = {finding.check: finding for finding in report.findings}
     assert found["mine"].verdict is Verdict.UNKNOWN and said in found["mine"].text
     assert found["lustre"].verdict is Verdict.FAIL and code == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
-def test_root_runs_nothing_that_others_can_change(dgx: Node, tmp_path: Path) -> None:
+def test_root_runs_nothing_that_others_can_change(bare: Node, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     (tmp_path / "bin").mkdir(mode=0o755)
     file = Path(script(tmp_path / "bin", f"echo ran >>{ran}; exit 0"))
-    site = dgx.site(own=[{"name": "mine", "run": str(file)}])
+    site = bare.site(own=[{"name": "mine", "run": str(file)}])
     for make in (
         lambda: file.chmod(0o777),
         lambda: (file.chmod(0o755), os.chown(file, 65534, 65534)),
         lambda: (os.chown(file, 0, 0), file.parent.chmod(0o777)),
     ):
         make()
-        verdict, text = of_site(dgx, site)
+        verdict, text = of_site(bare, site)
         assert verdict is Verdict.UNKNOWN and "not trusted by root" in text
     assert not ran.exists()
     file.parent.chmod(0o755)
     Path(site).chmod(0o666)
-    process = dgx.start("--only", "mine", "--config", site)
+    process = bare.start("--only", "mine", "--config", site)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and f"{site} is not trusted by root" in err and not ran.exists()
     Path(site).chmod(0o644)
-    assert of_site(dgx, site)[0] is Verdict.PASS and ran.exists()
+    assert of_site(bare, site)[0] is Verdict.PASS and ran.exists()
 
 
 # A process of the command's own group, one of another session, and one whose parent has gone.
@@ -114,7 +114,7 @@ wait
 """
 
 
-def leaving(dgx: Node, tmp_path: Path) -> tuple[str, Callable[[], list[int]]]:
+def leaving(bare: Node, tmp_path: Path) -> tuple[str, Callable[[], list[int]]]:
     """A site file with a check that starts these and waits; what waits for them to be there and tells their pids."""
     pids, up, go = (tmp_path / name for name in ("pids", "up", "go"))
     os.mkfifo(up)
@@ -125,15 +125,15 @@ def leaving(dgx: Node, tmp_path: Path) -> tuple[str, Callable[[], list[int]]]:
         with open(go, "rb"):  # written to when all of them run
             return [int(pid) for pid in pids.read_text().split()]
 
-    return dgx.site(own=[own]), begun
+    return bare.site(own=[own]), begun
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_the_program_ends_all_that_its_checks_have_started(
-    dgx: Node, tmp_path: Path, signum: signal.Signals
+    bare: Node, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    site, begun = leaving(dgx, tmp_path)
-    process = dgx.start("--only", "mine", "--deadline", "600", "--config", site)
+    site, begun = leaving(bare, tmp_path)
+    process = bare.start("--only", "mine", "--deadline", "600", "--config", site)
     pids = begun()
     assert len(pids) == 4 and [pid for pid in pids if not alive(pid)] == []
     process.send_signal(signum)

@@ -14,8 +14,8 @@ from nvrx_slurm.health import policy, registry
 from nvrx_slurm.health.check import CONTEXTS, Check
 
 
-def plan(dgx: Node, when: str = "prolog", **more: Any) -> policy.Plan:
-    return policy.plan(when, sysroot=str(dgx.root), node=more.pop("node", "dgx07"), **more)
+def plan(bare: Node, when: str = "prolog", **more: Any) -> policy.Selection:
+    return policy.select(when, sysroot=str(bare.root), node=more.pop("node", "dgx07"), **more)
 
 
 def named(checks: list[Check], name: str) -> Check:
@@ -23,8 +23,8 @@ def named(checks: list[Check], name: str) -> Check:
     return found
 
 
-def test_without_a_site_the_checks_speak_for_themselves(dgx: Node) -> None:
-    found = plan(dgx)
+def test_without_a_site_the_checks_speak_for_themselves(bare: Node) -> None:
+    found = plan(bare)
     assert [check.name for check in found.checks] == [
         check.name for check in registry.built_in().values() if "prolog" in check.contexts
     ]
@@ -32,9 +32,9 @@ def test_without_a_site_the_checks_speak_for_themselves(dgx: Node) -> None:
     assert (found.deadline_s, found.notes) == (6.0, ())
 
 
-def test_the_layers_of_a_site(dgx: Node) -> None:
+def test_the_layers_of_a_site(bare: Node) -> None:
     """Everybody, then each group that the node is in, in the order of the file; then --expect."""
-    config = dgx.site(
+    config = bare.site(
         expect={"cpus": 1, "memory_gb": 1, "shm_free_gb": 1},
         checks={"lustre": {"on_fail": "warn", "budget": 1}, "mounts": {"when": []}},
         groups={
@@ -44,27 +44,27 @@ def test_the_layers_of_a_site(dgx: Node) -> None:
         },
         deadlines={"prolog": 4},
     )
-    found = plan(dgx, config=config, expect={"shm_free_gb": "7.5"})
+    found = plan(bare, config=config, expect={"shm_free_gb": "7.5"})
     assert [found.expected[key] for key in ("cpus", "memory_gb", "shm_free_gb")] == [224, 4000.0, 7.5]
     lustre = named(found.checks, "lustre")
     assert (lustre.on_fail, lustre.budget_s, found.deadline_s) == ("fail", 1.0, 4.0)
     assert "mounts" not in {check.name for check in found.checks}
-    assert plan(dgx, config=config, node="cpu1").expected["cpus"] == 224
-    assert plan(dgx, config=config, node="cpu2").expected["cpus"] == 96
-    stranger = plan(dgx, config=config, node="login")
+    assert plan(bare, config=config, node="cpu1").expected["cpus"] == 224
+    assert plan(bare, config=config, node="cpu2").expected["cpus"] == 96
+    stranger = plan(bare, config=config, node="login")
     assert stranger.expected["cpus"] == 1
     assert stranger.notes == (f"login is in none of the groups of {config}",)
 
 
-def test_the_default_file_is_below_the_sysroot(dgx: Node) -> None:
-    dgx.write("/etc/nvrx/health.yaml", "expect: {cpus: 9}")
-    assert plan(dgx).expected["cpus"] == 9
+def test_the_default_file_is_below_the_sysroot(bare: Node) -> None:
+    bare.write("/etc/nvrx/health.yaml", "expect: {cpus: 9}")
+    assert plan(bare).expected["cpus"] == 9
 
 
-def test_only_and_skip(dgx: Node) -> None:
-    only = plan(dgx, "preflight", only=["time-sync", "lustre"], skip=["lustre"])
+def test_only_and_skip(bare: Node) -> None:
+    only = plan(bare, "preflight", only=["time-sync", "lustre"], skip=["lustre"])
     assert [check.name for check in only.checks] == ["time-sync"], "--only takes checks of any context"
-    assert "lustre" not in [check.name for check in plan(dgx, "preflight", skip=["lustre"]).checks]
+    assert "lustre" not in [check.name for check in plan(bare, "preflight", skip=["lustre"]).checks]
 
 
 @pytest.mark.parametrize("when", CONTEXTS)
@@ -124,47 +124,47 @@ def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
         ("\udcff", "is not UTF-8 text"),
     ],
 )
-def test_a_wrong_file_is_one_sentence_with_its_place(dgx: Node, text: str, said: str) -> None:
-    file = dgx / "/etc/nvrx/health.yaml"
+def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said: str) -> None:
+    file = bare / "/etc/nvrx/health.yaml"
     file.parent.mkdir(parents=True)
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError) as error:
-        plan(dgx)
+        plan(bare)
     sentence = str(error.value)
     assert said in sentence and str(file) in sentence
     assert "\n" not in sentence and len(sentence) < 600
 
 
-def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(dgx: Node) -> None:
+def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node) -> None:
     """It may need root, which a job has not; nor is the list of services a reason to leave a node out of a job."""
     own = [{"name": "mine", "run": "/bin/true"}, {"name": "theirs", "run": "/bin/true", "when": ["preflight"]}]
-    config = dgx.site(own=own, expect={"services": ["munge"]})
-    at = {when: {check.name for check in plan(dgx, when, config=config).checks} for when in CONTEXTS}
+    config = bare.site(own=own, expect={"services": ["munge"]})
+    at = {when: {check.name for check in plan(bare, when, config=config).checks} for when in CONTEXTS}
     assert "mine" not in at["preflight"] and "theirs" in at["preflight"] and "services" not in at["preflight"]
     assert all({"mine"} <= at[when] for when in CONTEXTS if when != "preflight")
 
 
-def test_nothing_of_an_own_check_is_looked_at_before_it_runs(dgx: Node) -> None:
-    rules = policy.read_rules(dgx.site(own=[{"name": "mine", "run": "/nowhere/check"}]), str(dgx.root), "n1")
+def test_nothing_of_an_own_check_is_looked_at_before_it_runs(bare: Node) -> None:
+    rules = policy.read_rules(bare.site(own=[{"name": "mine", "run": "/nowhere/check"}]), str(bare.root), "n1")
     assert rules.checks["mine"].reads == "/nowhere/check"
 
 
-def test_an_empty_file_changes_nothing(dgx: Node) -> None:
-    dgx.write("/etc/nvrx/health.yaml", "# nothing yet\n")
-    with_file = plan(dgx)
-    (dgx / "/etc/nvrx/health.yaml").unlink()
-    assert with_file == plan(dgx)
+def test_an_empty_file_changes_nothing(bare: Node) -> None:
+    bare.write("/etc/nvrx/health.yaml", "# nothing yet\n")
+    with_file = plan(bare)
+    (bare / "/etc/nvrx/health.yaml").unlink()
+    assert with_file == plan(bare)
 
 
 @pytest.mark.parametrize("make", ["missing", "directory", "dangling"])
-def test_a_file_that_cannot_be_read_is_told(dgx: Node, tmp_path: Path, make: str) -> None:
+def test_a_file_that_cannot_be_read_is_told(bare: Node, tmp_path: Path, make: str) -> None:
     file = tmp_path / "site.yaml"
     if make == "directory":
         file.mkdir()
     if make == "dangling":
         file.symlink_to("nowhere")
     with pytest.raises(UsageError, match="site.yaml.*(No such file|Is a directory)"):
-        plan(dgx, config=str(file))
+        plan(bare, config=str(file))
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_a_file_that_cannot_be_read_is_told(dgx: Node, tmp_path: Path, make: str
         ({"deadline_s": float("nan")}, "--deadline nan: must be seconds > 0"),
     ],
 )
-def test_wrong_arguments_are_told(dgx: Node, more: dict[str, Any], said: str) -> None:
+def test_wrong_arguments_are_told(bare: Node, more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
-        plan(dgx, **more)
+        plan(bare, **more)
     assert said in str(error.value)
 
 

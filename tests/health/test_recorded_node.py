@@ -159,7 +159,7 @@ BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
     ("pcie-links", {f"{GPU3}/current_link_speed": "2.5 GT/s PCIe\n"}, {}, P, "16 links"),
     ("pcie-links", {f"{GPU3}/current_link_speed": "2.5 GT/s"}, {"pcie_gpu_speed": True}, F, "at 2.5 instead"),
     ("pcie-links", {f"{GPU3}/current_link_width": "255\n"}, {}, U, "GPU 0000:61:00.0"),
-    ("pcie-links", {f"{GPU3}/../max_link_width": "8\n", f"{GPU3}/current_link_width": "8\n"}, {}, P, "16 links"),  # slot
+    ("pcie-links", {f"{GPU3}/../max_link_width": "8\n", f"{GPU3}/current_link_width": "8\n"}, {}, P, "16 links"),
     ("storage-paths", {}, {"storage_paths": ("/home/alice", "/nowhere")}, F, "/nowhere: No such file"),
     ("storage-paths", {"/raid/blob": "x"}, {"storage_paths": ("/raid/blob", "/raid")}, P, "/raid/blob, /raid"),
 ]  # fmt: skip

@@ -265,9 +265,7 @@ def test_a_second_look_takes_no_more_than_the_time_of_its_question(dgx: Node, se
     os.close(writer)
 
 
-def test_a_mount_that_hangs_costs_only_the_first_answer_its_budget(
-    hung_home: Node, serve: Serve
-) -> None:
+def test_a_mount_that_hangs_costs_only_the_first_answer_its_budget(hung_home: Node, serve: Serve) -> None:
     resident = serve("--config", hung_home.site(checks={"mounts": {"budget": 1}}))
     for _ in range(3):
         answer = resident.ask()

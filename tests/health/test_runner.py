@@ -193,7 +193,7 @@ def test_what_could_not_begin_before_the_deadline_is_said() -> None:
     many = [forever] * 30
     found = run(*lane(*many, budget_s=BOUND_S), deadline_s=1.0).findings
     assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
-    assert found[0].text.startswith("timed out after 1.0 s") and found[-1].text == "timed out before it could begin"
+    assert found[0].text.startswith("timed out after ") and found[-1].text == "timed out before it could begin"
 
 
 def test_two_runs_go_on_side_by_side() -> None:

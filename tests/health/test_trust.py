@@ -1,4 +1,4 @@
-"""Whom root trusts: users who make links, mount namespaces of their own, and budgets that are none."""
+"""The rule of trust.py: files, links, user namespaces, and links into mount namespaces of users."""
 
 from __future__ import annotations
 
@@ -113,27 +113,25 @@ def test_no_module_is_imported_that_others_can_change(tmp_path: Path, what: str)
 
 # --- where we are not root --------------------------------------------------------------------------------------------
 
-# As UID: what is said of each path, "" if it is trusted.
-JUDGE = """
-import os, sys
-from nvrx_slurm.system import trust
-uid = int(sys.argv[1])
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-for path in sys.argv[2:]:
-    try:
-        assert trust.require(path, ValueError) == os.path.realpath(path)
-        print()
-    except ValueError as error:
-        print(error)
-"""
 
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What the rule says of each path to the user NOBODY, "" if it is trusted."""
 
-def judged(*paths: Path, prefix: tuple[str, ...] = (), uid: int = NOBODY) -> list[str]:
-    argv = [*prefix, sys.executable, "-c", JUDGE, str(uid), *map(str, paths)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True, cwd=REPO)
-    return done.stdout.splitlines()
+    def judge(*paths: Path) -> list[str]:
+        said = []
+        with monkeypatch.context() as patch:
+            patch.setattr(trust, "as_root", lambda: False)
+            patch.setattr(os, "geteuid", lambda: NOBODY)
+            for path in paths:
+                try:
+                    assert trust.require(str(path), ValueError) == os.path.realpath(path)
+                    said.append("")
+                except ValueError as error:
+                    said.append(str(error))
+        return said
+
+    return judge
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def shared() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_a_user_trusts_what_is_his_or_roots(shared: Path) -> None:
+def test_a_user_trusts_files_of_the_user_and_of_root(shared: Path, judged: Callable[..., list[str]]) -> None:
     roots, mine, other, open_ = (script(shared / name, "") for name in ("roots", "own", "other", "open"))
     give(mine, open_)
     os.chown(other, OTHER, -1)
@@ -167,33 +165,21 @@ def test_a_user_trusts_what_is_his_or_roots(shared: Path) -> None:
     assert trust.require(str(roots), UsageError) == str(roots)
 
 
-def test_a_users_check_may_be_given_other_users_files(shared: Path) -> None:
+def test_a_users_check_may_be_given_other_users_files(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data that a check looks at is no program; root cannot tell, and refuses."""
     data = script(shared / "data", "")
     os.chown(data, OTHER, -1)
     with pytest.raises(UsageError, match="can be changed by others than root"):
         site_checks._require_usable(["/bin/cat", str(data)])
-    done = subprocess.run(
-        [sys.executable, "-c", USABLE, str(data)], stdout=subprocess.PIPE, text=True, timeout=BOUND_S, check=True,
-        cwd=REPO,
-    )  # fmt: skip
-    first, second = done.stdout.splitlines()
-    assert first == "None" and second.endswith("neither ours nor root's; use a copy")
+    monkeypatch.setattr(trust, "as_root", lambda: False)
+    site_checks._require_usable(["/bin/cat", str(data)])
+    with pytest.raises(UsageError, match="neither ours nor root's"):
+        site_checks._require_usable([str(data)])
 
 
-USABLE = """
-import os, sys
-from nvrx_slurm.health.checks import site_checks
-os.setresuid(65534, 65534, 65534)
-for argv in (["/bin/cat", sys.argv[1]], [sys.argv[1]]):
-    try:
-        print(site_checks._require_usable(argv))
-    except Exception as error:
-        print(error)
-"""
-
-
-def test_a_directory_of_everybody_is_nobodys_but_a_sticky_one(shared: Path) -> None:
+def test_a_user_trusts_no_directory_of_everybody_but_a_sticky_one(
+    shared: Path, judged: Callable[..., list[str]]
+) -> None:
     own = script(shared / "own", "")
     give(own)
     shared.chmod(0o777)
@@ -202,8 +188,8 @@ def test_a_directory_of_everybody_is_nobodys_but_a_sticky_one(shared: Path) -> N
     assert judged(own) == [""]
 
 
-# As UID, in a user namespace whose map we write between two lines: his number there, whether he is root, what is
-# said of each path. All is loaded before, as a user may not see where it is.
+# Becomes UID and makes a user namespace, whose map the test writes; prints the uid there, as_root() and the rule's
+# sentence for each path. All modules are loaded before, because a user may not see their folder.
 IN_NAMESPACE = """
 import __future__, ctypes, fcntl, os, stat, sys, types
 uid, rule = int(sys.argv[1]), open(sys.argv[2]).read()
@@ -227,7 +213,7 @@ for path in sys.argv[3:]:
 
 
 def in_namespace(map_: str, *paths: Path, uid: int = NOBODY) -> tuple[str, list[str]]:
-    """("euid, whether it is root", what is said of the paths) of a user in a namespace of his own, as `map_` says."""
+    """("euid as_root()", the rule's sentences for the paths) in a user namespace with the map `map_`."""
     rule = REPO / "nvrx_slurm/system/trust.py"
     argv = [sys.executable, "-c", IN_NAMESPACE, str(uid), str(rule), *map(str, paths)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -244,30 +230,30 @@ def in_namespace(map_: str, *paths: Path, uid: int = NOBODY) -> tuple[str, list[
 
 USER = 61234
 MAPS = {
-    "himself": (f"{USER} {USER} 1\n", f"{USER} False"),  # pyxis without --container-remap-root, apptainer
+    "the user": (f"{USER} {USER} 1\n", f"{USER} False"),  # pyxis without --container-remap-root, apptainer
     "root": (f"0 {USER} 1\n", "0 False"),  # enroot with its map to root
     "root of many": (f"0 {USER} 1\n1 100000 60000\n", "0 False"),  # rootless podman
 }
 
 
-@pytest.mark.parametrize("whom", MAPS)
-def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, whom: str) -> None:
-    """There his files look like nobody's; the user is no root, whatever his number is."""
+@pytest.mark.parametrize("where", MAPS)
+def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, where: str) -> None:
+    """There the files of root have the overflow uid; the user is not root, even with uid 0."""
     roots, mine, open_, writable = (script(shared / name, "") for name in ("roots", "own", "open", "in"))
     os.chown(mine, USER, -1)
     open_.chmod(0o666)
-    map_, who = MAPS[whom]
+    map_, who = MAPS[where]
     assert in_namespace(map_, roots, mine, open_, uid=USER) == (
         who, ["", "", f"{open_} is not trusted, as everybody can change {open_}; correct its mode"],
     )  # fmt: skip
     os.chown(writable, 100000 + 5, -1)
-    if whom == "root of many":  # somebody whose number is known is neither he nor root
+    if where == "root of many":  # a user with a mapped uid is neither root nor this user
         assert in_namespace(map_, writable, uid=USER)[1][0].endswith("neither ours nor root's; use a copy")
 
 
 @pytest.mark.parametrize("map_", ["0 0 1\n", "0 0 65534\n"])
-def test_root_stays_root_in_a_namespace_that_has_him(shared: Path, map_: str) -> None:
-    """What is nobody's there is some user's of the host."""
+def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: str) -> None:
+    """A file with the overflow uid belongs to some user of the host there."""
     roots, other = script(shared / "roots", ""), script(shared / "other", "")
     os.chown(other, 70000, -1)
     who, said = in_namespace(map_, roots, other, uid=0)
@@ -275,8 +261,8 @@ def test_root_stays_root_in_a_namespace_that_has_him(shared: Path, map_: str) ->
     assert said[1].endswith(f"{other} can be changed by others than root; correct owner and mode")
 
 
-def test_hooks_of_a_user_run_what_is_his(shared: Path) -> None:
-    """Not only root may try hooks: for others the files may be their own; for root they may not."""
+def test_a_user_may_try_hooks_of_the_user(shared: Path) -> None:
+    """Root does not run them."""
     hooks = shared / "hooks"
     shutil.copytree(REPO / "prolog", hooks)
     ran = shared / "ran"
@@ -301,7 +287,7 @@ mount --bind "$1" /usr/bin/true && echo $$ && exec sleep 600
 
 @contextmanager
 def namespace(of_user: Path) -> Iterator[Path]:
-    """/usr/bin/true as it is for a process of a user who has mounted `of_user` over it."""
+    """/usr/bin/true as a process of a user sees it; the user has mounted `of_user` over it."""
     argv = ["/usr/bin/unshare", "-Urm", "/bin/sh", "-c", TRAP, "sh", str(of_user)]
     process = subprocess.Popen(argv, user=NOBODY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", text=True)
     try:
@@ -317,7 +303,7 @@ def namespace(of_user: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """A user's link to his own script by way of his namespace, and the file that the script would write as root."""
+    """A link into a user's mount namespace, to the user's script, and the file that the script would write as root."""
     place = Path("/var/tmp" if os.path.isdir("/var/tmp") else "/tmp") / f"nvrx-trap-{os.getpid()}"
     place.mkdir()
     mark = tmp_path_factory.mktemp("mark") / "ran"
@@ -334,7 +320,7 @@ def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 
 
 def test_the_trap_is_one(trapped: tuple[Path, Path]) -> None:
-    """Whoever trusts os.path.realpath runs the user's script."""
+    """A program that trusts os.path.realpath runs the user's script."""
     check, mark = trapped
     assert os.path.realpath(check) == os.path.realpath("/usr/bin/true")
     assert subprocess.run([str(check)], timeout=BOUND_S, check=False).returncode == 1

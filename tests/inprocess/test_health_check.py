@@ -1,4 +1,4 @@
-"""Hardware that a node does not have never fails, hardware that it has does: recorded sysfs trees and an NVML double."""
+"""Missing hardware never fails, failing hardware does: recorded sysfs trees and a double of NVML."""
 
 from __future__ import annotations
 

@@ -126,18 +126,18 @@ def _await_store_threads() -> None:
             assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("port", ["", "x", "0", "70000"])
-def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", port)
-    with pytest.raises(UsageError, match="MASTER_PORT"):
-        TCPStore()
+    for port in ("", "x", "0", "70000"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(UsageError, match="MASTER_PORT"):
+            TCPStore()
 
 
 def test_a_file_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
     """torch would try again for its whole timeout, and then not say which file."""
     lost = str(tmp_path / "nowhere" / "store")
-    with pytest.raises(UsageError, match=f"the file '{lost}' of a FileStore cannot be made \\(No such file or dir"):
+    with pytest.raises(UsageError, match="No such file"):
         FileStore(lost)
     with pytest.raises(UsageError, match=f"'{tmp_path}' .* \\(Is a directory\\); file_name must be a path in"):
         FileStore(str(tmp_path))

@@ -8,7 +8,6 @@ request, {"ended", "code"} for each child that has ended, the ranks' orphans too
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -72,7 +71,6 @@ def main() -> None:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    gc.freeze()  # a collection in a child would copy all of the shared memory
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = socket.socket(fileno=int(sys.argv[1]))

@@ -133,7 +133,7 @@ async def test_a_forked_child_cannot_act_for_its_rank():
         rig.monitor.warn()
         for _ in range(2):
             assert "not in one forked" in await worker.line()
-        assert (await rig.sentence()).startswith("no heartbeat for 0.5")
+        assert (await rig.sentence()).startswith("no heartbeat for ")
         await worker.ended()
         assert not rig.monitor.leaves
 
@@ -195,10 +195,10 @@ STEPS = {"rank_section_timeouts": {"step": 0.15, "warmup": 0.3}}
 @pytest.mark.parametrize(
     ("steps", "megatron", "sentence"),
     [
-        (1, None, "in section 'step' (warm-up) for 0.3"),
-        (2, None, "in section 'step' for 0.1"),
-        (1, (500, 501), "in section 'step' (warm-up) for 0.3"),
-        (1, (500, 502), "in section 'step' for 0.1"),
+        (1, None, "in section 'step' (warm-up) for "),
+        (2, None, "in section 'step' for "),
+        (1, (500, 501), "in section 'step' (warm-up) for "),
+        (1, (500, 502), "in section 'step' for "),
     ],
 )
 @story

@@ -27,7 +27,7 @@ async def test_a_killed_monitor_is_replaced_and_forgets_nothing():
             await kill_monitor(rig)
             client.send_heartbeat()
         message = await rig.hang()
-        assert message["sentence"].startswith("in section 'a' for 3.0") and message["deadline_s"] <= opened_s + 3.0
+        assert message["sentence"].startswith("in section 'a' for ") and message["deadline_s"] <= opened_s + 3.0
         client.shutdown_workload_monitoring()
         assert len(rig.hangs) == 1
 

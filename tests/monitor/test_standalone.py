@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from monitor_harness import ROOT, SOCKET, WAIT_S, until
+from ranks_harness import Zygote
+from scripts_harness import Script
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.fault_tolerance import (
@@ -51,7 +51,7 @@ def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
         assert client.should_stop() and client.should_stop_together()
         client.send_heartbeat()
         client.start_section("step")
-        assert monitor.wait_for_hang(WAIT_S).startswith("in section 'step' for 0.2")
+        assert monitor.wait_for_hang(WAIT_S).startswith("in section 'step' for ")
         assert len(monitor.hangs) == 1
         pid = monitor.pid
         client.shutdown_workload_monitoring()
@@ -167,26 +167,22 @@ print(json.dumps([said, stopped, hangs]))
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[list]:
     """Of three ranks: what they calculated, when they stopped together, hangs."""
     pytest.importorskip("torch")
-    store = str(tmp_path_factory.mktemp("gloo") / "store")
-    env = {**os.environ, "WORLD_SIZE": "3"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANKS, store, str(rank)],
-            env={**env, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+    directory = tmp_path_factory.mktemp("gloo")
+    program = directory / "ranks.py"
+    program.write_text(RANKS)
+    zygote, ranks = Zygote(), []
     try:
-        ends = [process.communicate(timeout=60) for process in ranks]
+        for rank in range(3):
+            argv = [str(program), str(directory / "store"), str(rank)]
+            env = {"WORLD_SIZE": "3", "RANK": str(rank)}
+            ranks.append(Script(zygote, argv, env, directory / f"{rank}.err"))
+        ends = [script.communicate(60.0) for script in ranks]
+        assert [script.returncode for script in ranks] == [0, 0, 0], ends
+        return [json.loads(out) for out, _ in ends]
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in ranks] == [0, 0, 0], ends
-    return [json.loads(out) for out, _ in ends]
+        for script in ranks:
+            script.close()
+        zygote.close()
 
 
 @pytest.mark.torch

@@ -273,13 +273,13 @@ def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
             except (RankMonitorClientError, ValueError, ImportError) as error:
                 return str(error)
     B, S = FaultToleranceCallback, FaultToleranceSectionsCallback
+    said["group"] = error(lambda: B(False, True), strategy="auto", **HEARTBEATS)
+    said["no group needed"] = error(lambda: B(False, False), strategy="auto", **HEARTBEATS)
     said["flag"] = error(lambda: B(True, False), **HEARTBEATS)
     said["timeouts"] = error(lambda: B(False, False))
     said["sections"] = error(lambda: S(False, False), rank_section_timeouts=dict(setup=60.0))
     said["directory"] = error(lambda: B(False, True, exp_dir="nowhere"), **HEARTBEATS)
     said["fault"] = error(lambda: B(False, True, {"fault_type": "x", "base_delay": 1}))
-    said["group"] = error(lambda: B(False, True), strategy="auto", **HEARTBEATS)
-    said["no group needed"] = error(lambda: B(False, False), strategy="auto", **HEARTBEATS)
     open("_ft_state.json", "w").write("{")
     said["damaged"] = error(lambda: B(False, True, exp_dir="."), **HEARTBEATS)
     try:

@@ -1,16 +1,16 @@
-"""Everything that can go wrong. Each fault picks its victim, does its harm and says so; None = there was no victim.
+"""Everything that can go wrong. Each fault is given its victim, does its harm and returns a sentence about it.
 
-`strike(world)` lets one happen, of a kind drawn with the world's own seed.
+`strike(world)` lets one happen, of a kind drawn with the world's own seed. None = it cannot happen just now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.agent_events import RankAsked, Sick, Signalled, Warned
-from nvrx_slurm.types import FaultKind, WorkloadAction
+from nvrx_slurm.types import Failed, FaultKind, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 Fault = Callable[["World"], "str | None"]
 KINDS: dict[str, tuple[Fault, int]] = {}  # by name, with how often it comes relative to the others
 _TRIES = 5
-
-
-def _kind(weight: int = 4) -> Callable[[Fault], Fault]:
-    def register(fault: Fault) -> Fault:
-        KINDS[fault.__name__.replace("_", "-")] = (fault, weight)
-        return fault
-
-    return register
 
 
 def strike(world: World) -> None:
@@ -45,62 +37,66 @@ def strike(world: World) -> None:
             return
 
 
-# --- victims ---------------------------------------------------------------------------------------------
+# --- victims --------------------------------------------------------------------------------------------------
 
 
-def _some_agent(world: World) -> SimAgent | None:
+def _world(world: World) -> World:
+    return world
+
+
+def _agent(world: World) -> SimAgent | None:
     agents = world.living_agents()
     return world.rng.choice(agents) if agents else None
 
 
-def _some_worker(world: World) -> Worker | None:
+def _worker(world: World) -> Worker | None:
     agents = [agent for agent in world.living_agents() if agent.core.state is State.RUNNING and agent.living()]
     return world.rng.choice(world.rng.choice(agents).living()) if agents else None
 
 
-def _name(worker: Worker) -> str:
-    return f"rank {worker.rank} on {worker.agent.host.name}"
+def _of(victim: Callable[[World], Any], weight: int = 4) -> Callable[[Callable[[World, Any], str | None]], None]:
+    """Register a kind of fault, named after its function, with the function that picks its victim."""
+
+    def register(harm: Callable[[World, Any], str | None]) -> None:
+        def fault(world: World) -> str | None:
+            hit = victim(world)
+            return None if hit is None else harm(world, hit)
+
+        KINDS[harm.__name__.replace("_", "-")] = (fault, weight)
+
+    return register
 
 
-# --- workers -----------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------------------
 
 
-@_kind()
-def worker_killed(world: World) -> str | None:
+@_of(_worker)
+def worker_killed(world: World, worker: Worker) -> str:
     """Out of memory, say."""
-    worker = _some_worker(world)
-    if worker is None:
-        return None
     world.training.die_with(worker)
     worker.die(-9, "SIGKILL")
-    return f"{_name(worker)} is killed"
+    return f"{worker.name} is killed"
 
 
-@_kind()
-def worker_exits(world: World) -> str | None:
+@_of(_worker)
+def worker_exits(world: World, worker: Worker) -> str:
     """An exception in user code."""
-    worker = _some_worker(world)
-    if worker is None:
-        return None
     world.training.die_with(worker)
     worker.die(world.rng.choice((1, 3, 77)), "ValueError: loss is NaN")
-    return f"{_name(worker)} exits with an error"
+    return f"{worker.name} exits with an error"
 
 
-@_kind()
-def worker_hangs(world: World) -> str | None:
-    """Its monitor notices and kills it; the word of either may come first."""
-    worker = _some_worker(world)
-    if worker is None:
-        return None
+@_of(_worker)
+def worker_hangs(world: World, worker: Worker) -> str:
+    """Its monitor notices and kills it; the exit may be seen before the report of the hang."""
     world.training.stall(worker.run)
     world.clock.after(world.rng.uniform(0.0, 0.05), worker.seem_hung)
     world.clock.after(world.rng.uniform(0.02, 0.1), worker.die, -9, "no heartbeat for 30 s", FaultKind.HANG)
-    return f"{_name(worker)} hangs"
+    return f"{worker.name} hangs"
 
 
-@_kind()
-def false_alarm(world: World) -> str | None:
+@_of(_world)
+def false_alarm(world: World, _: World) -> str | None:
     """A rank that seems hung at its very end finishes before its monitor gets to kill it."""
     if world.training.false_alarm:
         return None
@@ -108,105 +104,79 @@ def false_alarm(world: World) -> str | None:
     return "a monitor will take a rank that is about to finish for hung"
 
 
-@_kind()
-def worker_stuck(world: World) -> str | None:
+@_of(_worker)
+def worker_stuck(world: World, worker: Worker) -> str:
     """Uninterruptible sleep: not even SIGKILL ends it."""
-    worker = _some_worker(world)
-    if worker is None:
-        return None
     world.training.stall(worker.run)
     worker.stuck = True
     worker.seem_hung()
-    return f"{_name(worker)} hangs in the kernel (D state)"
+    return f"{worker.name} hangs in the kernel (D state)"
 
 
-@_kind()
-def slow_to_stop(world: World) -> str | None:
+@_of(_agent)
+def slow_to_stop(world: World, agent: SimAgent) -> str:
     """Its workers ignore SIGTERM, now and in the future."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
     agent.stubborn = True
     for worker in agent.living():
         worker.stubborn = True
     return f"workers on {agent.host.name} ignore SIGTERM from now on"
 
 
-@_kind()
-def warned(world: World) -> str | None:
+@_of(_agent)
+def warned(world: World, agent: SimAgent) -> str:
     """Slurm's early warning; harmless."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
     agent.step(Warned(10))
     return f"{agent.host.name} gets SIGUSR1"
 
 
-# --- requests of ranks -------------------------------------------------------------------------------------
+# --- requests of ranks ----------------------------------------------------------------------------------------
 
 
-def _ask(world: World, action: WorkloadAction) -> str | None:
-    worker = _some_worker(world)
-    if worker is None:
-        return None
+def _ask(worker: Worker, action: WorkloadAction) -> str:
     worker.agent.step(RankAsked(worker.local_rank, action, "so it wants"))
-    return f"{_name(worker)} asks: {action.name}"
+    return f"{worker.name} asks: {action.name}"
 
 
-@_kind(weight=2)
-def asks_to_continue(world: World) -> str | None:
+@_of(_worker, weight=2)
+def asks_to_continue(world: World, worker: Worker) -> str:
     """Only noted."""
-    return _ask(world, WorkloadAction.Continue)
+    return _ask(worker, WorkloadAction.Continue)
 
 
-@_kind()
-def asks_to_exclude(world: World) -> str | None:
+@_of(_worker)
+def asks_to_exclude(world: World, worker: Worker) -> str:
     """A rank takes its own node for sick; its agent may come back all the same."""
-    worker = _some_worker(world)
-    if worker is None:
-        return None
-    worker.agent.step(RankAsked(worker.local_rank, WorkloadAction.ExcludeThisNode, "so it wants"))
-    delay_s = world.rng.uniform(0.5, 40.0)
-    world.clock.after(delay_s, world.start_agent, worker.agent.host)
-    world.busy_until(world.clock.now + delay_s)
-    return f"{_name(worker)} asks to exclude {worker.agent.host.name}, which comes back in {delay_s:.1f} s"
+    host = worker.agent.host
+    said = _ask(worker, WorkloadAction.ExcludeThisNode)
+    return f"{said}; {host.name} comes back in {world.start_later(host, 0.5, 40.0):.1f} s"
 
 
-@_kind(weight=1)
-def asks_to_shut_down(world: World) -> str | None:
+@_of(_worker, weight=1)
+def asks_to_shut_down(world: World, worker: Worker) -> str:
     """A rank knows that going on makes no sense."""
-    return _ask(world, WorkloadAction.ShutdownWorkload)
+    return _ask(worker, WorkloadAction.ShutdownWorkload)
 
 
-# --- nodes -------------------------------------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------------------
 
 
-@_kind()
-def agent_crashes(world: World) -> str | None:
+@_of(_agent)
+def agent_crashes(world: World, agent: SimAgent) -> str:
     """SIGKILL to the agent; the kernel resets its connections."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
     agent.crash(in_flight=world.rng.random() < 0.5)
     return f"the agent on {agent.host.name} is killed"
 
 
-@_kind()
-def host_vanishes(world: World) -> str | None:
+@_of(_agent)
+def host_vanishes(world: World, agent: SimAgent) -> str:
     """Power failure: only silence."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
     agent.vanish()
     return f"{agent.host.name} loses power"
 
 
-@_kind()
-def node_sick(world: World) -> str | None:
+@_of(_agent)
+def node_sick(world: World, agent: SimAgent) -> str:
     """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
     agent.host.sick = "GPU 3 is lost"
     at_once = world.rng.random() < 0.5
     if at_once:
@@ -214,24 +184,18 @@ def node_sick(world: World) -> str | None:
     return f"{agent.host.name} is sick, which is seen {'at once' if at_once else 'when it is checked'}"
 
 
-@_kind()
-def comes_back(world: World) -> str | None:
-    """A node dies and is back as a new life, possibly before anybody missed it."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
+@_of(_agent)
+def comes_back(world: World, agent: SimAgent) -> str:
+    """A node dies and is back as a new life, possibly before it was missed."""
     if world.rng.random() < 0.5:
         agent.vanish()
     else:
         agent.crash(in_flight=False)
-    delay_s = world.rng.uniform(0.01, 8.0)
-    world.clock.after(delay_s, world.start_agent, agent.host)
-    world.busy_until(world.clock.now + delay_s)
-    return f"{agent.host.name} reboots and will be back in {delay_s:.1f} s"
+    return f"{agent.host.name} reboots and will be back in {world.start_later(agent.host, 0.01, 8.0):.1f} s"
 
 
-@_kind()
-def late_join(world: World) -> str | None:
+@_of(_world)
+def late_join(world: World, _: World) -> str | None:
     """A host that has no agent yet, or none any more, gets one."""
     idle = [host for host in world.hosts if host.agent is None or not host.agent.alive]
     if not idle or world.over:
@@ -241,38 +205,39 @@ def late_join(world: World) -> str | None:
     return f"a new agent starts on {host.name}"
 
 
-# --- the network ---------------------------------------------------------------------------------------------
-
-
-@_kind()
-def slow_network(world: World) -> str | None:
-    """Messages of one host take up to seconds."""
-    agent = _some_agent(world)
-    if agent is None:
+@_of(_agent, weight=2)
+def agent_broken(world: World, agent: SimAgent) -> str | None:
+    """Its next message makes no sense: the coordinator must drop it and go on."""
+    if agent.stream is None or agent.core.plan is None or not agent.core.plan.active:
         return None
+    agent.stream.up(Failed(agent.core.term, agent.core.plan.cycle, ()))
+    return f"the agent on {agent.host.name} reports a failure without a fault"
+
+
+# --- the network ----------------------------------------------------------------------------------------------
+
+
+@_of(_agent)
+def slow_network(world: World, agent: SimAgent) -> str:
+    """Messages of one host take up to seconds."""
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
     world.busy_until(agent.host.slow_until)
     return f"the network of {agent.host.name} crawls for {agent.host.slow_until - world.clock.now:.1f} s"
 
 
-@_kind()
-def stream_resets(world: World) -> str | None:
+@_of(_agent)
+def stream_resets(world: World, agent: SimAgent) -> str | None:
     """A connection breaks, what is under way is lost, and both ends live."""
-    agent = _some_agent(world)
-    if agent is None or agent.stream is None:
+    if agent.stream is None:
         return None
-    stream = agent.stream
-    ends = [stream.break_at_agent, stream.break_at_coordinator]
+    ends = [agent.stream.break_at_agent, agent.stream.break_at_coordinator]
     world.rng.shuffle(ends)
     ends[0]("connection reset")
     world.clock.after(world.rng.choice((0.0, 0.001, 0.1)), ends[1], "connection reset")
     return f"the stream of {agent.host.name} is reset"
 
 
-def _cut(world: World, shortest_s: float, longest_s: float) -> str | None:
-    agent = _some_agent(world)
-    if agent is None:
-        return None
+def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> str:
     duration_s = world.rng.uniform(shortest_s, longest_s)
     agent.host.cut_until = world.clock.now + duration_s
     world.busy_until(agent.host.cut_until)
@@ -281,31 +246,29 @@ def _cut(world: World, shortest_s: float, longest_s: float) -> str | None:
     return f"{agent.host.name} is cut off for {duration_s:.1f} s"
 
 
-@_kind()
-def short_partition(world: World) -> str | None:
-    """Heals before anybody has noticed, or just after the agent has."""
-    return _cut(world, 0.05, COORDINATOR_KEEPALIVE_S)
+@_of(_agent)
+def short_partition(world: World, agent: SimAgent) -> str:
+    """Heals before any end has noticed, or just after the agent has."""
+    return _cut(world, agent, 0.05, COORDINATOR_KEEPALIVE_S)
 
 
-@_kind()
-def long_partition(world: World) -> str | None:
+@_of(_agent)
+def long_partition(world: World, agent: SimAgent) -> str:
     """Both ends notice; then it heals."""
-    return _cut(world, AGENT_KEEPALIVE_S, 45.0)
+    return _cut(world, agent, AGENT_KEEPALIVE_S, 45.0)
 
 
-# --- the coordinator -------------------------------------------------------------------------------------------
+# --- the coordinator ------------------------------------------------------------------------------------------
 
 
-@_kind(weight=6)
-def coordinator_replaced(world: World) -> str | None:
-    """It dies, perhaps with a node, perhaps without a word; a fresh one takes over with the next term."""
+@_of(_world, weight=6)
+def coordinator_replaced(world: World, _: World) -> str | None:
+    """It dies, perhaps with a node, perhaps without a message; a fresh one takes over with the next term."""
     coordinator = world.coordinator
     if coordinator is None or not coordinator.alive or coordinator.core.state.name == "FINISHED":
         return None
-    silently = world.rng.random() < 0.3
-    coordinator.die("connection reset", silently)
-    with_node = world.rng.random() < 0.5
-    agent = _some_agent(world) if with_node else None
+    coordinator.die("connection reset", silently=world.rng.random() < 0.3)
+    agent = _agent(world) if world.rng.random() < 0.5 else None
     if agent is not None:
         agent.vanish()
     delay_s = world.rng.choice((0.05, 0.5, 3.0, 10.0)) * world.rng.uniform(0.8, 1.2)
@@ -315,52 +278,44 @@ def coordinator_replaced(world: World) -> str | None:
     return f"the coordinator dies{where}; another takes over in {delay_s:.2f} s"
 
 
-@_kind(weight=1)
-def coordinator_gone(world: World) -> str | None:
-    """It dies and nobody takes over."""
-    coordinator = world.coordinator
-    if coordinator is None or not coordinator.alive:
+@_of(_world, weight=1)
+def coordinator_gone(world: World, _: World) -> str | None:
+    """It dies, and no other takes over."""
+    if world.coordinator is None or not world.coordinator.alive:
         return None
-    coordinator.die("connection reset")
+    world.coordinator.die("connection reset")
     return "the coordinator dies for good"
 
 
-# --- signals ---------------------------------------------------------------------------------------------------
+# --- signals --------------------------------------------------------------------------------------------------
 
 
-@_kind(weight=1)
-def signal_at_one(world: World) -> str | None:
-    """Somebody ends one agent."""
-    agent = _some_agent(world)
-    if agent is None:
-        return None
+@_of(_agent, weight=1)
+def signal_at_one(world: World, agent: SimAgent) -> str:
+    """A person ends one agent."""
     signum = world.rng.choice((15, 2))
     agent.step(Signalled(signum))
     return f"{agent.host.name} gets signal {signum}"
 
 
-@_kind(weight=2)
-def scancel(world: World) -> str | None:
+@_of(_world, weight=2)
+def scancel(world: World, _: World) -> str | None:
     """Slurm signals every process of the step itself: agents and workers."""
-    agents = world.living_agents()
-    if not agents or not world.settings.agent.in_step:
+    if not world.settings.agent.in_step:
         return None
-    for agent in agents:
+    for agent in world.living_agents():
         after_s = world.rng.uniform(0.0, 1.0)
         world.clock.after(after_s, agent.step, Signalled(15, everybody=True))
         world.clock.after(after_s + world.rng.uniform(0.0, 0.1), agent.slurm_signals_workers, 15)
     world.busy_until(world.clock.now + 1.0)
-    return "scancel: Slurm sends SIGTERM to every process"
+    return "scancel: Slurm sends SIGTERM to every process" if world.living_agents() else None
 
 
-@_kind(weight=2)
-def signal_at_all(world: World) -> str | None:
+@_of(_world, weight=2)
+def signal_at_all(world: World, _: World) -> str | None:
     """Every agent is told to end, not quite at once, some twice."""
-    agents = world.living_agents()
-    if not agents:
-        return None
-    for agent in agents:
-        for _ in range(world.rng.choice((1, 1, 2))):
+    for agent in world.living_agents():
+        for _time in range(world.rng.choice((1, 1, 2))):
             world.clock.after(world.rng.uniform(0.0, 1.0), agent.step, Signalled(15))
     world.busy_until(world.clock.now + 1.0)
-    return "all nodes get SIGTERM"
+    return "all nodes get SIGTERM" if world.living_agents() else None

@@ -14,7 +14,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, EndJob, Finish, Node, Plan, Refused, Register, Stop
+from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -273,8 +273,8 @@ class Invariants:
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
         elif isinstance(event, ag.Signalled):
             self._signalled.setdefault(node_id, event.signum)
-        elif self._is_second_warning(event, commands):
-            self._signalled.setdefault(node_id, 15)
+        elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
+            self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, (Finish, Refused)):
             self._told.setdefault(node_id, event.code)
         elif isinstance(event, (ag.Sick, ag.Prepared)):
@@ -290,10 +290,6 @@ class Invariants:
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
                 self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")
-
-    def _is_second_warning(self, event: Any, commands: Sequence[Any]) -> bool:
-        ends = any(isinstance(c, ag.Send) and isinstance(c.message, EndJob) for c in commands)
-        return isinstance(event, ag.Warned) and ends
 
     def _check_start(self, agent: SimAgent, node_id: str, plan: Plan) -> None:
         """Nobody else runs this group rank of this cycle, and the old workers are gone."""

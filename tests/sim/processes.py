@@ -144,6 +144,11 @@ class Worker:
         world = agent.world
         world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
 
+    @property
+    def name(self) -> str:
+        """For the story."""
+        return f"rank {self.rank} on {self.agent.host.name}"
+
     def _reach_user_code(self) -> None:
         if self.alive:
             self.agent.world.training.up(self)

@@ -144,6 +144,13 @@ class World:
             host.agent = SimAgent(self, host, next(self._lives), self.settings.agent)
             self.agents.append(host.agent)
 
+    def start_later(self, host: Host, soonest_s: float, latest_s: float) -> float:
+        """The same after a while; returns after how many seconds."""
+        delay_s = self.rng.uniform(soonest_s, latest_s)
+        self.clock.after(delay_s, self.start_agent, host)
+        self.busy_until(self.clock.now + delay_s)
+        return delay_s
+
     def new_coordinator(self) -> None:
         """The first coordinator, or the next term."""
         term = len(self.coordinators) + 1

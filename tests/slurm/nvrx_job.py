@@ -37,6 +37,23 @@ def mark(what):
     os.close(fd)
 mark("up")
 """
+ASKS = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+client = RankMonitorClient()
+client.init_workload_monitoring()
+def ask(action, why):
+    client.send_workload_control_request(WorkloadControlRequest(action, why))
+"""
+SHUTS_DOWN = ASKS + "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
+EXCLUDES_N2 = (
+    ASKS
+    + """
+if CYCLE == 0:
+    if os.environ["SLURMD_NODENAME"] == "n2":
+        ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
+    signal.pause()
+"""
+)
 # Waits to be killed in cycle 0, finishes in the next one.
 HOLD_ONCE = "if CYCLE == 0:\n    signal.pause()\n"
 
@@ -191,7 +208,7 @@ def _path() -> str:
 
 
 def kill(pid: int, signum: signal.Signals) -> None:
-    """Send a signal to a living process; a fault that hits nobody fails the test."""
+    """Send a signal to a living process; a fault that hits no process fails the test."""
     target = init.process(pid)
     assert target is not None and init.signal_process(target, signum), f"pid {pid} did not live to get {signum.name}"
 

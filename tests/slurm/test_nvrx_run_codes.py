@@ -5,35 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from nvrx_job import Jobs
+from nvrx_job import EXCLUDES_N2, SHUTS_DOWN, Jobs
 
 from nvrx_slurm.errors import EXIT_CODE_MEANING, ExitCode
 
 pytestmark = pytest.mark.slurm
 
-ASKS = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
-client = RankMonitorClient()
-client.init_workload_monitoring()
-def ask(action, why):
-    client.send_workload_control_request(WorkloadControlRequest(action, why))
-"""
-SHUTS_DOWN = ASKS + "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
-EXCLUDES_N2 = (
-    ASKS
-    + """
-if os.environ["SLURMD_NODENAME"] == "n2":
-    ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
-if CYCLE == 0:
-    signal.pause()
-"""
-)
 # A defect of ours: where it is put, every Python of the job has it.
 DEFECT = """cat > $TEST_JOB/sitecustomize.py <<'END'
-import nvrx_slurm.core.job.coordinator as c
+import nvrx_slurm.core.job.running as r
 def broken(self, event, now):
     raise LookupError("a defect")
-c.Coordinator.on_failed = broken
+r.Running.on_failed = broken
 END
 export PYTHONPATH=$TEST_JOB"""
 

@@ -1,4 +1,4 @@
-"""How nvrx-run and Slurm end jobs together: signals, requeue; nothing is left and no node is drained."""
+"""How nvrx-run and Slurm end jobs together: signals; nothing is left and no node is drained."""
 
 from __future__ import annotations
 
@@ -64,22 +64,3 @@ def test_workers_that_ignore_sigterm_are_killed_within_kill_wait(jobs: Jobs) -> 
     assert time.monotonic() - began < jobs.cluster.settings.kill_wait_s
     assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]
     assert_143_everywhere(job)  # so the agents were not killed by Slurm but left by themselves
-
-
-def test_a_requeued_job_logs_beside_its_first_run(jobs: Jobs) -> None:
-    job = jobs.submit(
-        'mark("run" + os.environ.get("SLURM_RESTART_COUNT", "0"))\n'
-        'if "SLURM_RESTART_COUNT" not in os.environ:\n    signal.pause()\n',
-        TWO_PLUS_TWO,
-        sbatch=("--requeue",),
-    )
-    job.wait_marks("run0", 4)
-    jobs.cluster.run("scontrol", "requeue", str(job.job_id))
-    job.start_again()
-    job.wait_marks("run1", 4)
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
-    tree = job.directory / "nvrx_logs" / str(job.job_id)
-    assert sorted(path.name for path in tree.iterdir()) == ["r0", "r1"]
-    assert job.run_dir.resolve() == tree / "r1"
-    assert len(list((tree / "r1").glob("cycle_0/node_*/rank_?.out"))) == 4

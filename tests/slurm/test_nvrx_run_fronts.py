@@ -23,20 +23,26 @@ elif which == "holds" and CYCLE == 0:
 """
 
 
-def test_two_side_by_side_do_not_touch_each_other(jobs: Jobs) -> None:
+def test_several_in_one_allocation(jobs: Jobs) -> None:
+    """One beside files that shadow modules, two side by side, one that is killed with its step, and one more."""
     lead = """mkfifo go begun
+mkdir odd; for m in json asyncio logging socket random; do echo 'x = 1' > odd/$m.py; done
+(cd odd; nvrx-run --no-python /bin/true); echo "odd: $?"
 WHICH=waits nvrx-run --srun-arg=--overlap worker.py & first=$!
 exec 3<> begun; read -n 1 <&3
 WHICH=fails nvrx-run --srun-arg=--overlap worker.py; echo "second: $?"
 echo x > go
 wait $first; echo "first: $?"
-exit 0"""
+WHICH=tells nvrx-run worker.py & front=$!
+read -n 1 < go
+kill -KILL $front; wait $front; echo "killed: $?"
+export WHICH=ends"""
     job = jobs.submit(BY_NAME, nodes=1, lead=lead)
-    assert job.wait_end().exit_code == 0
-    said = job.said()
-    assert "second: 1" in said and "first: 0" in said, said
+    assert job.wait_end().exit_code == 0, job.said()
+    for line in ("odd: 0", "second: 1", "first: 0", "killed: 137"):
+        assert line in job.said(), job.said()
     runs = sorted(path.name for path in (job.directory / "nvrx_logs" / str(job.job_id)).iterdir())
-    assert runs == ["r0", "r0_2"]
+    assert runs == ["r0", "r0_2", "r0_3", "r0_4"]
 
 
 def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs: Jobs) -> None:
@@ -51,17 +57,6 @@ export WHICH=ends"""
     assert "--nodelist=n1,n3,n4" in (job.run_dir / "srun_command").read_text()
 
 
-def test_a_killed_front_takes_its_step_along(jobs: Jobs) -> None:
-    lead = """mkfifo go
-WHICH=tells nvrx-run worker.py & front=$!
-read -n 1 < go
-kill -KILL $front; wait $front; echo "killed: $?"
-export WHICH=ends"""
-    job = jobs.submit(BY_NAME, nodes=1, lead=lead)
-    assert job.wait_end().exit_code == 0, job.said()
-    assert "killed: 137" in job.said()
-
-
 def test_a_step_that_slurm_does_not_start_is_given_up(jobs: Jobs) -> None:
     lead = """mkfifo go begun
 srun --exact bash -c 'echo x > begun; read < go' & busy=$!
@@ -71,10 +66,3 @@ echo x > go; wait $busy; exit 0"""
     job = jobs.submit("", nodes=1, lead=lead)
     assert job.wait_end().exit_code == 0, job.said()
     assert "waited: 94" in job.said() and "Slurm has not started the step within 7 s" in job.said(), job.said()
-
-
-def test_files_of_the_user_do_not_shadow_modules_of_the_launcher(jobs: Jobs) -> None:
-    names = "json asyncio logging socket random"
-    job = jobs.submit("", "--no-python /bin/true", lead=f"for m in {names}; do echo 'x = 1' > $m.py; done")
-    assert job.wait_end().exit_code == 0, job.said()
-    assert job.result()["code"] == 0

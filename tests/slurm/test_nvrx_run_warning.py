@@ -91,23 +91,6 @@ def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
 
 # --- the next life ----------------------------------------------------------------------------------------------------
 
-RESUMES = (
-    ASKS
-    + """
-path = os.path.join(os.environ["TEST_JOB"], "checkpoint")
-life = os.environ.get("SLURM_RESTART_COUNT", "0")
-step = int(open(path).read()) if os.path.exists(path) else 0
-mark(f"from{step}life{life}{os.path.basename(os.environ['NVRX_RUN_DIR'])}")
-if step == 0:
-    train_until_told()
-    if RANK == 0:
-        with open(path + ".tmp", "w") as file:
-            file.write("17")
-        os.replace(path + ".tmp", path)
-client.shutdown_workload_monitoring()
-"""
-)
-
 
 def submit_template(jobs: Jobs, job: Job, *words: str, **knobs: str) -> None:
     """sbatch sbatch_templates/ddp.sbatch WORDS."""
@@ -118,21 +101,6 @@ def submit_template(jobs: Jobs, job: Job, *words: str, **knobs: str) -> None:
     job.job_id = int(jobs.cluster.run("sbatch", "--parsable", *where, "--nodes=3", template, *words).split(";")[0])
 
 
-def test_a_job_that_stopped_early_is_requeued_and_resumes(jobs: Jobs) -> None:
-    """The template requeues what ended with 138, and not what ended with 0."""
-    job = jobs.new(RESUMES)
-    submit_template(jobs, job, "worker.py")
-    job.wait_marks("from0life0r0", 2)
-    warn(job)
-    job.start_again()
-    job.wait_marks("from17life1r1", 2)
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
-    tree = job.directory / "nvrx_logs" / str(job.job_id)
-    assert sorted(path.name for path in tree.iterdir()) == ["r0", "r1"] and job.run_dir.resolve() == tree / "r1"
-    assert job.result()["slurm_restart_count"] == 1
-
-
 def test_a_preempted_job_ends_its_workers_gently_and_resumes(jobs: Jobs) -> None:
     """What Slurm does to a job that it preempts by requeue: SIGTERM, then the queue."""
     job = jobs.submit(STAYS, TWO_PLUS_TWO, sbatch=("--requeue",))
@@ -140,11 +108,13 @@ def test_a_preempted_job_ends_its_workers_gently_and_resumes(jobs: Jobs) -> None
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
     job.start_again()
     assert ranks(job, "term") == [0, 1, 2, 3]
-    first = job.directory / "nvrx_logs" / str(job.job_id) / "r0"
-    assert '"code": 143' in (first / "result.json").read_text()
+    tree = job.directory / "nvrx_logs" / str(job.job_id)
+    assert '"code": 143' in (tree / "r0" / "result.json").read_text()
     job.wait_marks("ready", 8)
     warn(job, "--batch")
     job.wait_marks("told", 4)
+    assert sorted(path.name for path in tree.iterdir()) == ["r0", "r1"] and job.run_dir.resolve() == tree / "r1"
+    assert len(list((tree / "r1").glob("cycle_0/node_*/rank_?.out"))) == 4
     jobs.cluster.run("scancel", str(job.job_id))
     assert job.wait_end().state == "CANCELLED"
 
@@ -168,3 +138,4 @@ def test_the_example_goes_on_after_a_requeue(jobs: Jobs) -> None:
     assert f"resumed from step {stopped[1]}\n" in said[stopped.end() :]
     assert said.count("final step 60 ") == 1
     assert sorted(path.name for path in job.run_dir.resolve().parent.iterdir()) == ["r0", "r1"]
+    assert job.result()["slurm_restart_count"] == 1

@@ -28,7 +28,7 @@ def recorded() -> ModuleType:
 
 
 def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_path: Path) -> None:
-    """SIGBUS hits a worker of n1 while the port of n2 is down: n2 does not pass the preflight, n3 is promoted. Each task
+    """SIGBUS hits a worker of n1 while the port of n2 is down: n2 fails its preflight, n3 is promoted. Each task
     looks at a recorded node of its own."""
     dgx = recorded()
     for name in ("n1", "n2", "n3"):

@@ -5,23 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nvrx_job import Job, Jobs
+from nvrx_job import ASKS, EXCLUDES_N2, SHUTS_DOWN, Job, Jobs
 
 pytestmark = pytest.mark.slurm
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates/srun-direct.sbatch"
-EXCLUDES_N2 = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
-client = RankMonitorClient()
-client.init_workload_monitoring()
-def ask(action, why):
-    client.send_workload_control_request(WorkloadControlRequest(action, why))
-if CYCLE == 0:
-    if os.environ["SLURMD_NODENAME"] == "n2":
-        ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
-    signal.pause()
-"""
-SHUTS_DOWN = "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
 LEFT_BY_N2 = "n2: task 1: Exited with exit code 95"
 
 
@@ -52,7 +40,7 @@ def test_an_excluded_node_does_not_fail_the_job(jobs: Jobs) -> None:
 
 def test_after_an_exclusion_a_shutdown_still_ends_the_chain(jobs: Jobs) -> None:
     """With 95, the higher of the two, a chain would start the job again."""
-    job = submit(jobs, EXCLUDES_N2 + SHUTS_DOWN, "--array=3")
+    job = submit(jobs, EXCLUDES_N2 + SHUTS_DOWN.removeprefix(ASKS), "--array=3")
     assert codes(job) == (93, 93)
     assert LEFT_BY_N2 in job.said()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
-ALL = numa.Ours(frozenset(range(64)), None)
+ALL = numa.Allowed(frozenset(range(64)), None)
 GPUS = {f"GPU {i} (GPU-{i})": f"0000:{0x10 + i:02x}:00.0" for i in range(4)}
 
 
@@ -46,12 +46,12 @@ def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path) -> None:
 
 
 def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path) -> None:
-    ours = numa.Ours(frozenset({0, 1, 2, 5, 34, 99}), frozenset({0}))
+    ours = numa.Allowed(frozenset({0, 1, 2, 5, 34, 99}), frozenset({0}))
     places = numa.by_gpu(4, {}, True, sysfs, ours)
     assert places[0] == (("numactl", "--physcpubind=0-2,5,34", "--membind=0"), places[0].text)
     assert places[0].text.endswith("5 of 16 of its CPUs")
-    assert places[2] == ((), "not bound: none of the CPUs of NUMA node 1 (GPU 0000:12:00.0) is ours")
-    elsewhere = numa.Ours(ALL.cpus, frozenset({1}))
+    assert places[2] == ((), "not bound: none of the CPUs of NUMA node 1 (GPU 0000:12:00.0) is allowed")
+    elsewhere = numa.Allowed(ALL.cpus, frozenset({1}))
     assert numa.by_gpu(1, {}, True, sysfs, elsewhere)[0].prefix == ("numactl", "--cpunodebind=0", "--localalloc")
 
 
@@ -94,7 +94,7 @@ def test_lists_of_cpus_are_read_as_they_are_written(cpus: frozenset[int]) -> Non
 
 
 def test_what_is_ours_comes_from_the_kernel() -> None:
-    ours = numa.Ours.now()
+    ours = numa.Allowed.now()
     assert ours.cpus == os.sched_getaffinity(0)
     here = {int(node.name.removeprefix("node")) for node in Path("/sys/devices/system/node").glob("node[0-9]*")}
     assert ours.nodes is None or not here or (ours.nodes and ours.nodes <= here)
@@ -140,7 +140,7 @@ def test_dry_run_shows_where_and_why_not(node: tuple[Path, dict[str, str]]) -> N
     cpu = min(os.sched_getaffinity(0))
     assert f"local rank 0: numactl --physcpubind={cpu} --" in done.stdout
     assert "(NUMA node 0 of GPU 0000:00:00.0, 1 of 2 of its CPUs)" in done.stdout
-    assert "local rank 1: -  (not bound: none of the CPUs of NUMA node 1 (GPU 0000:01:00.0) is ours)" in done.stdout
+    assert "local rank 1: -  (not bound: none of the CPUs of NUMA node 1 (GPU 0000:01:00.0) is allowed)" in done.stdout
     hidden = run(node, "--dry-run", CUDA_VISIBLE_DEVICES="1")
     assert "local rank 0: -  (not bound: none of the CPUs of NUMA node 1" in hidden.stdout
     assert "local rank 1: -  (not bound: there are 1 GPUs for 2 workers)" in hidden.stdout
@@ -156,14 +156,10 @@ def test_real_workers_run_where_dry_run_said(node: tuple[Path, dict[str, str]]) 
     assert "--numa-bind auto: local ranks 1 are not bound" in done.stderr
 
 
-def test_both_ways_at_once_are_refused(node: tuple[Path, dict[str, str]]) -> None:
-    done = run(node, NVRX_GPUS_PER_NUMA="1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--numa-bind auto and NVRX_GPUS_PER_NUMA exclude each other; leave one out" in done.stderr
-
-
-def test_without_numactl_it_is_one_sentence(node: tuple[Path, dict[str, str]]) -> None:
-    done = run(node, PATH="/nowhere")
-    assert done.returncode == 2
-    assert "--numa-bind auto needs the numactl command, which is not on PATH" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("NVRX_GPUS_PER_NUMA", "1", "exclude each other"), ("PATH", "/nowhere", "needs the numactl command")],
+)
+def test_what_cannot_be_is_one_sentence(node: tuple[Path, dict[str, str]], name: str, value: str, said: str) -> None:
+    done = run(node, **{name: value})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and said in done.stderr

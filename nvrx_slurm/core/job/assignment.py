@@ -1,4 +1,4 @@
-"""The places of one cycle: who has which group rank and ranks, who is done, who is broken. O(1) per message."""
+"""The assignment of one cycle: group rank and ranks of each node, and which are done or broken. O(1) per message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Assignment:
     """`slots` by group rank; `shared` is the plan as a spare gets it (None: nothing was planned yet)."""
 
     def __init__(self, shared: Plan | None = None, slots: Mapping[int, Slot] | None = None) -> None:
-        self._shared = shared
+        self.shared = shared
         self.slots = dict(slots or {})
         self.places = {g: slot.node_id for g, slot in self.slots.items()}  # kept by the next plan where possible
         self._group_rank = {slot.node_id: g for g, slot in self.slots.items()}
@@ -38,7 +38,7 @@ class Assignment:
 
     @classmethod
     def of(cls, places: Mapping[int, str]) -> Assignment:
-        """Places without a plan: of a cycle that is over."""
+        """Group ranks without a plan: of a cycle that is over."""
         return cls(None, {g: Slot(node_id, 0, 0) for g, node_id in places.items()})
 
     @classmethod
@@ -62,8 +62,22 @@ class Assignment:
         )
         return cls(shared, slots)
 
+    def add(self, group_rank: int, slot: Slot) -> None:
+        """Give a node a slot; it loses the one that it had."""
+        self.remove(slot.node_id)
+        self.slots[group_rank], self.places[group_rank] = slot, slot.node_id
+        self._group_rank[slot.node_id] = group_rank
+
+    def remove(self, node_id: str) -> None:
+        """Take the slot of a node, if it has one."""
+        group_rank = self._group_rank.pop(node_id, None)
+        if group_rank is not None:
+            del self.slots[group_rank], self.places[group_rank]
+            self.succeeded.discard(group_rank)
+            self.broken.discard(group_rank)
+
     def group_rank(self, node_id: str) -> int | None:
-        """The place of a node, or None."""
+        """The group rank of a node, or None."""
         return self._group_rank.get(node_id)
 
     def __len__(self) -> int:
@@ -73,7 +87,7 @@ class Assignment:
     @property
     def planned(self) -> int:
         """Active nodes that the plan speaks of; more than `len` where a new term has not seen all of them."""
-        return self._shared.active_nodes if self._shared is not None else 0
+        return self.shared.active_nodes if self.shared is not None else 0
 
     @property
     def healthy(self) -> int:
@@ -87,8 +101,8 @@ class Assignment:
 
     def plan_for(self, node_id: str) -> Plan:
         """The plan from the point of view of one member."""
-        assert self._shared is not None
+        assert self.shared is not None
         group_rank = self._group_rank.get(node_id)
         if group_rank is None:
-            return self._shared
-        return replace(self._shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank)
+            return self.shared
+        return replace(self.shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank)

@@ -30,6 +30,7 @@ __all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
 class Coordinator(Composed):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    through = {Phase.RETURNING: Phase.FINISHED, Phase.CLOSED: Phase.FINISHED}
     parts = (Gathering, Takeover, Running, Stopping, Ending, Membership, Requests)
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
@@ -43,10 +44,5 @@ class Coordinator(Composed):
         return self.job.budget.history.restarts_used
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole state as data that JSON can hold: the state, its next deadline, the job's data and each part's.
-
-        Times are monotonic seconds of the coordinator's host; `started` is the time at which it was made.
-        """
-        own: dict[str, Any] = {"state": self.state.name, "means": self.state.value, "started": self.started}
-        parts = {name.lower(): plain(data) for name, data in self.data_of_parts().items()}
-        return {**own, "deadline": self.deadline(), "job": plain(self.job), "parts": parts}
+        """The whole state as data that JSON can hold. Times are monotonic seconds of this host, as is `started`."""
+        return {**super().snapshot(), "job": plain(self.job)}

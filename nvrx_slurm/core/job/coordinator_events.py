@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvrx_slurm.types import (
+    AgentMessage,
     Asked,
     CoordinatorMessage,
     EndJob,
@@ -17,7 +18,7 @@ from nvrx_slurm.types import (
     WarnJob,
 )
 
-# --- events: messages of agents with who sent them ---------------------------------------------------
+# --- events: messages of agents ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,54 +37,50 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class GotFailed:
-    """`Failed` from `node_id`."""
+class FromAgent:
+    """A message from `node_id`; one subclass for each type of message."""
 
     node_id: str
+    message: AgentMessage
+
+
+class GotFailed(FromAgent):
+    """Ranks failed."""
+
     message: Failed
 
 
-@dataclass(frozen=True, slots=True)
-class GotSucceeded:
-    """`Succeeded` from `node_id`."""
+class GotSucceeded(FromAgent):
+    """All workers ended with 0."""
 
-    node_id: str
     message: Succeeded
 
 
-@dataclass(frozen=True, slots=True)
-class GotStopped:
-    """`Stopped` from `node_id`."""
+class GotStopped(FromAgent):
+    """No worker is left."""
 
-    node_id: str
     message: Stopped
 
 
-@dataclass(frozen=True, slots=True)
-class GotEndJob:
-    """`EndJob` from `node_id`."""
+class GotEndJob(FromAgent):
+    """The job is to end."""
 
-    node_id: str
     message: EndJob
 
 
-@dataclass(frozen=True, slots=True)
-class GotAsked:
-    """`Asked` from `node_id`."""
+class GotAsked(FromAgent):
+    """A rank or a check made a request."""
 
-    node_id: str
     message: Asked
 
 
-@dataclass(frozen=True, slots=True)
-class GotWarnJob:
-    """`WarnJob` from `node_id`."""
+class GotWarnJob(FromAgent):
+    """The job is about to end."""
 
-    node_id: str
     message: WarnJob
 
 
-FROM_AGENT: dict[type, type] = {
+FROM_AGENT: dict[type, type[FromAgent]] = {
     Failed: GotFailed,
     Succeeded: GotSucceeded,
     Stopped: GotStopped,

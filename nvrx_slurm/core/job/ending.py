@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nvrx_slurm.core.job.coordinator_events import (
-    Done,
-    GotAsked,
-    GotEndJob,
-    GotFailed,
-    GotStopped,
-    GotSucceeded,
-    GotWarnJob,
-    Joined,
-    Lost,
-    ProgressRead,
-    TimeLeft,
-)
-from nvrx_slurm.core.job.job_data import JobData, Phase
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.job_data import Phase, rows
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Composed, Row, Table, Tick, rows
+from nvrx_slurm.core.machine import Row, Table, Tick
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.FINISHED, Phase.RETURNING)
 _NAMES_SHOWN = 16
-_TOO_LATE = (GotSucceeded, GotStopped, GotAsked, GotWarnJob, GotEndJob, TimeLeft, ProgressRead)
+_TOO_LATE = (ev.GotSucceeded, ev.GotStopped, ev.GotAsked, ev.GotWarnJob, ev.GotEndJob, ev.TimeLeft, ev.ProgressRead)
 
 
+@dataclass(eq=False)
 class Ending(JobPart):
     """Owns the states after the decision. `job.end` is that decision."""
 
     states = (*_MINE, Phase.CLOSED)
     table: ClassVar[Table] = rows(
-        (_MINE, Joined, Row("on_joined", (Phase.FINISHED,), "it learns the end, too")),
-        (_MINE, Lost, Row("on_lost", (*_MINE, Phase.CLOSED), "it has left")),
-        (_MINE, GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
+        (_MINE, ev.Joined, Row("on_joined", (Phase.FINISHED,), "it learns the end, too")),
+        (_MINE, ev.Lost, Row("on_lost", (*_MINE, Phase.CLOSED), "it has left")),
+        (_MINE, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
         (_MINE, Tick, Row("on_tick", (Phase.CLOSED,), "the end waits for a bounded time")),
         *((_MINE, event, Row("ignore", (), "the end is decided")) for event in _TOO_LATE),
     )
 
-    def __init__(self, core: Composed, job: JobData) -> None:
-        super().__init__(core, job)
-        self.leave_by = 0.0
-        self.return_by = 0.0
+    leave_by: float = 0.0
+    return_by: float = 0.0
 
     def enter(self, now: float) -> None:
         """Tell all agents."""
@@ -53,7 +41,7 @@ class Ending(JobPart):
         self.send_all(self.job.end)
         self._close_if_alone(now)
 
-    def on_joined(self, event: Joined, now: float) -> None:
+    def on_joined(self, event: ev.Joined, now: float) -> None:
         """A late agent learns that the job is over."""
         assert self.job.end is not None
         node = event.message.node
@@ -62,7 +50,7 @@ class Ending(JobPart):
         self.send(node.node_id, self.job.end)
         self.core.go(Phase.FINISHED, now)
 
-    def on_lost(self, event: Lost, now: float) -> None:
+    def on_lost(self, event: ev.Lost, now: float) -> None:
         """An agent has left."""
         if self.job.members.remove(event.node_id) is not None:
             self._close_if_alone(now)
@@ -96,4 +84,4 @@ class Ending(JobPart):
         self.core.go(Phase.CLOSED, now)
         cause = None if job.end.code == ExitCode.OK else first_cause(job.faults)
         report = job.report.build(job.budget.history, now)
-        self.core.emit(Done(job.end.code, job.end.reason, cause, report))
+        self.core.emit(ev.Done(job.end.code, job.end.reason, cause, report))

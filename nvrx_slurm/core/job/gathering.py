@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
-from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSucceeded, ReadProgress
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import STOPPING, JobData, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.placement import Placement, place
-from nvrx_slurm.core.machine import Composed, Row, Table, Tick, earliest, rows
+from nvrx_slurm.core.machine import Row, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Finish, Node, RankFault, Register
 
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
-_NEXT = (*_MINE, Phase.RUNNING, *STOPPING, Phase.FINISHED)
 
 
+@dataclass(eq=False)
 class Gathering(JobPart):
     """Owns the states from the first agent, or from the end of a failed cycle, to the next plan."""
 
     states = _MINE
     table: ClassVar[Table] = rows(
-        (_MINE, GotFailed, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, GotSucceeded, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, GotStopped, Row("on_stopped", _NEXT, "one more is ready")),
+        (_MINE, ev.GotFailed, Row("ignore", (), "of a cycle that is over")),
+        (_MINE, ev.GotSucceeded, Row("ignore", (), "of a cycle that is over")),
+        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "one more is ready")),
         (
             _MINE,
             Tick,
-            Row("on_tick", (*_NEXT, Phase.RETURNING, Phase.CLOSED), "join timeout, last call or pause is over"),
+            Row("on_tick", ANY, "join timeout, last call or pause is over"),
         ),
     )
 
-    def __init__(self, core: Composed, job: JobData) -> None:
-        super().__init__(core, job)
-        self.join_by = core.started + job.settings.join_timeout_s
-        self.announce_at: float | None = core.started + job.settings.announce_s
-        self.last_call_until = 0.0
+    join_by: float = 0.0
+    announce_at: float | None = None
+    last_call_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.join_by = self.core.started + self.job.settings.join_timeout_s
+        self.announce_at = self.core.started + self.job.settings.announce_s
 
     def enter(self, now: float) -> None:
         """The workers of a failed cycle are gone, or a takeover has come to nothing."""
@@ -57,7 +60,7 @@ class Gathering(JobPart):
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def joined(self, message: Register, now: float) -> None:
+    def joined(self, message: t.Register, now: float) -> None:
         """It may complete the nodes that are needed, or begin a takeover."""
         mine = self.job.fresh and self.job.inherited.claim(message)
         if self.job.inherited.running:
@@ -65,16 +68,15 @@ class Gathering(JobPart):
             return
         if mine and not is_busy(message):
             self.add_faults(message.faults, now)
-        elif not mine and is_busy(message) and message.plan is not None:
-            self.stop_workers(message.node.node_id, message.plan.cycle)
+        elif not mine:
+            self.stop_old_workers(message)
         self._plan_if_possible(now)
 
-    def left(self, node: Node, fault: RankFault, now: float) -> None:
+    def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """One fewer."""
-        self.report_between_cycles(node, fault, now)
         self._plan_if_possible(now)
 
-    def on_stopped(self, event: GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
         """A node has passed its preflight, or has stopped workers of an older cycle."""
         if self.job.members.note_stopped(event.node_id, event.message):
             self._plan_if_possible(now)
@@ -99,7 +101,7 @@ class Gathering(JobPart):
             self._announce(now)
         else:
             waited = f"{self.job.settings.join_timeout_s:g} s (join timeout) are over"
-            self.finish(Finish(ExitCode.TOO_FEW_NODES, f"{waited}; {self._missing()}"), now)
+            self.finish(t.Finish(ExitCode.TOO_FEW_NODES, f"{waited}; {self._missing()}"), now)
 
     def _wait(self, now: float) -> None:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
@@ -144,7 +146,7 @@ class Gathering(JobPart):
         placement = place(ready, job.assignment.places, max(most, s.min_nodes))
         assert placement is not None  # enough nodes are ready
         if job.fresh and s.tracks_progress:
-            self.core.emit(ReadProgress(-1))
+            self.core.emit(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
         job.fresh, job.faults = False, {}
         self._send_plans(placement, now)

@@ -11,88 +11,66 @@ from nvrx_slurm.types import Doing, History, Plan, Register
 
 
 class Inherited:
-    """The last cycle that anybody has seen a plan of, and who has a place in it. O(1) per message."""
+    """The last cycle of which any agent has a plan, and the agents with a group rank in it. O(1) per message."""
 
     def __init__(self) -> None:
         self.last_cycle = -1
-        self.plan: Plan | None = None  # of that cycle, from somebody who was active in it
+        self.plan: Plan | None = None  # of that cycle, from an agent that was active in it
         self.places: dict[int, str] = {}  # group rank -> node_id, of that cycle only
-        self.running: set[str] = set()  # those of them who still run it, or are done with it
-        self._slots: dict[str, tuple[int, Slot]] = {}  # group rank and slot of everybody in `running`
-        self._succeeded: set[str] = set()
-        self._early = False
-        self._broken: set[str] = set()  # runs on with a fault (min-healthy)
+        self.running = Assignment()  # of the agents that still run it, or are done with it
 
     def learn(self, plan: Plan) -> list[str]:
         """Note a plan that an agent has seen; returns the runners of a cycle that turns out not to be the last one."""
         if plan.cycle <= self.last_cycle:
             return []
         self.last_cycle = plan.cycle
-        overtaken = sorted(self.running)
+        overtaken = sorted(self.running.places.values())
         self.forget()
         return overtaken
 
     def claim(self, message: Register) -> bool:
-        """Take down whose place an agent has in the last cycle; False if it is of another cycle, or somebody else's."""
-        plan, node_id = message.plan, message.node.node_id
+        """Note an agent's group rank in the last cycle; False if it has none, or another agent has it."""
+        plan, node = message.plan, message.node
         if plan is None or not plan.active or plan.cycle != self.last_cycle:
             return False
-        if self.places.setdefault(plan.group_rank, node_id) != node_id:
+        if self.places.setdefault(plan.group_rank, node.node_id) != node.node_id:
             return False
         self.plan = plan
-        if message.doing not in (Doing.RUNNING, Doing.SUCCEEDED):
-            return True
-        self.running.add(node_id)
-        self._slots[node_id] = plan.group_rank, Slot(node_id, plan.rank_offset, message.node.nproc)
-        if message.doing is Doing.SUCCEEDED:
-            self.finished(node_id, message.early)
-        elif message.faults:
-            self.failed(node_id)
+        if message.doing in (Doing.RUNNING, Doing.SUCCEEDED):
+            self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
+            if message.doing is Doing.SUCCEEDED:
+                self.finished(node.node_id, message.early)
+            elif message.faults:
+                self.failed(node.node_id)
         return True
 
     def finished(self, node_id: str, early: bool) -> None:
         """This agent is done with the last cycle."""
-        if node_id in self.running:
-            self._succeeded.add(node_id)
-            self._early = self._early or early
+        group_rank = self.running.group_rank(node_id)
+        if group_rank is not None:
+            self.running.succeeded.add(group_rank)
+            self.running.early = self.running.early or early
 
     def failed(self, node_id: str) -> None:
         """This agent runs on with a fault."""
-        if node_id in self.running:
-            self._broken.add(node_id)
-
-    def stopped(self, node_id: str) -> None:
-        """This agent does not run the last cycle (any more), but keeps its place for the next one."""
-        self.running.discard(node_id)
-        self._succeeded.discard(node_id)
-        self._broken.discard(node_id)
+        group_rank = self.running.group_rank(node_id)
+        if group_rank is not None:
+            self.running.broken.add(group_rank)
 
     def complete(self, sizes: Collection[int]) -> bool:
         """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
         return self.plan is not None and len(self.running) == self.plan.active_nodes and len(self.running) in sizes
 
-    @property
-    def good(self) -> int:
-        """Nodes of the last cycle that are here and run without a fault or are done."""
-        return len(self.running - self._broken)
-
     def assignment(self, term: int, history: History) -> Assignment:
-        """That cycle, carried on in `term`. Who is not here has no slot in it."""
+        """That cycle, carried on in `term`. A node that is not here has no slot in it, but keeps its place."""
         assert self.plan is not None
-        shared = replace(self.plan, term=term, history=history, group_rank=-1, rank_offset=-1)
-        assignment = Assignment(shared, dict(self._slots[node_id] for node_id in self.running))
-        assignment.places = dict(self.places)  # also of those who run nothing any more
-        group_ranks = {node_id: self._slots[node_id][0] for node_id in self.running}
-        assignment.succeeded = {group_ranks[node_id] for node_id in self._succeeded}
-        assignment.broken = {group_ranks[node_id] for node_id in self._broken}
-        assignment.early = self._early
-        return assignment
+        self.running.shared = replace(self.plan, term=term, history=history, group_rank=-1, rank_offset=-1)
+        self.running.places = self.places
+        return self.running
 
     def forget(self) -> None:
         """That cycle is over, or carried on."""
-        self.plan, self.places, self._early = None, {}, False
-        self.running, self._succeeded, self._broken = set(), set(), set()
-        self._slots = {}
+        self.plan, self.places, self.running = None, {}, Assignment()
 
 
 def is_busy(message: Register) -> bool:

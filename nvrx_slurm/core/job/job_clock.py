@@ -6,11 +6,11 @@ from enum import Enum
 
 from nvrx_slurm.core.machine import earliest
 
-_ANSWER_S = 15.0  # without an answer for so long, what is known holds
+_ANSWER_S = 15.0  # after this time without an answer, what was known before holds
 
 
 class Due(Enum):
-    """What the clock wants."""
+    """What is to be done."""
 
     NOTHING = 0
     ASK = 1  # how much time is left: an administrator may have changed it
@@ -19,7 +19,7 @@ class Due(Enum):
 
 
 class JobClock:
-    """Asks for the time left at the start, and again shortly before it is to act on it, then acts."""
+    """Asks for the time left at the start, and again shortly before a warning or a stop; then warns or stops."""
 
     def __init__(self, limited: bool, warn_before_s: float, stop_before_s: float, now: float) -> None:
         self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
@@ -32,11 +32,11 @@ class JobClock:
 
     @property
     def known(self) -> bool:
-        """Whether anybody has ever known the time left."""
+        """Whether the time left was ever known."""
         return self._end_at is not None
 
     def deadline(self) -> float | None:
-        """When it wants to be looked at."""
+        """When `look` is due (monotonic seconds), or None."""
         return earliest(self._ask_at, self._answer_by, self._act_at)
 
     def look(self, now: float) -> Due:
@@ -53,7 +53,7 @@ class JobClock:
         return Due.NOTHING
 
     def answer(self, left_s: float | None, now: float) -> Due:
-        """So much time is left (None: nobody knows, so what was known holds)."""
+        """`left_s` seconds are left; None = no answer: what was known before holds."""
         self._answer_by = self._ask_at = self._act_at = None
         if left_s is not None:
             self._end_at = now + left_s

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
+from nvrx_slurm.core import machine
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import JobClock
 from nvrx_slurm.core.job.members import Members
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
+from nvrx_slurm.core.machine import Follows
 from nvrx_slurm.types import Finish, RankFault, RestartPolicy, Warn
 
 SIGUSR1 = 10
@@ -33,11 +36,24 @@ class Phase(Enum):
     CLOSED = "done"
 
 
-GATHERING = (Phase.JOINING, Phase.LAST_CALL, Phase.TAKEOVER, Phase.PAUSED)
 STOPPING = (Phase.STOPPING, Phase.SCORING)
-NEXT = (*STOPPING, Phase.JOINING, Phase.PAUSED, Phase.RUNNING)  # where a failed cycle leads to, if not to the end
-LIVE = (*GATHERING, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING)  # the end is not decided
 OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no agent is here to be told
+LIVE = tuple(phase for phase in Phase if phase not in OVER)
+_FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
+FOLLOWS: Follows = {
+    Phase.JOINING: (Phase.LAST_CALL, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
+    Phase.LAST_CALL: (Phase.JOINING, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
+    Phase.TAKEOVER: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING, *OVER),
+    Phase.PAUSED: (Phase.JOINING, Phase.RUNNING, *OVER),
+    Phase.RUNNING: (Phase.LAST_RANKS, *_FAILED, *OVER),
+    Phase.LAST_RANKS: (*_FAILED, *OVER),
+    Phase.STOPPING: (Phase.SCORING, Phase.JOINING, Phase.PAUSED, Phase.RUNNING, *OVER),
+    Phase.SCORING: (Phase.JOINING, Phase.PAUSED, Phase.RUNNING, *OVER),
+    Phase.FINISHED: (Phase.RETURNING, Phase.CLOSED),
+    Phase.RETURNING: (Phase.FINISHED, Phase.CLOSED),
+}
+ANY = tuple(Phase)
+rows = partial(machine.rows, FOLLOWS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The coordinator's view of the connected agents: who is here, who is ready, who is missing."""
+"""The coordinator's view of the connected agents: which are here, ready or missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nvrx_slurm.core.job.placement import infra_order
 from nvrx_slurm.types import Node, Stopped
 
-# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing, and says when it is fit.
+# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing and is being checked.
 READY, JOINING, PREPARING = -1, -2, -3
 _NAMES_SHOWN = 16
 
@@ -98,7 +98,7 @@ class Members:
         return sorted((m.node for m in self._by_id.values()), key=infra_order)
 
     def missing(self, expected: Sequence[str], at_least: int) -> str:
-        """One sentence: how many are here and, as far as names are known, who is not."""
+        """One sentence: how many are here and, as far as names are known, which are missing."""
         head = f"{len(self)} of at least {at_least} nodes are here"
         names = [host for rank, host in enumerate(expected) if rank not in self._by_infra]
         if not names:

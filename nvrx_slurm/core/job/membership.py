@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nvrx_slurm.core.job.coordinator_events import Joined, Lost
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import busy_cycle
-from nvrx_slurm.core.job.job_data import LIVE, OVER
+from nvrx_slurm.core.job.job_data import ANY, LIVE, rows
 from nvrx_slurm.core.job.members import JOINING
-from nvrx_slurm.core.job.part import JobPart, lost
-from nvrx_slurm.core.machine import Row, Table, rows
-from nvrx_slurm.types import Register
+from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.machine import Row, Table
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 
 
 class Membership(JobPart):
-    """Handles Joined and Lost in all states before the end."""
+    """Handles ev.Joined and ev.Lost in all states before the end."""
 
     table: ClassVar[Table] = rows(
-        (LIVE, Joined, Row("on_joined", (*LIVE, *OVER), "a new node, a returning one, or a takeover")),
-        (LIVE, Lost, Row("on_lost", (*LIVE, *OVER), "a fault if it was active")),
+        (LIVE, ev.Joined, Row("on_joined", ANY, "a new node, a returning one, or a takeover")),
+        (LIVE, ev.Lost, Row("on_lost", ANY, "a fault if it was active")),
     )
 
-    def on_joined(self, event: Joined, now: float) -> None:
+    def on_joined(self, event: ev.Joined, now: float) -> None:
         """A new agent, a returning one, or one that reports what it runs to a new coordinator."""
         job, message, node = self.job, event.message, event.message.node
         if message.plan is not None and message.plan.cycle > _LAST_CYCLE:
@@ -44,10 +44,10 @@ class Membership(JobPart):
             job.members.set_busy(node.node_id, busy_cycle(message))
             self.owner.joined(message, now)
 
-    def _learn(self, message: Register, now: float) -> None:
+    def _learn(self, message: t.Register, now: float) -> None:
         """Take over what the agent knows of earlier terms."""
         job = self.job
-        job.inherited.stopped(message.node.node_id)  # unless the agent says otherwise in a moment
+        job.inherited.running.remove(message.node.node_id)  # unless the agent says otherwise in a moment
         if message.plan is None:
             return
         if job.budget.inherit(message.plan.history):  # one that joined before this was known may have been excluded
@@ -59,11 +59,8 @@ class Membership(JobPart):
         if job.fresh:
             job.cycle = max(job.cycle, job.inherited.last_cycle)
 
-    def on_lost(self, event: Lost, now: float) -> None:
+    def on_lost(self, event: ev.Lost, now: float) -> None:
         """A stream broke."""
-        member = self.job.members.remove(event.node_id)
-        if member is None:
-            return
-        if self.job.assignment.group_rank(event.node_id) is not None:
+        if event.node_id in self.job.members and self.job.assignment.group_rank(event.node_id) is not None:
             self.job.lost_at[event.node_id] = now
-        self.owner.left(member.node, lost(member.node, event.why), now)
+        self.remove(event.node_id, event.why, now)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import cast
 
-from nvrx_slurm.core.job.coordinator_events import AskTimeLeft, Drop, GotFailed, SendTo
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
-from nvrx_slurm.core.machine import Composed, Part, Say, Tick, earliest
+from nvrx_slurm.core.machine import Part, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
-from nvrx_slurm.types import CoordinatorMessage, FaultKind, Finish, Node, RankFault, Refused, Register, Stop, Warn
 
 _SIGTERM = 15
-_FAULTS_SAID = 4  # per cycle; result.json has all
+_FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 
 
+@dataclass(eq=False)
 class JobPart(Part):
     """A part of the coordinator. A part that owns states overrides `joined`, `left`, `timer_at` and `on_timer`."""
 
-    def __init__(self, core: Composed, job: JobData) -> None:
-        super().__init__(core)
-        self.job = job
+    job: JobData
 
     @property
     def owner(self) -> JobPart:
@@ -31,10 +32,10 @@ class JobPart(Part):
 
     # --- what a part that owns states is told ---------------------------------------------------------------
 
-    def joined(self, message: Register, now: float) -> None:
+    def joined(self, message: t.Register, now: float) -> None:
         """An agent has registered; it is a member already."""
 
-    def left(self, node: Node, fault: RankFault, now: float) -> None:
+    def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """A member is gone and removed; `fault` says why."""
 
     def timer_at(self) -> float | None:
@@ -60,11 +61,11 @@ class JobPart(Part):
         """Print a sentence."""
         self.core.emit(Say(text))
 
-    def send(self, node_id: str, message: CoordinatorMessage) -> None:
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> None:
         """To one agent."""
-        self.core.emit(SendTo(node_id, message))
+        self.core.emit(ev.SendTo(node_id, message))
 
-    def send_all(self, message: CoordinatorMessage) -> None:
+    def send_all(self, message: t.CoordinatorMessage) -> None:
         """To all connected agents, in infra order."""
         for node in self.job.members.in_order():
             self.send(node.node_id, message)
@@ -75,9 +76,14 @@ class JobPart(Part):
 
     def stop_workers(self, node_id: str, cycle: int) -> None:
         """An agent has workers of `cycle` that are not, or no longer, part of the job."""
-        self.send(node_id, Stop(self.job.settings.term, cycle, f"its part in cycle {cycle} is over"))
+        self.send(node_id, t.Stop(self.job.settings.term, cycle, f"its part in cycle {cycle} is over"))
 
-    def warn(self, warning: Warn) -> None:
+    def stop_old_workers(self, message: t.Register) -> None:
+        """The same for an agent that has just registered, if it has any."""
+        if message.plan is not None and is_busy(message):
+            self.stop_workers(message.node.node_id, message.plan.cycle)
+
+    def warn(self, warning: t.Warn) -> None:
         """Tell all agents, and those that come later, that the job is about to end."""
         if self.job.warning is None:
             self.job.warning = warning
@@ -86,56 +92,58 @@ class JobPart(Part):
 
     # --- faults, and nodes that go --------------------------------------------------------------------------
 
-    def add_faults(self, faults: Iterable[RankFault], now: float) -> None:
+    def add_faults(self, faults: Iterable[t.RankFault], now: float) -> None:
         """Note faults of the last cycle."""
         for fault in faults:
             self.job.add_fault(fault, now)
 
-    def fail_cycle(self, cause: RankFault | None, now: float) -> None:
+    def fail_cycle(self, cause: t.RankFault | None, now: float) -> None:
         """The cycle cannot go on: its workers are stopped."""
         assert cause is not None
         self.job.cause = cause
         self.core.go(Phase.STOPPING, now)
 
-    def refuse(self, node_id: str, why: str, now: float, fault: RankFault | None = None) -> None:
-        """Send an agent away. A member is removed as if it were lost, or for `fault`."""
+    def remove(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
+        """A member is lost, or is taken out for `fault`."""
+        job, member = self.job, self.job.members.remove(node_id)
+        if member is None:
+            return
+        fault = fault or lost(member.node, why)
+        if fault.kind is not t.FaultKind.NODE_LOST or job.assignment.group_rank(node_id) is not None:
+            job.report.add_fault(fault, job.cycle, now)
+        else:
+            self.say(f"node {member.node.host} left: {fault.message}")
+        self.owner.left(member.node, fault, now)
+
+    def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
+        """Send an agent away; a member is removed."""
         self.send_away(node_id, why)
-        member = self.job.members.remove(node_id)
-        if member is not None:
-            self.owner.left(member.node, fault or lost(member.node, why), now)
+        self.remove(node_id, why, now, fault)
 
     def send_away(self, node_id: str, why: str) -> None:
         """Tell an agent that it is not taken, and close its stream."""
-        self.send(node_id, Refused(ExitCode.NODE_REFUSED, why))
-        self.core.emit(Drop(node_id))
+        self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))
+        self.core.emit(ev.Drop(node_id))
 
-    def spare_left(self, node: Node, fault: RankFault, now: float) -> None:
-        """A node that is not in the assignment is gone."""
-        if fault.kind is FaultKind.NODE_LOST:
-            self.say(f"spare node {node.host} left: {fault.message}")
-        else:
-            self.job.report.add_fault(fault, self.job.cycle, now)
-
-    def report_between_cycles(self, node: Node, fault: RankFault, now: float) -> None:
-        """A node of the last cycle is lost, or any node is excluded, while no cycle runs."""
-        if fault.kind is not FaultKind.NODE_LOST or self.job.assignment.group_rank(node.node_id) is not None:
-            self.job.report.add_fault(fault, self.job.cycle, now)
-
-    def more_faults(self, event: GotFailed, now: float) -> None:
+    def more_faults(self, event: ev.GotFailed, now: float) -> None:
         """Faults of the last cycle that arrive after it was given up."""
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
                 self.job.add_fault(fault, now)
-                first = first_cause(self.job.faults) == fault
-                if self.job.end is None and (first or len(self.job.faults) <= _FAULTS_SAID):
-                    self.say(
-                        f"{'more likely the cause' if first else 'also failed'}: {headline(fault)}{evidence(fault)}"
-                    )
+                self._say_if_new(fault)
+
+    def _say_if_new(self, fault: t.RankFault) -> None:
+        """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
+        known = len(self.job.faults)
+        first = known <= _FAULTS_COMPARED and first_cause(self.job.faults) == fault
+        if self.job.end is None and (first or known <= _FAULTS_SAID):
+            what = "more likely the cause" if first else "also failed"
+            self.say(f"{what}: {headline(fault)}{evidence(fault)}")
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def finish(self, end: Finish, now: float) -> None:
+    def finish(self, end: t.Finish, now: float) -> None:
         """Decide the end and tell all agents."""
         self.job.end = end
         self.core.go(Phase.FINISHED, now)
@@ -144,16 +152,16 @@ class JobPart(Part):
         """Do what the end of the allocation asks for; whether that was something."""
         s = self.job.settings
         if due is Due.ASK:
-            self.core.emit(AskTimeLeft())
+            self.core.emit(ev.AskTimeLeft())
         elif due is Due.WARN:
             left = f"less than {s.warn_before_end_s:g} s of the allocation are left"
-            self.warn(Warn(s.warning_signum or SIGUSR1, left))
+            self.warn(t.Warn(s.warning_signum or SIGUSR1, left))
         elif due is Due.STOP:
             left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
-            self.finish(Finish(signal_exit_code(_SIGTERM), left), now)
+            self.finish(t.Finish(signal_exit_code(_SIGTERM), left), now)
         return due is not Due.NOTHING
 
 
-def lost(node: Node, why: str) -> RankFault:
+def lost(node: t.Node, why: str) -> t.RankFault:
     """A node that is gone, as a fault."""
-    return RankFault(FaultKind.NODE_LOST, node.host, node.infra_rank, message=why)
+    return t.RankFault(t.FaultKind.NODE_LOST, node.host, node.infra_rank, message=why)

@@ -1,4 +1,4 @@
-"""Who is active, who is spare: the one place that orders members and hands out group ranks.
+"""Which nodes are active and which are spares: the one place that orders members and assigns group ranks.
 
 Segments by NVLink domain (`--ft-segment`, seed 000) will be a second way to pick from `ready`, here.
 """

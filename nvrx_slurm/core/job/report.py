@@ -23,11 +23,16 @@ class ReportBuilder:
         self._restarts: list[RestartRecord] = []
         self._open: RestartRecord | None = None  # the restart that is under way
         self._down_s = 0.0
+        self._seen: set[RankFault] = set()  # of that cycle: a fault that is told again is listed once
         self._lost: dict[str, None] = {}
         self._promoted: dict[str, None] = {}
 
     def add_fault(self, fault: RankFault, cycle: int, now: float) -> None:
         """A fault has become known."""
+        if self._last_faults and self._last_faults[0].cycle != cycle:
+            self._last_faults, self._seen = [], set()
+        if fault in self._seen:
+            return
         record = FaultRecord(
             at_s=now - self._started_at,
             cycle=cycle,
@@ -43,10 +48,9 @@ class ReportBuilder:
             self._faults.append(record)
         else:
             self._not_listed += 1
-        if self._last_faults and self._last_faults[0].cycle != cycle:
-            self._last_faults = []
         if len(self._last_faults) < LISTED:
             self._last_faults.append(record)
+            self._seen.add(fault)
         if fault.kind is FaultKind.NODE_LOST and fault.host and len(self._lost) < LISTED:
             self._lost[fault.host] = None
 

@@ -89,8 +89,8 @@ class Budget:
         return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
 
     def _pause_s(self, cause: RankFault, lasted_s: float) -> float:
-        """A rank that dies at its start time after time does so for a reason (a file system, a licence, a bad file):
-        it helps to give that a moment. Anything else is started again at once."""
+        """A rank that dies at its start again and again may wait for something outside (a file system, a licence):
+        the next cycle starts later. After any other fault it starts at once."""
         if lasted_s >= self._limits.crash_loop_s or cause.rank < 0:
             self._early_death = None
             return 0.0
@@ -150,7 +150,7 @@ def _by_itself(fault: RankFault) -> bool:
 
 
 def headline(fault: RankFault) -> str:
-    """One line without the traceback: who, where, what."""
+    """One line without the traceback: rank, node and fault."""
     where = f"node {fault.infra_rank} ({fault.host})"
     if fault.kind is FaultKind.NODE_LOST and not fault.host:  # no single node is to blame
         return fault.message
@@ -160,16 +160,16 @@ def headline(fault: RankFault) -> str:
         return f"{where} was excluded on request of its rank {fault.rank}: {fault.message}"
     if fault.kind is FaultKind.UNHEALTHY:
         return f"{where} is not healthy: {fault.message}"
-    who = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
+    rank = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
     if fault.kind is FaultKind.EXIT:
-        return f"{who} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")
+        return f"{rank} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")
     if fault.kind is FaultKind.SIGNAL:
-        return f"{who} was killed by {fault.message or f'signal {-fault.exit_code}'}"
+        return f"{rank} was killed by {fault.message or f'signal {-fault.exit_code}'}"
     if fault.kind is FaultKind.HANG:
-        return f"{who} hung: {fault.message}"
+        return f"{rank} hung: {fault.message}"
     if fault.kind is FaultKind.SPAWN:
-        return f"{who} could not be started: {fault.message}"
-    return f"{who} does not end: {fault.message}"
+        return f"{rank} could not be started: {fault.message}"
+    return f"{rank} does not end: {fault.message}"
 
 
 def evidence(fault: RankFault) -> str:

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSucceeded
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import NEXT, OVER, STOPPING, JobData, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart, lost
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
-from nvrx_slurm.core.machine import Composed, Row, Table, Tick, rows
+from nvrx_slurm.core.machine import Row, Table, Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
-from nvrx_slurm.types import Doing, Finish, Node, RankFault, RanksGone, Register
 
 _MINE = (Phase.RUNNING, Phase.LAST_RANKS)
 
 
+@dataclass(eq=False)
 class Running(JobPart):
     """Owns the states from a plan to the first fault that stops the cycle, or to the success of the job."""
 
     states = _MINE
     table: ClassVar[Table] = rows(
-        (_MINE, GotFailed, Row("on_failed", (Phase.LAST_RANKS, *NEXT, *OVER), "restart, go on, or the end")),
-        (_MINE, GotSucceeded, Row("on_succeeded", (*_MINE, Phase.FINISHED), "the end when all have")),
+        (_MINE, ev.GotFailed, Row("on_failed", ANY, "restart, go on, or the end")),
+        (_MINE, ev.GotSucceeded, Row("on_succeeded", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all have")),
         (
             _MINE,
-            GotStopped,
-            Row("on_stopped", (*_MINE, *STOPPING, Phase.JOINING, Phase.FINISHED), "a returned node is a spare now"),
+            ev.GotStopped,
+            Row("on_stopped", (*LIVE, Phase.FINISHED), "a returned node is a spare now"),
         ),
-        (_MINE, Tick, Row("on_tick", (*_MINE, Phase.FINISHED), "the last ranks take too long")),
+        (_MINE, Tick, Row("on_tick", (Phase.FINISHED,), "the last ranks take too long")),
     )
 
-    def __init__(self, core: Composed, job: JobData) -> None:
-        super().__init__(core, job)
-        self.last_ranks_by = 0.0
+    last_ranks_by: float = 0.0
 
     def enter(self, now: float) -> None:
         """The plans of a cycle have been sent; one that was taken over may be done already."""
@@ -43,7 +43,7 @@ class Running(JobPart):
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def joined(self, message: Register, now: float) -> None:
+    def joined(self, message: t.Register, now: float) -> None:
         """An active node that made its stream anew goes on; any other node is a spare."""
         node, plan, assignment = message.node, message.plan, self.job.assignment
         group_rank = assignment.group_rank(node.node_id)
@@ -51,40 +51,36 @@ class Running(JobPart):
             self._joined_as_spare(message)
             return
         current = plan is not None and plan.cycle == self.job.cycle
-        goes_on = current and message.doing in (Doing.RUNNING, Doing.SUCCEEDED) and group_rank not in assignment.gone
-        if goes_on:
+        goes_on = current and message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED)
+        if goes_on and group_rank not in assignment.gone:
             self.send_plan(node.node_id)
-            if message.doing is Doing.SUCCEEDED:
+            if message.doing is t.Doing.SUCCEEDED:
                 self._note_success(group_rank, message.early, now)
             elif message.faults:
                 self._node_failed(group_rank, message.faults, now)
         elif group_rank in assignment.gone:  # the others were told that its ranks are dead
-            if is_busy(message):
-                self.stop_workers(node.node_id, self.job.cycle)
+            self.stop_old_workers(message)
         elif group_rank not in assignment.succeeded:
             unseen = lost(node, "its agent had no coordinator for a while and stopped its workers")
             self._node_failed(group_rank, (current and message.faults) or (unseen,), now, gone=True)
 
-    def _joined_as_spare(self, message: Register) -> None:
-        node = message.node
-        if is_busy(message) and message.plan is not None:
-            self.stop_workers(node.node_id, message.plan.cycle)
-            return
-        self.say(f"node {node.host} joined as a spare")
-        self.send_plan(node.node_id)
+    def _joined_as_spare(self, message: t.Register) -> None:
+        if is_busy(message):
+            self.stop_old_workers(message)
+        else:
+            self.say(f"node {message.node.host} joined as a spare")
+            self.send_plan(message.node.node_id)
 
-    def left(self, node: Node, fault: RankFault, now: float) -> None:
+    def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """A fault, unless the node was a spare or is past its part in the cycle."""
         assignment = self.job.assignment
         group_rank = assignment.group_rank(node.node_id)
-        if group_rank is None:
-            self.spare_left(node, fault, now)
-        elif group_rank not in assignment.succeeded and group_rank not in assignment.gone:
+        if group_rank is not None and group_rank not in assignment.succeeded | assignment.gone:
             self._node_failed(group_rank, (fault,), now, gone=True)
 
     # --- what agents report ---------------------------------------------------------------------------------
 
-    def on_failed(self, event: GotFailed, now: float) -> None:
+    def on_failed(self, event: ev.GotFailed, now: float) -> None:
         """Ranks failed on an active node."""
         group_rank = self._active(event)
         if group_rank is None:
@@ -94,13 +90,13 @@ class Running(JobPart):
         else:
             self.refuse(event.node_id, "it reported a failure without a fault", now)
 
-    def on_succeeded(self, event: GotSucceeded, now: float) -> None:
+    def on_succeeded(self, event: ev.GotSucceeded, now: float) -> None:
         """One node is done."""
         group_rank = self._active(event)
         if group_rank is not None:
             self._note_success(group_rank, event.message.early, now)
 
-    def on_stopped(self, event: GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
         """A returned node has stopped its old workers: it is a spare. An active one has stopped by itself, or
         (min-healthy) has lost its last worker."""
         if not self.job.members.note_stopped(event.node_id, event.message):
@@ -115,7 +111,7 @@ class Running(JobPart):
             unasked = lost(self.job.members[event.node_id].node, "it stopped its workers unasked")
             self._node_failed(group_rank, (unasked,), now, gone=True)
 
-    def _active(self, event: GotFailed | GotSucceeded) -> int | None:
+    def _active(self, event: ev.GotFailed | ev.GotSucceeded) -> int | None:
         """The group rank of the sender, if it takes part in the running cycle and speaks of that one."""
         group_rank = self.job.assignment.group_rank(event.node_id)
         current = event.message.cycle == self.job.cycle and event.node_id in self.job.members
@@ -123,7 +119,7 @@ class Running(JobPart):
 
     # --- what follows ---------------------------------------------------------------------------------------
 
-    def _node_failed(self, group_rank: int, faults: Sequence[RankFault], now: float, gone: bool = False) -> None:
+    def _node_failed(self, group_rank: int, faults: Sequence[t.RankFault], now: float, gone: bool = False) -> None:
         """Something happened to an active node; `gone`: none of its workers is left."""
         job, assignment = self.job, self.job.assignment
         self.add_faults(faults, now)
@@ -148,7 +144,7 @@ class Running(JobPart):
         """The in-process wrappers of the other nodes need not wait for a heartbeat to be late."""
         for other, slot in self.job.assignment.slots.items():
             if ranks and other != group_rank and slot.node_id in self.job.members:
-                self.send(slot.node_id, RanksGone(self.job.cycle, ranks, why))
+                self.send(slot.node_id, t.RanksGone(self.job.cycle, ranks, why))
 
     def _note_success(self, group_rank: int, early: bool, now: float) -> None:
         self.job.assignment.succeeded.add(group_rank)
@@ -173,9 +169,9 @@ class Running(JobPart):
         if self.job.assignment.early:
             warning = self.job.warning
             signum = warning.signum if warning is not None else self.job.settings.warning_signum
-            self.finish(Finish(signal_exit_code(signum), "the ranks were warned, saved their work and ended"), now)
+            self.finish(t.Finish(signal_exit_code(signum), "the ranks were warned, saved their work and ended"), now)
         else:
-            self.finish(Finish(ExitCode.OK, "all ranks finished"), now)
+            self.finish(t.Finish(ExitCode.OK, "all ranks finished"), now)
 
     def timer_at(self) -> float | None:
         """How long the last ranks of nodes with a fault may take to end."""

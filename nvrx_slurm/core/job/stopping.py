@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSucceeded, ProgressRead, ReadProgress
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import NEXT, OVER, STOPPING, JobData, Phase
+from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import evidence, headline
-from nvrx_slurm.core.machine import Composed, Row, Table, Tick, rows
-from nvrx_slurm.types import Finish, Node, RankFault, Register, Stop
+from nvrx_slurm.core.machine import Row, Table, Tick
 
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 
 
+@dataclass(eq=False)
 class Stopping(JobPart):
     """Owns the states from the fault that stops a cycle until nothing of that cycle is left."""
 
     states = STOPPING
     table: ClassVar[Table] = rows(
-        (STOPPING, GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
-        (STOPPING, GotSucceeded, Row("ignore", (), "too late: the cycle is being stopped")),
-        (STOPPING, GotStopped, Row("on_stopped", (*NEXT, Phase.FINISHED), "the next cycle when all are")),
-        (STOPPING, ProgressRead, Row("on_progress", (*NEXT, *OVER), "score this cycle")),
-        (STOPPING, Tick, Row("on_tick", (*NEXT, *OVER), "a node does not stop, or progress cannot be read")),
+        (STOPPING, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
+        (STOPPING, ev.GotSucceeded, Row("ignore", (), "too late: the cycle is being stopped")),
+        (STOPPING, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "the next cycle when all are")),
+        (STOPPING, ev.ProgressRead, Row("on_progress", ANY, "score this cycle")),
+        (STOPPING, Tick, Row("on_tick", ANY, "a node does not stop, or progress cannot be read")),
     )
 
-    def __init__(self, core: Composed, job: JobData) -> None:
-        super().__init__(core, job)
-        self.pending: set[str] = set()  # node_ids of agents that have yet to stop
-        self.stop_by = 0.0
-        self.score_by = 0.0  # no plan before the cycle is scored, or this
-        self.end_unless_scored: Finish | None = None  # what the budget says, if progress does not say more
+    pending: set[str] = field(default_factory=set)  # node_ids of agents that have yet to stop
+    stop_by: float = 0.0
+    score_by: float = 0.0  # no plan before the cycle is scored, or this
+    end_unless_scored: t.Finish | None = None  # what the budget says, if progress does not say more
 
     def enter(self, now: float) -> None:
         """Stop all workers for the next cycle, or end the job."""
@@ -45,9 +45,9 @@ class Stopping(JobPart):
         else:  # the last lines of the job tell its cause in full
             left = decision.why.removeprefix(headline(job.cause)).removeprefix("; ")
             self.say(f"{failed} and ends the job: {left}")
-        end = None if decision.restart else Finish(decision.code, decision.why)
+        end = None if decision.restart else t.Finish(decision.code, decision.why)
         if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
-            self.core.emit(ReadProgress(job.cycle))
+            self.core.emit(ev.ReadProgress(job.cycle))
         elif end is not None:
             self.finish(end, now)
             return
@@ -60,7 +60,7 @@ class Stopping(JobPart):
         self.pending = {node_id for node_id in nodes if job.members.may_run(node_id)}
         for node_id in nodes:
             if node_id in self.pending:
-                self.send(node_id, Stop(s.term, job.cycle, failed))
+                self.send(node_id, t.Stop(s.term, job.cycle, failed))
         if s.has_preflight:
             self._check_spares()
         self._go_on_if_stopped(now)
@@ -71,40 +71,36 @@ class Stopping(JobPart):
         for node in job.members.ready_nodes():
             if job.assignment.group_rank(node.node_id) is None:
                 job.members.set_busy(node.node_id, job.cycle)
-                self.send(node.node_id, Stop(job.settings.term, job.cycle, "it may be needed"))
+                self.send(node.node_id, t.Stop(job.settings.term, job.cycle, "it may be needed"))
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def joined(self, message: Register, now: float) -> None:
+    def joined(self, message: t.Register, now: float) -> None:
         """An agent that made its stream anew may have stopped meanwhile."""
-        if is_busy(message) and message.plan is not None:
-            self.stop_workers(message.node.node_id, message.plan.cycle)
+        if is_busy(message):
+            self.stop_old_workers(message)
         else:
             self._stopped(message.node.node_id, now)
 
-    def left(self, node: Node, fault: RankFault, now: float) -> None:
+    def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """It is not waited for."""
         if node.node_id in self.pending:
             self.job.add_fault(fault, now)
             self._stopped(node.node_id, now)
-        elif self.job.assignment.group_rank(node.node_id) is None:
-            self.spare_left(node, fault, now)
-        else:
-            self.report_between_cycles(node, fault, now)
 
     # --- what agents report ---------------------------------------------------------------------------------
 
-    def on_stopped(self, event: GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
         """One node fewer to wait for."""
         if self.job.members.note_stopped(event.node_id, event.message):
             self._stopped(event.node_id, now)
 
-    def on_progress(self, event: ProgressRead, now: float) -> None:
+    def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
         if event.cycle < 0 or now >= self.score_by:
             return
         decision = self.job.budget.score(event.iteration)
-        end = Finish(decision.code, decision.why) if decision is not None else self.end_unless_scored
+        end = t.Finish(decision.code, decision.why) if decision is not None else self.end_unless_scored
         self.score_by = now
         if end is not None:
             self.finish(end, now)

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
-from nvrx_slurm.core.job.coordinator_events import GotFailed, GotStopped, GotSucceeded
 from nvrx_slurm.core.job.inherited import is_busy
-from nvrx_slurm.core.job.job_data import STOPPING, JobData, Phase
+from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Composed, Row, Table, Tick, rows
-from nvrx_slurm.types import FaultKind, Node, RankFault, Register
+from nvrx_slurm.core.machine import Row, Table, Tick
 
 _MINE = (Phase.TAKEOVER,)
-_NEXT = (*_MINE, *STOPPING, Phase.JOINING, Phase.RUNNING, Phase.FINISHED)
 
 
+@dataclass(eq=False)
 class Takeover(JobPart):
     """Owns the state in which agents with workers of an older term are here."""
 
     states = _MINE
     table: ClassVar[Table] = rows(
-        (_MINE, GotFailed, Row("on_failed", _NEXT, "of the cycle to carry on with?")),
-        (_MINE, GotSucceeded, Row("on_succeeded", (), "the cycle to carry on with is done on one node")),
-        (_MINE, GotStopped, Row("on_stopped", (*_NEXT, Phase.LAST_CALL), "that node cannot carry on")),
-        (_MINE, Tick, Row("on_tick", (*_NEXT, Phase.LAST_RANKS), "carry on without the missing nodes, or give up")),
+        (_MINE, ev.GotFailed, Row("on_failed", (*LIVE, Phase.FINISHED), "of the cycle to carry on with?")),
+        (_MINE, ev.GotSucceeded, Row("on_succeeded", (), "the cycle to carry on with is done on one node")),
+        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "that node cannot carry on")),
+        (_MINE, Tick, Row("on_tick", (*LIVE, Phase.FINISHED), "carry on without the missing nodes, or give up")),
     )
 
-    def __init__(self, core: Composed, job: JobData) -> None:
-        super().__init__(core, job)
-        self.wait_until = 0.0
+    wait_until: float = 0.0
 
     def enter(self, now: float) -> None:
         """Agents run the last cycle, or only know of it."""
@@ -39,26 +38,24 @@ class Takeover(JobPart):
         else:
             self._give_up(now)
 
-    def joined(self, message: Register, now: float) -> None:
+    def joined(self, message: t.Register, now: float) -> None:
         """One more of the last cycle, or of an older one, or a spare."""
         mine = self.job.inherited.claim(message)
         if mine and is_busy(message):
             self._carry_on_if_complete(now)
-            return
-        if mine:
+        elif mine:
             self.add_faults(message.faults, now)
-        elif is_busy(message) and message.plan is not None:
-            self.stop_workers(message.node.node_id, message.plan.cycle)
+        else:
+            self.stop_old_workers(message)
         self._leave_if_nothing_runs(now)
 
-    def left(self, node: Node, fault: RankFault, now: float) -> None:
+    def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """One fewer."""
-        self.report_between_cycles(node, fault, now)
         self._stopped(node.node_id, now)
 
-    def on_failed(self, event: GotFailed, now: float) -> None:
+    def on_failed(self, event: ev.GotFailed, now: float) -> None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
-        if event.node_id not in self.job.inherited.running:
+        if self.job.inherited.running.group_rank(event.node_id) is None:
             return
         self.add_faults(event.message.faults, now)
         if self.job.min_healthy:
@@ -66,11 +63,11 @@ class Takeover(JobPart):
         else:
             self._give_up(now)
 
-    def on_succeeded(self, event: GotSucceeded, now: float) -> None:
+    def on_succeeded(self, event: ev.GotSucceeded, now: float) -> None:
         """One node is done with the cycle to carry on with."""
         self.job.inherited.finished(event.node_id, event.message.early)
 
-    def on_stopped(self, event: GotStopped, now: float) -> None:
+    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
         """A node is ready for another cycle."""
         if self.job.members.note_stopped(event.node_id, event.message):
             self._stopped(event.node_id, now)
@@ -81,7 +78,7 @@ class Takeover(JobPart):
 
     def on_timer(self, now: float) -> None:
         """Under min-healthy a cycle goes on if enough of its nodes are good."""
-        if self.job.min_healthy and self.job.inherited.good >= self.job.settings.min_nodes:
+        if self.job.min_healthy and self.job.inherited.running.good >= self.job.settings.min_nodes:
             self._carry_on(now)
         else:
             self._give_up(now)
@@ -92,7 +89,7 @@ class Takeover(JobPart):
         """Once every group rank of the cycle has registered, it goes on under this term."""
         s, inherited = self.job.settings, self.job.inherited
         sizes = range(s.min_nodes, max(s.min_nodes, s.max_nodes) + 1) if self.job.min_healthy else (s.min_nodes,)
-        if inherited.complete(sizes) and (not self.job.min_healthy or inherited.good >= s.min_nodes):
+        if inherited.complete(sizes) and (not self.job.min_healthy or inherited.running.good >= s.min_nodes):
             self._carry_on(now)
         else:
             self.wait_until = now + s.last_call_s
@@ -117,13 +114,13 @@ class Takeover(JobPart):
         job.inherited.forget()
         if not job.faults:
             why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
-            job.add_fault(RankFault(FaultKind.NODE_LOST, "", -1, message=why), now)
+            job.add_fault(t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why), now)
         self.fail_cycle(first_cause(job.faults), now)
 
     def _stopped(self, node_id: str, now: float) -> None:
-        self.job.inherited.stopped(node_id)
+        self.job.inherited.running.remove(node_id)
         self._leave_if_nothing_runs(now)
 
     def _leave_if_nothing_runs(self, now: float) -> None:
-        if not self.job.inherited.running:
+        if self.core.state is Phase.TAKEOVER and not self.job.inherited.running:
             self.core.go(Phase.JOINING, now)

@@ -7,7 +7,7 @@ same on all ranks (the longest time of any rank); then the results are, too.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 STATE_KEY = "current_timeouts"
@@ -155,11 +155,7 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
     """The calculated limits as JSON-safe data, the same on all ranks."""
     timeouts: dict[str, Any] = {}
     if heartbeats.were_calculated:
-        timeouts["heartbeat"] = {
-            "initial": heartbeats.initial,
-            "subsequent": heartbeats.subsequent,
-            "were_calculated": True,
-        }
+        timeouts["heartbeat"] = asdict(heartbeats)
     if sections.any_calculated:
         names = sorted(sections.calculated_sections)
         timeouts["section"] = {

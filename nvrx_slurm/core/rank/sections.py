@@ -28,21 +28,6 @@ class Sections:
     not count yet: without "warmup", the time before the first "step" is preparation without a limit.
     """
 
-    __slots__ = (
-        "_first",
-        "_iteration",
-        "_longest_ns",
-        "_longest_outside_ns",
-        "_open",
-        "_outside_counts",
-        "_owners",
-        "_steps",
-        "_warm_step",
-        "_warmup_iterations",
-        "outside_ns",
-        "slots",
-    )
-
     def __init__(
         self,
         names: Sequence[str],

@@ -40,16 +40,6 @@ class Limits:
     `slots`: (name for messages, limit) of each section word of the page; see `slots_of()`.
     """
 
-    __slots__ = (
-        "initial_rank_heartbeat_timeout",
-        "rank_heartbeat_timeout",
-        "rank_init_timeout",
-        "rank_out_of_section_timeout",
-        "rank_section_timeouts",
-        "slots",
-        "workload_check_interval",
-    )
-
     def __init__(
         self,
         rank_init_timeout: float | None = None,
@@ -148,8 +138,6 @@ class View:
     `outside_s`: since when it has been in no section, None = it is in one, or the time does not count yet.
     """
 
-    __slots__ = ("finished", "heartbeat_s", "initialized_s", "outside_s", "resumed_s", "sections", "started_s")
-
     def __init__(
         self,
         started_s: float,
@@ -172,8 +160,6 @@ class View:
 
 class Judgement:
     """`hung`: since `deadline_s`; else not before `deadline_s` (None = never without a message). `sentence`: why."""
-
-    __slots__ = ("deadline_s", "hung", "sentence")
 
     def __init__(self, hung: bool, deadline_s: float | None, sentence: str) -> None:
         self.hung = hung

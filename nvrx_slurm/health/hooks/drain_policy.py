@@ -22,7 +22,7 @@ _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
 _DRAINED = "DRAIN"
 # Words of scontrol(1), "NODE STATES", and of older versions. _PLAIN: states that a node drained by us may have besides;
-# any other state means that somebody did something to the node.
+# any other state means that others changed the node.
 _PERMANENT = frozenset({"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
 _PLAIN = _PERMANENT | {_DRAINED, "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"}
 _REPAIRED = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
@@ -51,7 +51,7 @@ def parse(text: str) -> Reason | None:
 
 
 def may_drain(note: Note) -> bool:
-    """Whether the node is in service. A drain or a reason of somebody else is never overwritten."""
+    """Whether the node is in service. A drain or a reason of others is never overwritten."""
     return bool(note.states) and not note.states & _OUT
 
 

@@ -38,9 +38,9 @@ class Drains:
         """Drain the node unless it is out of service already. Returns whether it is out of service now."""
         checks = [finding.check for finding in failed]
         reason = policy.reason(failed)
-        record.update(self._node, self._name, checks)  # first: the periodic hook may run at the same time
         asked_s = cache.now_s()
         try:
+            record.update(self._node, self._name, checks)  # first: the periodic hook may run at the same time
             scontrol = self._scontrol()
             note = scontrol.note()
             if not policy.may_drain(note):
@@ -51,7 +51,7 @@ class Drains:
                     self._say(syslog.LOG_ERR, f"drained for more: {both}")
                 return True
             scontrol.drain(reason)
-        except NvrxError as error:
+        except (NvrxError, ImportError) as error:  # ImportError: a module is missing, or others can change it
             self._say(syslog.LOG_ERR, f"the node cannot be drained for {reason!r}: {error}")
             return False
         record.update(self._node, self._name, checks, asked_s - SETTLE_S)  # it was in service: forget older failures

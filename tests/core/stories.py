@@ -1,0 +1,237 @@
+"""Scenarios of the coordinator as text: what happens, and after `->` the state and all that the coordinator does.
+
+    # a failed rank stops all; the next cycle starts when all have stopped
+    running 2 of 3                     two active nodes and a spare; `nodes 2 of 3`: nobody has joined yet
+    fails 1       -> STOPPING stop(0,1)
+    stops 1                            nothing but the bookkeeping: the state stays, no command
+    stops 0       -> RUNNING plan:1/1(0=0 1=1 2=-)
+    says restart 1 of 3                the coordinator has said this
+
+Nodes are numbers (infra rank; `1'` is a second life of the agent on node 1); `stops 0,1` is one step for each.
+`plan:1/1@2(0=0 2=-)`: the plan of cycle 1 after 1 restart in term 2 for node 0 as group rank 0, for node 2 as a spare.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.machine import Say, Tick
+from nvrx_slurm.types import (
+    Asked,
+    Doing,
+    EndJob,
+    Failed,
+    FaultKind,
+    Finish,
+    Plan,
+    RankFault,
+    RanksGone,
+    Refused,
+    Register,
+    RestartPolicy,
+    Stop,
+    Stopped,
+    Succeeded,
+    Warn,
+    WarnJob,
+    WorkloadAction,
+)
+
+from .benches import a_fault, a_node, a_plan
+
+_ACTIONS = dict(zip(("continue", "exclude", "shutdown"), WorkloadAction, strict=True))
+_AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
+
+
+def stories(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Title and lines of each scenario in a file."""
+    for block in path.read_text().split("\n# ")[1:]:
+        title, *lines = block.splitlines()
+        yield title, [line for line in lines if line.strip()]
+
+
+class Story:
+    """One scenario that is being played."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.said: list[str] = []
+        self.core: Coordinator
+
+    def play(self, lines: list[str]) -> None:
+        """Play all lines; raises AssertionError with what is different."""
+        for line in lines:
+            told, _, expected = (part.strip() for part in line.partition("->"))
+            word, _, rest = told.partition(" ")
+            if word == "says":
+                assert any(rest in text for text in self.said), f"{rest!r} is not said, but {self.said}"
+            elif word in ("nodes", "running"):
+                self.begin(rest, running=word == "running")
+            else:
+                before = self.core.state
+                nodes, space, more = rest.partition(" ")
+                done = [self.tell(word, node + space + more) for node in nodes.split(",")]
+                did = " ".join([self.core.state.name, *(what for one in done for what in one)])
+                assert did == (expected or before.name), f"{told}: {did}"
+
+    def begin(self, rest: str, running: bool) -> None:
+        """A fresh coordinator; with `running` all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
+        least, _, most, *more = rest.split()
+        settings = CoordinatorSettings(1, int(least), int(most), 3, expected=tuple(f"h{i}" for i in range(int(most))))
+        limits = {field.name for field in fields(RestartLimits)}
+        for name, _, value in (item.partition("=") for item in more):
+            typed: Any = (
+                RestartPolicy(value) if name == "policy" else float(value) if name.endswith("_s") else int(value)
+            )
+            if name in limits:
+                settings = replace(settings, limits=replace(settings.limits, **{name: typed}))
+            else:
+                settings = replace(settings, **{name: typed})
+        self.core = Coordinator(settings, 0.0)
+        for rank in range(int(most) if running else 0):
+            self.tell("joins", str(rank))
+        assert self.core.state.name == ("RUNNING" if running else "JOINING")
+
+    def tell(self, word: str, rest: str) -> list[str]:
+        """Let one thing happen; returns what was done."""
+        if word == "waits":
+            deadline = self.core.deadline()
+            assert deadline is not None, "the coordinator waits for nothing"
+            self.now = max(self.now, deadline)
+            assert f"{self.now:g}" == rest, f"waits until {self.now:g}"
+        elif word == "tick":
+            self.now = max(self.now, self.core.deadline() or 0.0)
+        elif word == "sleeps":
+            self.now += float(rest)
+            return []
+        commands = self.core.step(self.event(word, rest.split()), self.now)
+        self.said += [command.text for command in commands if isinstance(command, Say)]
+        return list(effects(commands))
+
+    def event(self, word: str, rest: list[str]) -> Any:
+        """The event that a line means."""
+        if word in ("waits", "tick"):
+            return Tick()
+        if word == "time":
+            return ev.TimeLeft(None if rest[0] == "?" else float(rest[0]))
+        if word == "progress":
+            return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
+        node_id = f"h{rank}.{life}"
+        if word == "joins":
+            return ev.Joined(_register(rank, life, " ".join(rest[1:])))
+        if word == "loses":
+            return ev.Lost(node_id, "connection reset")
+        cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
+        messages = {
+            "fails": lambda: Failed(1, cycle, _faults(rank, rest)),
+            "succeeds": lambda: Succeeded(1, cycle, "early" in rest),
+            "stops": lambda: Stopped(1, cycle, 2000 + rank),
+            "offers": lambda: Stopped(0, 0, 2000 + rank),
+            "ends": lambda: EndJob(143, "got signal 15"),
+            "warns": lambda: WarnJob(cycle, "soon"),
+            "asks": lambda: Asked(1, 0, _ACTIONS[rest[1]], 2 * rank, "too hot"),
+            "unfit": lambda: Asked(0, 0, WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
+        }
+        message = messages[word]()
+        return ev.FROM_AGENT[type(message)](node_id, message)
+
+
+def _faults(rank: int, rest: list[str]) -> tuple[RankFault, ...]:
+    return () if "empty" in rest else (a_fault(rank, FaultKind.HANG if "hang" in rest else FaultKind.EXIT),)
+
+
+def _register(rank: int, life: int, rest: str) -> Register:
+    """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
+    node, port = a_node(rank, life), 1000 + rank
+    if rest in ("", "preparing"):
+        return Register(node, port, None, Doing(rest or "idle"))
+    match = _AS.fullmatch(rest)
+    assert match is not None, rest
+    doing, group_rank, active, cycle, used, excluded, early, fault = match.groups()
+    plan = a_plan(int(cycle), -1 if group_rank == "-" else int(group_rank), 1, int(active), used and int(used))
+    if excluded:
+        plan = replace(plan, history=replace(plan.history, excluded=(excluded,)))
+    return Register(node, port, plan, Doing(doing), (a_fault(rank),) if fault else (), bool(early))
+
+
+def effects(commands: list[Any]) -> Iterator[str]:
+    """What was done, one word each; what is said and the closing of streams are left out."""
+    sent: dict[str, list[str]] = {}
+    for command in commands:
+        if isinstance(command, ev.SendTo):
+            host, _, life = command.node_id.removeprefix("h").partition(".")
+            what, own = _message(command.message)
+            sent.setdefault(what, []).append(host + "'" * int(life) + own)
+    yield from (f"{what}({' '.join(sorted(to))})" for what, to in sent.items())
+    for command in commands:
+        if isinstance(command, ev.AskTimeLeft):
+            yield "ask-time"
+        elif isinstance(command, ev.ReadProgress):
+            yield f"read-progress:{command.cycle}"
+        elif isinstance(command, ev.Done):
+            yield f"done:{int(command.code)}" + (f"({command.cause.kind.value})" if command.cause else "")
+
+
+def _message(message: Any) -> tuple[str, str]:
+    """A message as a word for all receivers, and what is the receiver's own."""
+    if isinstance(message, Plan):
+        group_rank = str(message.group_rank) if message.active else "-"
+        term = f"@{message.term}" if message.term > 1 else ""
+        return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
+    kinds = {
+        Stop: lambda: "stop",
+        Finish: lambda: f"end:{int(message.code)}",
+        Refused: lambda: "refuse",
+        Warn: lambda: f"warn:{message.signum}",
+        RanksGone: lambda: "gone:" + ",".join(map(str, message.ranks)),
+    }
+    return kinds[type(message)](), ""
+
+
+# how each state is reached
+REACHED = {
+    "JOINING": ["nodes 2 of 2", "joins 0"],
+    "LAST_CALL": ["nodes 1 of 2", "joins 0"],
+    "TAKEOVER": ["nodes 2 of 2 term=2", "joins 0 running as 0 of 2 in 4"],
+    "PAUSED": ["running 1 of 1", "fails 0", "stops 0", "fails 0 1", "stops 0 1"],
+    "RUNNING": ["running 1 of 2"],
+    "LAST_RANKS": ["running 1 of 2 policy=min-healthy", "fails 1", "succeeds 0"],
+    "STOPPING": ["running 1 of 2 tracks_progress=1", "fails 0"],
+    "SCORING": ["running 1 of 1 tracks_progress=1", "fails 0", "stops 0"],
+    "FINISHED": ["running 1 of 1", "ends 0"],
+    "RETURNING": ["running 1 of 1 max_restarts=0", "loses 0"],
+    "CLOSED": ["nodes 1 of 1", "ends 0"],
+}
+ANYTHING = (
+    *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
+    *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
+    *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
+)
+
+
+def come_to(state: str) -> Story:
+    """A coordinator in that state."""
+    story = Story()
+    for line in REACHED[state]:
+        word, _, rest = line.partition(" ")
+        if word in ("nodes", "running"):
+            story.begin(rest, running=word == "running")
+        else:
+            story.tell(word, rest)
+    assert story.core.state.name == state
+    return story
+
+
+def anything_in(state: str) -> None:
+    """Each event, each on a fresh coordinator in that state."""
+    for line in ANYTHING:
+        word, _, rest = line.partition(" ")
+        come_to(state).tell(word, rest)
