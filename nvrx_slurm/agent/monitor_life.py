@@ -14,6 +14,7 @@ _BACKLOG = 128
 
 
 def socket_prefix(local_rank: int) -> str:
+    """How the names of the sockets of one rank begin."""
     return f"rank{local_rank}."
 
 

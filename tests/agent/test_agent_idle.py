@@ -1,5 +1,4 @@
-"""A hot spare that falls sick while nobody needs it, by a check of the preflight that is not watched: it is out by the time
-somebody would."""
+"""A hot spare falls sick, by a check that is not watched: it is out before it is needed."""
 
 from __future__ import annotations
 

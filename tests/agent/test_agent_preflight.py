@@ -1,4 +1,4 @@
-"""The preflight in real jobs: a node that is not fit, falls sick, or is lost to its checks; GPU memory; broken set-ups."""
+"""The preflight in real jobs: unfit nodes, nodes that fall sick or are lost to their checks; GPU memory; broken files."""
 
 from __future__ import annotations
 

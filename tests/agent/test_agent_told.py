@@ -60,7 +60,7 @@ def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(ri
 
 def test_a_fault_that_restarted_nothing_is_told_at_the_end(rig: Rig) -> None:
     """Under min-healthy a job of two nodes goes on without one of them."""
-    script = rig.script("if GROUP == 1:\n    gate()\n    os._exit(5)\npreflight('go2')")
+    script = rig.script("if GROUP == 1:\n    gate()\n    os._exit(5)\ngate('go2')")
     nodes = rig.nodes(2, "1:2", script, "--restart-policy=min-healthy")
     rig.open()
     nodes[0].line("going on: 1 of 2")

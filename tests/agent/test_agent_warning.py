@@ -178,7 +178,7 @@ def test_ranks_are_warned_before_the_time_limit(rig: Rig, squeue: str) -> None:
 def test_a_slurm_that_hangs_holds_up_nothing(rig: Rig) -> None:
     """Its squeue is killed when the job ends; the rig sees whether anything is left."""
     env = in_step(rig, "exec sleep 1000") | {"SLURM_JOB_END_TIME": ""}
-    one = start(rig, "say('up')\npreflight('go' if RANK else 'go2')\n", **env)
+    one = start(rig, "say('up')\ngate('go' if RANK else 'go2')\n", **env)
     both_up(one)
     until(lambda: asked(rig), "squeue is asked")
     rig.open("go")
