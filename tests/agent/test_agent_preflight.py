@@ -1,4 +1,4 @@
-"""The preflight in real jobs: unfit nodes, nodes that fall sick or are lost to their checks; GPU memory; broken files."""
+"""The preflight in real jobs: unfit nodes, nodes that fall sick or are lost to their checks; memory; broken files."""
 
 from __future__ import annotations
 
