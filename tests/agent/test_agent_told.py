@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(ri
     assert [one.wait() for one in nodes] == [0, 0]
     said = nodes[0].text
     fault = said.index("exited with code 1: ValueError: the data is bad; restart 1 of 1")
-    line = next(n for n, text in enumerate(open(script), 1) if text.endswith("# here\n"))
+    line = next(n for n, text in enumerate(Path(script).read_text().splitlines(), 1) if text.endswith("# here"))
     assert f"at: {script}:{line}\n" in said[fault:]
     assert re.search(r"log: \S+/cycle_0/node_1_\S+/rank_1\.err\n", said[fault:])
     told = result(rig)
