@@ -1,6 +1,6 @@
 """State diagrams of the cores, drawn from the tables that they run on.
 
-python scripts/lib/diagram.py > docs/state-machines.md
+python scripts/lib/diagram.py > docs/reference/state-machines.md
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _states(machine: type[Machine]) -> str:
 
 
 def document() -> str:
-    """docs/state-machines.md."""
+    """docs/reference/state-machines.md."""
     parts = [_INTRODUCTION]
     for machine in (Coordinator, Agent, Restarts):
         parts.append(f"## {machine.__name__}\n\n{_states(machine)}\n")

@@ -268,7 +268,7 @@ class MiniCluster:
 
     def env(self) -> dict[str, str]:
         """What to add to the environment so that sbatch, srun, squeue, scontrol speak to this cluster."""
-        return {"SLURM_CONF": str(self.conf), "NVRX_MUNGE_SOCKET": str(self.munge_socket)}
+        return {"SLURM_CONF": str(self.conf)}  # which names the private munged, too (AuthInfo)
 
     def run(self, *argv: str | Path, timeout_s: float = _CLIENT_S) -> str:
         """Standard output of a Slurm client; MiniClusterError with its words when it fails or takes too long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(ri
     assert [one.wait() for one in nodes] == [0, 0]
     said = nodes[0].text
     fault = said.index("exited with code 1: ValueError: the data is bad; restart 1 of 1")
-    line = next(n for n, text in enumerate(open(script), 1) if text.endswith("# here\n"))
+    line = next(n for n, text in enumerate(Path(script).read_text().splitlines(), 1) if text.endswith("# here"))
     assert f"at: {script}:{line}\n" in said[fault:]
     assert re.search(r"log: \S+/cycle_0/node_1_\S+/rank_1\.err\n", said[fault:])
     told = result(rig)
@@ -60,7 +61,7 @@ def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(ri
 
 def test_a_fault_that_restarted_nothing_is_told_at_the_end(rig: Rig) -> None:
     """Under min-healthy a job of two nodes goes on without one of them."""
-    script = rig.script("if GROUP == 1:\n    gate()\n    os._exit(5)\npreflight('go2')")
+    script = rig.script("if GROUP == 1:\n    gate()\n    os._exit(5)\ngate('go2')")
     nodes = rig.nodes(2, "1:2", script, "--restart-policy=min-healthy")
     rig.open()
     nodes[0].line("going on: 1 of 2")

@@ -90,8 +90,10 @@ def test_details_are_bounded_and_need_no_files(tmp_path: Path) -> None:
     assert (len(found.message), len(found.traceback)) == (500, 16_000)
 
 
-def test_of_a_hung_ranks_dump_only_the_stacks_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "err").write_text(DUMP)
+@pytest.mark.parametrize("dump", [DUMP, "noise\n" + DUMP.partition("\n\n")[2].partition("\nExt")[0]])
+def test_of_a_hung_ranks_dump_only_the_stacks_are_kept(tmp_path: Path, dump: str) -> None:
+    """By faulthandler's fatal error, or on the monitor's own signal."""
+    (tmp_path / "err").write_text(dump)
     hung = RankFault(FaultKind.HANG, "n1", 0, message="no heartbeat")
     found = faults.with_details(hung, tmp_path / "none", tmp_path / "err")
     assert found.traceback.startswith("Thread 0x2") and found.traceback.rstrip().endswith("line 16 in main")
