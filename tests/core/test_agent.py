@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.machine import Tick
-from nvrx_slurm.types import (
-    Doing,
-    EndJob,
-    Failed,
-    FaultKind,
-    Finish,
-    Plan,
-    Refused,
-    Register,
-    Stop,
-    Stopped,
-    Succeeded,
-)
 
 from .benches import AgentBench, a_fault, a_node, a_plan
 
 TERM, KILL, CONT = 15, 9, 18
 
 
-def register(agent: AgentBench) -> Register:
+def register(agent: AgentBench) -> t.Register:
     [message] = agent.sent()
-    assert isinstance(message, Register)
+    assert isinstance(message, t.Register)
     return message
 
 
-def told(agent: AgentBench) -> tuple[Plan | None, Doing]:
+def told(agent: AgentBench) -> tuple[t.Plan | None, t.Doing]:
     message = register(agent)
     return message.plan, message.doing
 
@@ -42,7 +30,7 @@ def told(agent: AgentBench) -> tuple[Plan | None, Doing]:
 def test_a_fresh_agent_registers_as_soon_as_it_is_connected() -> None:
     agent = AgentBench()
     agent.tell(ag.Connected())
-    assert register(agent) == Register(a_node(1), 0)
+    assert register(agent) == t.Register(a_node(1), 0)
 
 
 def test_an_active_node_starts_its_workers() -> None:
@@ -89,33 +77,33 @@ def test_an_idle_agent_that_lost_its_coordinator_looks_for_it_for_a_while() -> N
 
 def test_an_idle_agent_says_again_that_it_has_stopped() -> None:
     agent = AgentBench()
-    agent.tell(Stop(1, 4, "why not"))
-    assert (agent.state, agent.sent()) == ("IDLE", [Stopped(1, 4, 0)])
+    agent.tell(t.Stop(1, 4, "why not"))
+    assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 4, 0)])
 
 
 def test_an_idle_agent_has_nobody_to_warn_and_nobody_hangs() -> None:
     agent = AgentBench()
     agent.tell(ag.Warned(10))
-    agent.tell(ag.HangSeen(a_fault(1, FaultKind.HANG)))
+    agent.tell(ag.HangSeen(a_fault(1, t.FaultKind.HANG)))
     assert (agent.state, agent.commands) == ("IDLE", [])
 
 
 def test_the_end_finds_an_idle_agent() -> None:
     agent = AgentBench()
-    agent.tell(Finish(1, "all is lost"))
+    agent.tell(t.Finish(1, "all is lost"))
     assert (agent.state, agent.exit()) == ("GONE", ag.Exit(1, "all is lost"))
 
 
 def test_a_node_that_is_not_wanted_leaves() -> None:
     agent = AgentBench()
-    agent.tell(Refused(95, "excluded"))
+    agent.tell(t.Refused(95, "excluded"))
     assert (agent.state, agent.exit()) == ("GONE", ag.Exit(95, "excluded"))
 
 
 def test_a_signal_finds_an_idle_agent() -> None:
     agent = AgentBench()
     agent.tell(ag.Signalled(2))
-    assert (agent.state, agent.sent()) == ("GONE", [EndJob(130, "node 1 (h1) got signal 2", 2)])
+    assert (agent.state, agent.sent()) == ("GONE", [t.EndJob(130, "node 1 (h1) got signal 2", 2)])
 
 
 # --- workers that run --------------------------------------------------------------------------------------
@@ -126,13 +114,13 @@ def test_all_workers_end_well() -> None:
     agent.exits(0)
     assert (agent.state, agent.commands) == ("RUNNING", [])
     agent.exits(1)
-    assert (agent.state, agent.sent()) == ("SUCCEEDED", [Succeeded(1, 0)])
+    assert (agent.state, agent.sent()) == ("SUCCEEDED", [t.Succeeded(1, 0)])
 
 
 def test_a_failed_worker_is_reported_at_once_and_stops_the_other() -> None:
     agent = AgentBench.running()
     agent.exits(0, code=7)
-    assert agent.sent() == [Failed(1, 0, (a_fault(1, code=7),))]
+    assert agent.sent() == [t.Failed(1, 0, (a_fault(1, code=7),))]
     assert (agent.state, agent.signals()) == ("STOPPING", [TERM])
 
 
@@ -140,7 +128,7 @@ def test_when_the_last_worker_fails_there_is_nothing_to_stop() -> None:
     agent = AgentBench.running()
     agent.exits(0)
     agent.exits(1, code=7)
-    assert (agent.state, agent.sent()[-1], agent.signals()) == ("IDLE", Stopped(1, 0, 0), [])
+    assert (agent.state, agent.sent()[-1], agent.signals()) == ("IDLE", t.Stopped(1, 0, 0), [])
 
 
 def test_a_hung_worker_should_die_in_a_moment() -> None:
@@ -156,7 +144,7 @@ def test_a_hung_worker_that_cannot_be_killed_is_not_waited_for() -> None:
     agent.hangs(0)
     agent.wait()
     assert (agent.now, agent.state) == (10.0, "STOPPING")
-    assert agent.sent() == [Failed(1, 0, (a_fault(1, FaultKind.HANG, -9),))]
+    assert agent.sent() == [t.Failed(1, 0, (a_fault(1, t.FaultKind.HANG, -9),))]
 
 
 def test_a_hung_worker_that_finishes_after_all_has_finished() -> None:
@@ -189,13 +177,13 @@ def test_a_warning_is_passed_on() -> None:
 
 def test_a_stop_stops() -> None:
     agent = AgentBench.running()
-    agent.tell(Stop(1, 0, "rank 5 failed"))
+    agent.tell(t.Stop(1, 0, "rank 5 failed"))
     assert (agent.state, agent.signals()) == ("STOPPING", [TERM])
 
 
 def test_a_late_stop_stops_nothing() -> None:
     agent = AgentBench.running()
-    for late in (Stop(1, -1, "an older cycle"), Stop(0, 0, "an older term")):
+    for late in (t.Stop(1, -1, "an older cycle"), t.Stop(0, 0, "an older term")):
         agent.tell(late)
         assert (agent.state, agent.commands) == ("RUNNING", [])
 
@@ -212,7 +200,7 @@ def test_a_later_cycle_has_to_wait_for_the_workers_of_this_one() -> None:
     assert (agent.state, agent.signals(), agent.started()) == ("STOPPING", [TERM], [])
     agent.exits(0, code=-15)
     agent.exits(1, code=-15)
-    assert (agent.state, agent.sent(), agent.started()) == ("RUNNING", [Stopped(1, 0, 0)], [1])
+    assert (agent.state, agent.sent(), agent.started()) == ("RUNNING", [t.Stopped(1, 0, 0)], [1])
 
 
 # --- without a coordinator ---------------------------------------------------------------------------------
@@ -230,7 +218,7 @@ def test_a_new_stream_within_that_while_changes_nothing() -> None:
     agent = AgentBench.running()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert told(agent) == (a_plan(), Doing.RUNNING)
+    assert told(agent) == (a_plan(), t.Doing.RUNNING)
     assert (agent.state, agent.core.deadline()) == ("RUNNING", None)
 
 
@@ -238,7 +226,7 @@ def test_an_agent_that_is_stopping_says_that_it_cannot_carry_on() -> None:
     agent = AgentBench.stopping()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert told(agent) == (a_plan(), Doing.STOPPING)
+    assert told(agent) == (a_plan(), t.Doing.STOPPING)
     assert [fault.local_rank for fault in register(agent).faults] == [0]
     assert agent.state == "STOPPING"
 
@@ -247,7 +235,7 @@ def test_an_agent_that_is_done_says_so_again() -> None:
     agent = AgentBench.succeeded()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert told(agent) == (a_plan(), Doing.SUCCEEDED)
+    assert told(agent) == (a_plan(), t.Doing.SUCCEEDED)
 
 
 def test_an_agent_that_is_done_does_not_look_for_a_coordinator_for_ever() -> None:
@@ -262,16 +250,16 @@ def test_an_agent_that_is_done_does_not_look_for_a_coordinator_for_ever() -> Non
 
 def test_the_end_after_success() -> None:
     agent = AgentBench.succeeded()
-    agent.tell(Finish(0, "all ranks finished"))
+    agent.tell(t.Finish(0, "all ranks finished"))
     assert (agent.state, agent.exit()) == ("GONE", ag.Exit(0, "all ranks finished"))
 
 
 def test_others_failed_after_our_success() -> None:
     agent = AgentBench.succeeded()
-    agent.tell(Stop(1, -1, "long ago"))
+    agent.tell(t.Stop(1, -1, "long ago"))
     assert agent.state == "SUCCEEDED"
-    agent.tell(Stop(1, 0, "rank 5 failed"))
-    assert (agent.state, agent.sent()) == ("IDLE", [Stopped(1, 0, 0)])
+    agent.tell(t.Stop(1, 0, "rank 5 failed"))
+    assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 0, 0)])
 
 
 def test_after_success_a_plan_may_carry_on_start_anew_or_make_a_spare() -> None:
@@ -289,7 +277,7 @@ def test_after_success_there_is_nobody_to_warn_and_nobody_hangs() -> None:
 
 
 def test_after_success_a_signal_or_a_refusal_ends_it() -> None:
-    for event, code in ((ag.Signalled(15), 143), (Refused(95, "replaced"), 95)):
+    for event, code in ((ag.Signalled(15), 143), (t.Refused(95, "replaced"), 95)):
         agent = AgentBench.succeeded()
         agent.tell(event)
         end = agent.exit()
@@ -303,12 +291,12 @@ def test_after_success_a_signal_or_a_refusal_ends_it() -> None:
 def test_when_the_last_one_is_gone_the_node_is_ready() -> None:
     agent = AgentBench.stopping()
     agent.exits(1, code=-15)
-    assert (agent.state, agent.sent()) == ("IDLE", [Stopped(1, 0, 0)])
+    assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 0, 0)])
 
 
 def test_with_more_workers_each_exit_is_one_fewer() -> None:
     agent = AgentBench.running()
-    agent.tell(Stop(1, 0, "rank 5 failed"))
+    agent.tell(t.Stop(1, 0, "rank 5 failed"))
     agent.exits(0, code=-15)
     assert (agent.state, agent.commands) == ("STOPPING", [])
 
@@ -333,14 +321,14 @@ def test_the_newest_plan_waits_until_they_are_gone() -> None:
 
 def test_what_does_not_matter_while_stopping() -> None:
     agent = AgentBench.stopping()
-    agent.tell(Stop(1, 0, "again"))
+    agent.tell(t.Stop(1, 0, "again"))
     agent.tell(ag.Warned(10))
     agent.hangs(1)
     assert (agent.state, agent.commands) == ("STOPPING", [])
 
 
 def test_the_end_while_stopping_sends_no_second_sigterm() -> None:
-    for event in (Finish(1, "no restart left"), Refused(95, "replaced"), ag.Signalled(15)):
+    for event in (t.Finish(1, "no restart left"), t.Refused(95, "replaced"), ag.Signalled(15)):
         agent = AgentBench.stopping()
         agent.tell(event)
         assert (agent.state, agent.signals()) == ("LEAVING", [])
@@ -354,7 +342,7 @@ def test_the_end_while_stopping_sends_no_second_sigterm() -> None:
 def test_a_signal_is_passed_on_once_and_ends_with_128_plus_n() -> None:
     agent = AgentBench.running()
     agent.tell(ag.Signalled(15))
-    assert (agent.sent(), agent.signals()) == ([EndJob(143, "node 1 (h1) got signal 15", 15)], [TERM])
+    assert (agent.sent(), agent.signals()) == ([t.EndJob(143, "node 1 (h1) got signal 15", 15)], [TERM])
     agent.exits(0, code=-15)
     assert agent.state == "LEAVING"
     agent.exits(1, code=-15)
@@ -371,7 +359,7 @@ def test_a_signal_that_slurm_sends_to_all_processes_is_not_passed_on() -> None:
 
 def test_in_a_step_the_end_by_signal_waits_for_slurms_own() -> None:
     agent = AgentBench.running(in_step=True)
-    agent.tell(Finish(143, "node 0 (h0) got signal 15", 15))
+    agent.tell(t.Finish(143, "node 0 (h0) got signal 15", 15))
     assert (agent.state, agent.signals()) == ("LEAVING", [])
     agent.wait()
     assert (agent.now, agent.signals()) == (3.0, [TERM])
@@ -379,7 +367,7 @@ def test_in_a_step_the_end_by_signal_waits_for_slurms_own() -> None:
 
 def test_in_a_step_slurms_own_signal_comes_and_ours_does_not() -> None:
     agent = AgentBench.running(in_step=True)
-    agent.tell(Finish(143, "node 0 (h0) got signal 15", 15))
+    agent.tell(t.Finish(143, "node 0 (h0) got signal 15", 15))
     agent.now = 1.0
     agent.tell(ag.Signalled(15, everybody=True))
     agent.wait()
@@ -409,14 +397,14 @@ def test_workers_that_survive_everything_do_not_keep_the_agent() -> None:
 
 def test_the_job_ends_with_one_code_on_all_nodes() -> None:
     agent = AgentBench.leaving()
-    agent.tell(Finish(130, "node 0 (h0) got signal 2", 2))
+    agent.tell(t.Finish(130, "node 0 (h0) got signal 2", 2))
     agent.exits(0, code=-15)
     agent.exits(1, code=-15)
     assert agent.exit() == ag.Exit(130, "node 0 (h0) got signal 2")
 
 
 def test_the_end_and_a_refusal_stop_what_runs() -> None:
-    for event in (Finish(1, "no restart left"), Refused(95, "replaced")):
+    for event in (t.Finish(1, "no restart left"), t.Refused(95, "replaced")):
         agent = AgentBench.running()
         agent.tell(event)
         assert (agent.state, agent.signals(), agent.core.deadline()) == ("LEAVING", [TERM], 15.0)
@@ -424,7 +412,7 @@ def test_the_end_and_a_refusal_stop_what_runs() -> None:
 
 def test_what_does_not_matter_any_more() -> None:
     agent = AgentBench.leaving()
-    for event in (ag.Connected(), a_plan(cycle=1), Stop(1, 0, "why"), Refused(95, "replaced"), ag.Warned(10)):
+    for event in (ag.Connected(), a_plan(cycle=1), t.Stop(1, 0, "why"), t.Refused(95, "replaced"), ag.Warned(10)):
         agent.tell(event)
         assert (agent.state, agent.commands) == ("LEAVING", [])
     agent.hangs(0)

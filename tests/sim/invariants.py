@@ -227,7 +227,8 @@ class Invariants:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
         elif end.code == ExitCode.FAILED:
             self.check("restart" in end.reason, f"no word about restarts: {end.reason}")
-            spent = core.restarts_used == core.settings.max_restarts or "for exit faults" in end.reason
+            used = core.job.budget.history.restarts_used
+            spent = used == core.settings.max_restarts or "for exit faults" in end.reason
             self.check(spent, "the job ends with restarts left")
         elif end.code == ExitCode.NO_RESTART:
             asked = world.fired["asks-to-shut-down"] > 0 and "asked to shut down" in end.reason
@@ -247,7 +248,8 @@ class Invariants:
         else:
             self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
         harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)
-        self.check(core.restarts_used <= harm, f"{core.restarts_used} restarts for {harm} faults")
+        used = core.job.budget.history.restarts_used
+        self.check(used <= harm, f"{used} restarts for {harm} faults")
 
     def _is_success(self) -> bool:
         """any-failed: all ranks of a cycle have ended with 0; min-healthy: those of enough whole nodes."""

@@ -68,11 +68,6 @@ class Coordinator(Machine):
     def _handler(self, state: Enum, kind: type) -> JobPart:
         return self._parts[self.part_of_row[state, kind]]
 
-    @property
-    def restarts_used(self) -> int:
-        """Over all terms."""
-        return self.job.budget.history.restarts_used
-
     def snapshot(self) -> dict[str, Any]:
         """The state, what it means, the next deadline, the job, and the data of each part, as JSON can hold them.
 

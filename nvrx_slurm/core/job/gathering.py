@@ -6,7 +6,6 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.placement import Placement, place
@@ -54,7 +53,7 @@ class Gathering(JobPart):
         if self.job.inherited.running:
             self.core.go(Phase.TAKEOVER, now)
             return
-        if mine and not is_busy(message):
+        if mine and not message.busy:
             self.job.add_faults(message.faults, now)
         elif not mine:
             self.stop_old_workers(message)
@@ -64,10 +63,9 @@ class Gathering(JobPart):
         """One fewer."""
         self._plan_if_possible(now)
 
-    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
         """A node has passed its preflight, or has stopped workers of an older cycle."""
-        if self.job.members.note_stopped(event.node_id, event.message):
-            self._plan_if_possible(now)
+        self._plan_if_possible(now)
 
     # --- waiting --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
@@ -21,7 +20,7 @@ _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 
 
 class JobPart:
-    """A part of the coordinator. A part that owns states overrides `joined`, `left`, `timer_at` and `on_timer`."""
+    """A part of the coordinator. A part that owns states overrides the hooks below."""
 
     states: ClassVar[tuple[Phase, ...]] = ()  # that it owns: it is told when the machine enters the first of them
     table: ClassVar[Table]  # rows that it handles, of its own states or of those of other parts
@@ -42,6 +41,14 @@ class JobPart:
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """A member is gone and removed; `fault` says why."""
+
+    def stopped(self, node_id: str, now: float) -> None:
+        """A member has become ready: no worker is left on its node, which has passed its preflight."""
+
+    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
+        """A node has stopped its workers; a repeated or stale message changes nothing."""
+        if self.job.members.note_stopped(event.node_id, event.message):
+            self.stopped(event.node_id, now)
 
     def timer_at(self) -> float | None:
         """When this part has something to do (monotonic seconds), or None."""
@@ -85,7 +92,7 @@ class JobPart:
 
     def stop_old_workers(self, message: t.Register) -> None:
         """The same for an agent that has just registered, if it has any."""
-        if message.plan is not None and is_busy(message):
+        if message.plan is not None and message.busy:
             self.stop_workers(message.node.node_id, message.plan.cycle)
 
     def warn(self, warning: t.Warn) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart, lost
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
@@ -58,7 +57,7 @@ class Running(JobPart):
             self._node_failed(group_rank, (current and message.faults) or (unseen,), now, gone=True)
 
     def _joined_as_spare(self, message: t.Register) -> None:
-        if is_busy(message):
+        if message.busy:
             self.stop_old_workers(message)
         else:
             self.say(f"node {message.node.host} joined as a spare")
@@ -89,19 +88,17 @@ class Running(JobPart):
         if group_rank is not None:
             self._note_success(group_rank, event.message.early, now)
 
-    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
         """A returned node has stopped its old workers: it is a spare. An active one has stopped by itself, or
         (min-healthy) has lost its last worker."""
-        if not self.job.members.note_stopped(event.node_id, event.message):
-            return
         assignment = self.job.assignment
-        group_rank = assignment.group_rank(event.node_id)
+        group_rank = assignment.group_rank(node_id)
         if group_rank is None:
-            self.send_plan(event.node_id)
+            self.send_plan(node_id)
         elif group_rank in assignment.broken:
             self._finish_if_done(now)
         elif group_rank not in assignment.succeeded:
-            unasked = lost(self.job.members[event.node_id].node, "it stopped its workers unasked")
+            unasked = lost(self.job.members[node_id].node, "it stopped its workers unasked")
             self._node_failed(group_rank, (unasked,), now, gone=True)
 
     def _active(self, event: ev.FromAgent[t.Failed | t.Succeeded]) -> int | None:

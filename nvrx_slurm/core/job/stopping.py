@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import evidence, headline
@@ -73,23 +72,18 @@ class Stopping(JobPart):
 
     def joined(self, message: t.Register, now: float) -> None:
         """An agent that made its stream anew may have stopped meanwhile."""
-        if is_busy(message):
+        if message.busy:
             self.stop_old_workers(message)
         else:
-            self._stopped(message.node.node_id, now)
+            self.stopped(message.node.node_id, now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """It is not waited for."""
         if node.node_id in self.pending:
             self.job.add_faults((fault,), now)
-            self._stopped(node.node_id, now)
+            self.stopped(node.node_id, now)
 
     # --- what agents report ---------------------------------------------------------------------------------
-
-    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
-        """One node fewer to wait for."""
-        if self.job.members.note_stopped(event.node_id, event.message):
-            self._stopped(event.node_id, now)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
@@ -121,7 +115,8 @@ class Stopping(JobPart):
             self.refuse(node_id, why, now)
         self._go_on_if_stopped(now)
 
-    def _stopped(self, node_id: str, now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
+        """One node fewer to wait for."""
         if node_id in self.pending:
             self.pending.discard(node_id)
             self._go_on_if_stopped(now)

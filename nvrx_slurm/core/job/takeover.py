@@ -5,7 +5,6 @@ from __future__ import annotations
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
@@ -37,7 +36,7 @@ class Takeover(JobPart):
     def joined(self, message: t.Register, now: float) -> None:
         """One more of the last cycle, or of an older one, or a spare."""
         mine = self.job.inherited.claim(message)
-        if mine and is_busy(message):
+        if mine and message.busy:
             self._carry_on_if_complete(now)
         elif mine:
             self.job.add_faults(message.faults, now)
@@ -47,7 +46,7 @@ class Takeover(JobPart):
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """One fewer."""
-        self._stopped(node.node_id, now)
+        self.stopped(node.node_id, now)
 
     def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
@@ -63,10 +62,10 @@ class Takeover(JobPart):
         """One node is done with the cycle to carry on with."""
         self.job.inherited.finished(event.node_id, event.message.early)
 
-    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
         """A node is ready for another cycle."""
-        if self.job.members.note_stopped(event.node_id, event.message):
-            self._stopped(event.node_id, now)
+        self.job.inherited.running.remove(node_id)
+        self._leave_if_nothing_runs(now)
 
     def timer_at(self) -> float:
         """How long to wait for the nodes that are missing."""
@@ -112,10 +111,6 @@ class Takeover(JobPart):
             why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
             job.add_faults((t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why),), now)
         self.fail_cycle(first_cause(job.faults), now)
-
-    def _stopped(self, node_id: str, now: float) -> None:
-        self.job.inherited.running.remove(node_id)
-        self._leave_if_nothing_runs(now)
 
     def _leave_if_nothing_runs(self, now: float) -> None:
         if self.core.state is Phase.TAKEOVER and not self.job.inherited.running:
