@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ag
@@ -24,21 +26,47 @@ def told(agent: AgentBench) -> tuple[t.Plan | None, t.Doing]:
     return message.plan, message.doing
 
 
+# --- one event --------------------------------------------------------------------------------------------------
+
+HANG = ag.HangSeen(a_fault(1, t.FaultKind.HANG))
+SIGNAL = "node 1 (h1) got signal 15"
+ONE_EVENT: list[tuple[Callable[[], AgentBench], Any, str, str, Any]] = [
+    (AgentBench, ag.Connected(), "IDLE", "sent", [t.Register(a_node(1), 0)]),
+    (AgentBench, a_plan(), "RUNNING", "started", [0]),
+    (AgentBench, a_plan(), "RUNNING", "said", ["cycle 0: group rank 0, ranks 0..1"]),
+    (AgentBench, t.Stop(1, 4, "why not"), "IDLE", "sent", [t.Stopped(1, 4, 0)]),
+    (AgentBench, HANG, "IDLE", "commands", []),
+    (AgentBench, t.Finish(1, "all is lost"), "GONE", "exit", ag.Exit(1, "all is lost")),
+    (AgentBench, t.Refused(95, "excluded"), "GONE", "exit", ag.Exit(95, "excluded")),
+    (AgentBench, ag.Signalled(15), "GONE", "sent", [t.EndJob(143, SIGNAL, 15)]),
+    (AgentBench.running, ag.WorkerExited(0, a_fault(1)), "STOPPING", "sent", [t.Failed(1, 0, (a_fault(1),))]),
+    (AgentBench.running, ag.WorkerExited(0, a_fault(1)), "STOPPING", "signals", [TERM]),
+    (AgentBench.running, t.Stop(1, 0, "rank 5 failed"), "STOPPING", "signals", [TERM]),
+    (AgentBench.running, t.Stop(1, -1, "an older cycle"), "RUNNING", "commands", []),
+    (AgentBench.running, t.Stop(0, 0, "an older term"), "RUNNING", "commands", []),
+    (AgentBench.succeeded, t.Finish(0, "all ranks finished"), "GONE", "exit", ag.Exit(0, "all ranks finished")),
+    (AgentBench.succeeded, a_plan(term=2), "SUCCEEDED", "started", []),
+    (AgentBench.succeeded, a_plan(cycle=1), "RUNNING", "started", [1]),
+    (AgentBench.succeeded, a_plan(1, -1), "IDLE", "started", []),
+    (AgentBench.succeeded, HANG, "SUCCEEDED", "commands", []),
+    (AgentBench.succeeded, ag.Signalled(15), "GONE", "exit", ag.Exit(143, SIGNAL)),
+    (AgentBench.succeeded, t.Refused(95, "replaced"), "GONE", "exit", ag.Exit(95, "replaced")),
+    (AgentBench.stopping, ag.WorkerExited(1, a_fault(1, code=-15, local_rank=1)), "IDLE", "sent", [t.Stopped(1, 0, 0)]),
+    (AgentBench.stopping, t.Stop(1, 0, "again"), "STOPPING", "commands", []),
+    (AgentBench.stopping, HANG, "STOPPING", "commands", []),
+]
+
+
+def test_one_event() -> None:
+    """The state and the result of one query after it."""
+    for bench, event, state, query, wanted in ONE_EVENT:
+        agent = bench()
+        agent.tell(event)
+        got = getattr(agent, query)
+        assert (agent.state, got() if callable(got) else got) == (state, wanted), event
+
+
 # --- from the start to a cycle -----------------------------------------------------------------------------
-
-
-def test_a_fresh_agent_registers_as_soon_as_it_is_connected() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Connected())
-    assert register(agent) == t.Register(a_node(1), 0)
-
-
-def test_an_active_node_starts_its_workers() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Connected())
-    agent.tell(a_plan())
-    assert (agent.state, agent.started()) == ("RUNNING", [0])
-    assert agent.said == ["cycle 0: group rank 0, ranks 0..1"]
 
 
 def test_a_spare_waits_and_is_promoted() -> None:
@@ -75,37 +103,6 @@ def test_an_idle_agent_that_lost_its_coordinator_looks_for_it_for_a_while() -> N
     assert (agent.now, agent.exit()) == (30.0, ag.Exit(96, "no coordinator could be reached within 30 s"))
 
 
-def test_an_idle_agent_says_again_that_it_has_stopped() -> None:
-    agent = AgentBench()
-    agent.tell(t.Stop(1, 4, "why not"))
-    assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 4, 0)])
-
-
-def test_an_idle_agent_has_nobody_to_warn_and_nobody_hangs() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Warned(10))
-    agent.tell(ag.HangSeen(a_fault(1, t.FaultKind.HANG)))
-    assert (agent.state, agent.commands) == ("IDLE", [])
-
-
-def test_the_end_finds_an_idle_agent() -> None:
-    agent = AgentBench()
-    agent.tell(t.Finish(1, "all is lost"))
-    assert (agent.state, agent.exit()) == ("GONE", ag.Exit(1, "all is lost"))
-
-
-def test_a_node_that_is_not_wanted_leaves() -> None:
-    agent = AgentBench()
-    agent.tell(t.Refused(95, "excluded"))
-    assert (agent.state, agent.exit()) == ("GONE", ag.Exit(95, "excluded"))
-
-
-def test_a_signal_finds_an_idle_agent() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Signalled(2))
-    assert (agent.state, agent.sent()) == ("GONE", [t.EndJob(130, "node 1 (h1) got signal 2", 2)])
-
-
 # --- workers that run --------------------------------------------------------------------------------------
 
 
@@ -115,13 +112,6 @@ def test_all_workers_end_well() -> None:
     assert (agent.state, agent.commands) == ("RUNNING", [])
     agent.exits(1)
     assert (agent.state, agent.sent()) == ("SUCCEEDED", [t.Succeeded(1, 0)])
-
-
-def test_a_failed_worker_is_reported_at_once_and_stops_the_other() -> None:
-    agent = AgentBench.running()
-    agent.exits(0, code=7)
-    assert agent.sent() == [t.Failed(1, 0, (a_fault(1, code=7),))]
-    assert (agent.state, agent.signals()) == ("STOPPING", [TERM])
 
 
 def test_when_the_last_worker_fails_there_is_nothing_to_stop() -> None:
@@ -167,25 +157,6 @@ def test_a_timer_that_is_a_hair_early_is_set_again() -> None:
     agent.now = 10.0 - 1e-9
     agent.tell(Tick())
     assert (agent.state, agent.core.deadline()) == ("RUNNING", 10.0)
-
-
-def test_a_warning_is_passed_on() -> None:
-    agent = AgentBench.running()
-    agent.tell(ag.Warned(10))
-    assert (agent.state, agent.did(ag.PassOn)) == ("RUNNING", [ag.PassOn(10)])
-
-
-def test_a_stop_stops() -> None:
-    agent = AgentBench.running()
-    agent.tell(t.Stop(1, 0, "rank 5 failed"))
-    assert (agent.state, agent.signals()) == ("STOPPING", [TERM])
-
-
-def test_a_late_stop_stops_nothing() -> None:
-    agent = AgentBench.running()
-    for late in (t.Stop(1, -1, "an older cycle"), t.Stop(0, 0, "an older term")):
-        agent.tell(late)
-        assert (agent.state, agent.commands) == ("RUNNING", [])
 
 
 def test_a_new_coordinator_carries_on_with_the_cycle() -> None:
@@ -248,12 +219,6 @@ def test_an_agent_that_is_done_does_not_look_for_a_coordinator_for_ever() -> Non
 # --- done, but the others are not --------------------------------------------------------------------------
 
 
-def test_the_end_after_success() -> None:
-    agent = AgentBench.succeeded()
-    agent.tell(t.Finish(0, "all ranks finished"))
-    assert (agent.state, agent.exit()) == ("GONE", ag.Exit(0, "all ranks finished"))
-
-
 def test_others_failed_after_our_success() -> None:
     agent = AgentBench.succeeded()
     agent.tell(t.Stop(1, -1, "long ago"))
@@ -262,36 +227,7 @@ def test_others_failed_after_our_success() -> None:
     assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 0, 0)])
 
 
-def test_after_success_a_plan_may_carry_on_start_anew_or_make_a_spare() -> None:
-    for plan, state in ((a_plan(term=2), "SUCCEEDED"), (a_plan(cycle=1), "RUNNING"), (a_plan(1, -1), "IDLE")):
-        agent = AgentBench.succeeded()
-        agent.tell(plan)
-        assert agent.state == state
-
-
-def test_after_success_there_is_nobody_to_warn_and_nobody_hangs() -> None:
-    agent = AgentBench.succeeded()
-    agent.tell(ag.Warned(10))
-    agent.hangs(0)
-    assert (agent.state, agent.commands) == ("SUCCEEDED", [])
-
-
-def test_after_success_a_signal_or_a_refusal_ends_it() -> None:
-    for event, code in ((ag.Signalled(15), 143), (t.Refused(95, "replaced"), 95)):
-        agent = AgentBench.succeeded()
-        agent.tell(event)
-        end = agent.exit()
-        assert end is not None
-        assert (agent.state, end.code) == ("GONE", code)
-
-
 # --- stopping for the next cycle ---------------------------------------------------------------------------
-
-
-def test_when_the_last_one_is_gone_the_node_is_ready() -> None:
-    agent = AgentBench.stopping()
-    agent.exits(1, code=-15)
-    assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 0, 0)])
 
 
 def test_with_more_workers_each_exit_is_one_fewer() -> None:
@@ -317,14 +253,6 @@ def test_the_newest_plan_waits_until_they_are_gone() -> None:
     agent.tell(a_plan(cycle=1))
     agent.exits(1, code=-15)
     assert (agent.state, agent.started()) == ("RUNNING", [2])
-
-
-def test_what_does_not_matter_while_stopping() -> None:
-    agent = AgentBench.stopping()
-    agent.tell(t.Stop(1, 0, "again"))
-    agent.tell(ag.Warned(10))
-    agent.hangs(1)
-    assert (agent.state, agent.commands) == ("STOPPING", [])
 
 
 def test_the_end_while_stopping_sends_no_second_sigterm() -> None:
