@@ -292,7 +292,7 @@ class Agent(AgentState):
 
     def _stopped(self, now: float) -> None:
         assert self.plan is not None
-        self._kill_at = self._give_up_at = None
+        self._ladder = []
         self._hung = {}
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s

@@ -39,10 +39,7 @@ class AgentState(Machine):
         self._exit: ev.Exit | None = None
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
-        self._term_at: float | None = None
-        self._term_signum = SIGTERM
-        self._kill_at: float | None = None
-        self._give_up_at: float | None = None
+        self._ladder: list[tuple[float, int]] = []  # when the workers get which signal; 0: they are given up
         self._offer: Stopped | None = None  # sent when the preflight has passed; None: for the first time
         self._unfit = ""  # why this node must not run anything more
         self._hung: dict[int, tuple[float, RankFault]] = {}  # local rank -> until when its monitor may take to kill it
@@ -67,26 +64,25 @@ class AgentState(Machine):
         if self.state is State.RUNNING:
             return earliest(self._orphan_by, *(by for by, _ in self._hung.values()))
         if self.state in (State.STOPPING, State.LEAVING):
-            return earliest(self._term_at, self._kill_at, self._give_up_at)
+            return self._ladder[0][0] if self._ladder else None
         return self._connect_by
 
     # --- the stop ladder ------------------------------------------------------------------------------------------
 
     def _start_ladder(self, signum: int, grace_s: float, now: float) -> None:
-        self._kill_at = now + grace_s
-        self._give_up_at = None
+        self._ladder = [(now + grace_s, SIGKILL)]
         self.emit(ev.SignalWorkers(signum))
 
     def on_tick_ladder(self, event: Tick, now: float) -> None:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
-        if self._term_at is not None and now >= self._term_at:
-            self._term_at = None
-            self.emit(ev.SignalWorkers(self._term_signum))
-        elif self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            self._give_up_at = now + self.settings.kill_timeout_s
-            self.emit(ev.SignalWorkers(SIGKILL))
-        elif self._give_up_at is not None and now >= self._give_up_at:
+        if not self._ladder or now < self._ladder[0][0]:
+            return
+        _, signum = self._ladder.pop(0)
+        if signum == SIGKILL:
+            self._ladder = [(now + self.settings.kill_timeout_s, 0)]
+        if signum:
+            self.emit(ev.SignalWorkers(signum))
+        else:
             who = ", ".join(str(r) for r in sorted(self._alive))
             if self._exit is None:
                 why = f"local ranks {who} do not end after SIGKILL (uninterruptible sleep?)"
@@ -124,11 +120,14 @@ class AgentState(Machine):
         """Slurm tells an end several times over (job, step, front) and may do so after the coordinator has: that is one
         wish. Whoever signals again later does not want to wait."""
         if event.everybody:
-            self._term_at = None
+            self._ladder = [(at, signum) for at, signum in self._ladder if signum in (SIGKILL, 0)]
         if self._signalled_at is None:
             self._signalled_at = now
-        elif self._kill_at is not None and now >= self._signalled_at + self.settings.same_signal_s:
-            self._kill_at = now
+        elif self._before_kill() and now >= self._signalled_at + self.settings.same_signal_s:
+            self._ladder = [(now, SIGKILL)]
+
+    def _before_kill(self) -> bool:
+        return any(signum == SIGKILL for _, signum in self._ladder)
 
     def _leave(self, end: ev.Exit, signum: int, grace_s: float, now: float, wait_s: float | None = 0.0) -> None:
         """Stop for good. The workers get `signum` once: after `wait_s`, or (None) from somebody else."""
@@ -138,17 +137,17 @@ class AgentState(Machine):
         if not self._alive:
             self._gone()
         elif stopping:  # they have had their signal: never a second one, only a shorter wait
-            self._kill_at = earliest(self._kill_at, now + grace_s) if self._kill_at is not None else None
+            if self._before_kill():
+                self._ladder = [(min(self._ladder[-1][0], now + grace_s), SIGKILL)]
         elif wait_s == 0.0:
             self._start_ladder(signum, grace_s, now)
         else:
-            self._term_at = now + wait_s if wait_s is not None else None
-            self._term_signum = signum
-            self._kill_at = now + max(grace_s, (wait_s or 0.0) + 1.0)
+            term = [(now + wait_s, signum)] if wait_s is not None else []
+            self._ladder = [*term, (now + max(grace_s, (wait_s or 0.0) + 1.0), SIGKILL)]
             self.emit(ev.PassOn(SIGCONT))  # a stopped worker acts on nothing
 
     def _gone(self) -> None:
         assert self._exit is not None
         self.state = State.GONE
-        self._term_at = self._kill_at = self._give_up_at = None
+        self._ladder = []
         self.emit(self._exit)

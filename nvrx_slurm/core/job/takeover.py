@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.assignment import Assignment
+from nvrx_slurm.core.job.assignment import Assignment, Slot
 from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
@@ -105,7 +105,7 @@ class Takeover(JobPart):
         job = self.job
         job.fresh = False
         still = len(job.inherited.running)
-        job.assignment = Assignment.of(job.inherited.places)
+        job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
         job.inherited.forget()
         if not job.faults:
             why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
