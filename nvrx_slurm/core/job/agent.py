@@ -109,7 +109,7 @@ class Agent(AgentState):
             self._take(event, now)
 
     def on_plan(self, event: t.Plan, now: float) -> None:
-        """A new coordinator carries on with our cycle; or a later cycle, for which ours has to end first."""
+        """A new coordinator carries on with this cycle; or a later cycle is planned, and this one has to end first."""
         mine = self.plan
         assert mine is not None
         if event.term >= self.term and (event.cycle, event.group_rank) == (mine.cycle, mine.group_rank):
@@ -242,7 +242,7 @@ class Agent(AgentState):
             self._stop(f"no coordinator for {self.settings.orphan_grace_s:g} s", now)
 
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> None:
-        """When the last one is gone we go, too, or are ready for the next cycle."""
+        """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._alive.discard(event.local_rank)
         if self._alive:
             return

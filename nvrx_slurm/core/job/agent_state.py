@@ -83,9 +83,9 @@ class AgentState(Machine):
         if signum:
             self.emit(ev.SignalWorkers(signum))
         else:
-            who = ", ".join(str(r) for r in sorted(self._alive))
+            left = ", ".join(str(r) for r in sorted(self._alive))
             if self._exit is None:
-                why = f"local ranks {who} do not end after SIGKILL (uninterruptible sleep?)"
+                why = f"local ranks {left} do not end after SIGKILL (uninterruptible sleep?)"
                 self._exit = ev.Exit(ExitCode.NODE_REFUSED, why)
             self._gone()
 
@@ -100,7 +100,7 @@ class AgentState(Machine):
         self._leave(ev.Exit(event.code, event.reason), signum or SIGTERM, grace_s, now, wait_s)
 
     def on_finish_leaving(self, event: Finish, now: float) -> None:
-        """We are on our way out already, but the job ends for one reason, with one code, on all nodes."""
+        """The agent leaves already, but the job ends for one reason, with one code, on all nodes."""
         self._exit = ev.Exit(event.code, event.reason)
 
     def on_signalled(self, event: ev.Signalled, now: float) -> None:
@@ -117,8 +117,8 @@ class AgentState(Machine):
         return f"node {self.node.infra_rank} ({self.node.host}) got signal {signum}"
 
     def on_signalled_again(self, event: ev.Signalled, now: float) -> None:
-        """Slurm tells an end several times over (job, step, front) and may do so after the coordinator has: that is one
-        wish. Whoever signals again later does not want to wait."""
+        """Slurm may signal an end several times (job, step, srun), also after the coordinator has told it: that is one
+        request. A signal that comes later than `same_signal_s` asks for SIGKILL at once."""
         if event.everybody:
             self._ladder = [(at, signum) for at, signum in self._ladder if signum in (SIGKILL, 0)]
         if self._signalled_at is None:
