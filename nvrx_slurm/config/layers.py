@@ -51,9 +51,6 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = Non
     `flags`: by `Setting.key` (`nnodes`, `ft_rank_heartbeat_timeout`), as text or typed; None = not given.
     `environ`: default `os.environ`; an empty variable counts as unset. Raises UsageError with one sentence.
     """
-    for key in flags:
-        if key not in SETTINGS:
-            raise UsageError(f"{key} is not a setting{did_you_mean(key, SETTINGS) or '; remove it'}")
     layers = [_flag_layer(flags), _environment_layer(os.environ if environ is None else environ)]
     notes: list[str] = []
     path, _ = _pick(SETTINGS["ft_cfg_path"], layers)

@@ -41,7 +41,6 @@ class SlurmContext:
     step_id: int = -1  # -1 outside a step
     array_task_id: int = -1  # -1 outside an array
     procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
-    nodeid: int = 0  # SLURM_NODEID: index of this node in `nodes`
     nnodes: int = 1
     nodes: tuple[str, ...] = ()
     nodename: str = ""  # SLURMD_NODENAME; "" in an salloc shell
@@ -52,7 +51,6 @@ class SlurmContext:
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
     start_time: int | None = None  # Unix seconds, from 23.02 on
-    end_time: int | None = None  # Unix seconds, from 23.02 on
     cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
 
     @property
@@ -82,7 +80,6 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
         step_id=step_id,
         array_task_id=array_task,
         procid=_number(env, "SLURM_PROCID", default=0),
-        nodeid=_number(env, "SLURM_NODEID", default=0),
         nnodes=_nnodes(env, in_step, len(nodes)),
         nodes=nodes,
         nodename=env.get("SLURMD_NODENAME", ""),
@@ -93,7 +90,6 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
         conf=env.get("SLURM_CONF", ""),
         order=_order(env),
         start_time=_optional(env, "SLURM_JOB_START_TIME"),
-        end_time=_optional(env, "SLURM_JOB_END_TIME"),
         cross_procid=_optional(env, "CROSS_SLURM_PROCID"),
     )
 

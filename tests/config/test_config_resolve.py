@@ -191,7 +191,6 @@ def test_all_that_is_not_supported_is_refused_at_once() -> None:
         ({"ft_warn_before_end": "60", "ft_stop_before_end": "60"}, "--ft-warn-before-end 60 comes no sooner than"),
         ({"ft_warn_before_end": "60", "ft_warning_signal": "none"}, "warns by --ft-warning-signal, which is none"),
         ({"log_dir": "x" * 5000}, "must be a path"),
-        ({"nnode": "2"}, "nnode is not a setting; did you mean nnodes"),
     ],
 )
 def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str) -> None:

@@ -26,9 +26,9 @@ def test_expand(text: str, hosts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("n[1-3", "closed at character 2"), ("n1]", "opened at character 3"), ("n[1-[2]]", "bracket at character 5"),
-        ("n1,,n2", "name at character 4"), ("n1,", "name at character 4"), ("n[3-1]", "(3-1) at character 3"),
-        ("n[1,x]", "'x'"), ("n[]", "''"), ("n[1-2-3]", "'1-2-3'"), ("n[٣]", "neither a number"), ("n1 n2", "a blank"),
+        ("n[1-3", "'n[1-3'"), ("n1]", "'n1]'"), ("n[1-[2]]", "'n[1-[2]]'"), ("n1,,n2", "''"), ("n1,", "''"),
+        ("n[3-1]", "'3-1'"), ("n[1,x]", "'x'"), ("n[]", "''"), ("n[1-2-3]", "'1-2-3'"), ("n[٣]", "'٣'"),
+        ("n1 n2", "'n1 n2'"),
         ("n[0-65536]", "65536 names"), ("n[0-255]x[0-256]", "65536 names"), ("n[0-65535],m", "65536 names"),
         ("n[0-999999999999999999]", "65536 names"),
     ],
