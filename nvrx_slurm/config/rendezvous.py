@@ -63,7 +63,6 @@ _KINDS: dict[str, Kind] = {
     "store_connect_wait_seconds": SECONDS,
     "use_libuv": BOOL,
 }
-NO_EFFECT = ("read_timeout", "close_timeout", "timeout", "store_connect_wait_seconds", "use_libuv")
 
 
 def _rdzv_conf(raw: object) -> RendezvousConfig:

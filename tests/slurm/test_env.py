@@ -61,11 +61,6 @@ def test_special_steps_are_no_steps(step_id: str, where: Where) -> None:
     assert seen(STEP, SLURM_STEP_ID=step_id, SLURM_STEPID=step_id).where is where
 
 
-def test_old_names_alone_suffice() -> None:
-    found = detect({"SLURM_JOBID": "9", "SLURM_STEPID": "2", "SLURM_NODELIST": "a,b"})
-    assert found is not None and (found.job_id, found.step_id, found.nodes) == (9, 2, ("a", "b"))
-
-
 def test_a_steps_own_variables_win_after_a_shrink() -> None:
     found = seen(STEP, SLURM_STEP_NODELIST="n[1,4]", SLURM_STEP_NUM_NODES="2", SLURM_STEP_TASKS_PER_NODE="1(x2)")
     assert (found.nodes, found.nnodes) == (("n1", "n4"), 2)

@@ -43,12 +43,6 @@ def test_the_bound_itself_is_allowed() -> None:
     assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integers(1, 4)), max_size=60))
-def test_names_without_brackets_are_themselves(parts: list[tuple[str, int, int]]) -> None:
-    hosts = [f"{prefix}{number:0{width}}" for prefix, number, width in parts]
-    assert expand(",".join(hosts)) == hosts
-
-
 @given(st.integers(0, 1200), st.integers(0, 300), st.integers(1, 5))
 def test_a_range_is_padded_as_its_first_number(low: int, count: int, width: int) -> None:
     hosts = [f"n{number:0{width}}-ib0" for number in range(low, low + count + 1)]
