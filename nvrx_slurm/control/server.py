@@ -238,13 +238,11 @@ def _with_address(register: t.Register, peer: str) -> t.Register:
 
 
 def _is_free(address: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: TIME_WAIT is no obstacle
-        try:
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError:
-            return False
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()  # with SO_REUSEADDR, as gRPC does
+    except OSError:
+        return False
     return True
 
 
