@@ -9,13 +9,12 @@ import itertools
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.environment import Environment, Identity
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.iteration_end import IterationEnd
 from nvrx_slurm.inprocess.meeting.barrier_server import ALL_LEFT, CLOSED, SERVES
@@ -23,11 +22,9 @@ from nvrx_slurm.inprocess.meeting.barriers import Iteration
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.identity import Identity
 from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
-from nvrx_slurm.inprocess.watch.monitor_respawn import MonitorRespawn
-from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, Page
-from nvrx_slurm.inprocess.watch.progress import ProgressWatchdog
+from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
+from nvrx_slurm.inprocess.watch.progress import ProgressWatchdog, Stall
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +48,8 @@ class Helpers:
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         self.end = IterationEnd(arguments, self.page)
         interval_s = arguments.seconds("progress_watchdog_interval")
-        respawn = MonitorRespawn(self.monitor, self.page, arguments.seconds("heartbeat_timeout"), interval_s)
-        looks = (respawn.look, self._look_at_store, self._look_at_terminate)
+        self._monitor_stall = Stall(interval_s)
+        looks = (self._look_at_monitor, self._look_at_store, self._look_at_terminate)
         self._watchdog = ProgressWatchdog(self.page, interval_s, looks)
         self._call: StoreView | None = None
         self._reached: StoreView | None = None  # the last connection that was made
@@ -110,6 +107,18 @@ class Helpers:
 
     # --- looks of the watchdog ----------------------------------------------------------------------------------------
 
+    def _look_at_monitor(self) -> None:
+        """A rank without its monitor process leaves: no process would see that it hangs."""
+        words = self.page.words
+        if words[LEFT] or words[LOST]:
+            return
+        if not self.monitor.alive:
+            logger.error("the monitor process of rank %d has ended, and the rank cannot go on", self.me.rank)
+            words[LOST] = 1
+        elif words[SEEN] and self._monitor_stall.seconds(words[SEEN]) >= self._arguments.seconds("heartbeat_timeout"):
+            logger.error("the monitor process of this rank is stopped or stuck, and is killed")
+            self.monitor.kill()
+
     def _look_at_store(self) -> None:
         """Shut down the connections if the store does not answer any more, or the others have gone on without this
         rank: a wait for the store might never end."""
@@ -121,13 +130,8 @@ class Helpers:
             logger.error("the store at %s is lost", self._reached.place)
         else:
             logger.warning("the others have declared rank %d gone", self.me.rank)
-        if not self._reached.hang_up():
-            threading.Thread(target=self._abandon, args=(self._reached.place,), name="nvrx-lost", daemon=True).start()
-
-    def _abandon(self, place: str) -> None:
-        """A store without connections that can be shut down: the monitor thread stays in its wait for good."""
-        self.end.stop_function()
-        self.thread.answer_instead(StoreLost(f"the store ({place}) does not answer any more; start all ranks again"))
+        if not self._reached.hang_up():  # a wait for it may last for ever, as on a file system that is away
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _look_at_terminate(self) -> None:
         """The monitor process has told the others that this rank has left, and watches it no more."""
@@ -168,7 +172,7 @@ class Helpers:
         if self._watchdog.ident is not None:
             self._watchdog.stop()
         if self.monitor.pid:
-            serves = self.me.leads or self.monitor.endpoint is not None  # the others, perhaps
+            serves = self.me.leads or self.monitor.serves_groups  # the others, perhaps
             serves = serves and self._call is not None and not self._finished
             if serves or self.page.words[COUNTED]:
                 self.monitor.let_go()

@@ -22,18 +22,16 @@ _UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest cl
 
 
 class IterationEnd:
-    """Used by the monitor thread, or in its place when it is stuck."""
+    """Used by the monitor thread."""
 
     def __init__(self, arguments: Arguments, page: Page) -> None:
         self._arguments, self._page = arguments, page
-        self._watched: tuple[FrozenState, Stopper] | None = None
 
     def wait(self, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
         """Until the iteration ends; True if the function has returned on all active ranks.
 
         After a fault, also of the store, it calls `abort` and stops the function. Raises StoreLost and RankDiscarded.
         """
-        self._watched = (state, stopper)
         lost: StoreLost | RankDiscarded | None = None
         try:
             if this.await_end():
@@ -44,16 +42,13 @@ class IterationEnd:
         wait_s = self._arguments.seconds("last_call_wait")
         if lost is None and wait_s:  # a sleep of 0 s would hand the GIL to a function that computes
             time.sleep(wait_s)
-        self.stop_function()
+        self._stop_function(state, stopper)
         if lost is not None:
             raise lost
         return False
 
-    def stop_function(self) -> None:
+    def _stop_function(self, state: FrozenState, stopper: Stopper) -> None:
         """`abort`, and an exception in the function."""
-        if self._watched is None:
-            return
-        state, stopper = self._watched
         stopper.begin()
         was_initialized = dist.is_initialized()
         breaks = self._arguments.abort is not None and was_initialized  # a collective, so the function may end

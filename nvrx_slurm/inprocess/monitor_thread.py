@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.inprocess.watch.page import WAITING, Page
-from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart
-
-__all__ = ["MonitorThread", "RankShouldRestart"]
+from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart as RankShouldRestart  # a name of NVRx
 
 _JOIN_S = 0.2
 
@@ -28,10 +26,9 @@ class Answer:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def give(self, value: Any, error: BaseException | None = None) -> None:
-        """Set the result, or the exception of the job; the first one counts."""
-        if self._result is None:
-            self._result = (value, error)
-            self._bell.put(None)
+        """Set the result, or the exception of the job."""
+        self._result = (value, error)
+        self._bell.put(None)
 
     def take(self, timeout_s: float) -> Any:
         """The result; raises the exception of the job, or TimeoutError after `timeout_s` seconds."""
@@ -55,8 +52,6 @@ class MonitorThread(threading.Thread):
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
-        self._asked = Answer()  # the last one
-        self._instead: BaseException | None = None
 
     def run(self) -> None:
         """Until `stop`."""
@@ -70,10 +65,8 @@ class MonitorThread(threading.Thread):
 
     def ask(self, job: Callable[[], Any]) -> Answer:
         """Queue a job; from the main thread."""
-        answer = self._asked = Answer()
+        answer = Answer()
         self._jobs.put((job, answer))
-        if self._instead is not None:
-            answer.give(None, self._instead)
         return answer
 
     def answer(self, asked: Answer, timeout_s: float) -> Any:
@@ -89,11 +82,6 @@ class MonitorThread(threading.Thread):
     def call(self, job: Callable[[], Any], timeout_s: float) -> Any:
         """`ask` and `answer`."""
         return self.answer(self.ask(job), timeout_s)
-
-    def answer_instead(self, error: BaseException) -> None:
-        """From another thread, when this one is stuck for good: `error` is the answer from now on."""
-        self._instead = error
-        self._asked.give(None, error)
 
     def stop(self) -> None:
         """End the thread; a thread that is stuck in a call is abandoned, as a daemon."""

@@ -23,7 +23,6 @@ from nvrx_slurm.inprocess.exception import TimeoutError as RestartTimeout
 from nvrx_slurm.inprocess.faults import blame, free_frames, without_our_frames
 from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, serve_barrier
-from nvrx_slurm.inprocess.meeting.fallback_server import Endpoint
 from nvrx_slurm.inprocess.meeting.view import StoreLost
 from nvrx_slurm.inprocess.monitor_thread import Answer
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections
@@ -172,7 +171,7 @@ class Runner:
         start: tuple[str, int] | None
         if self._state.active_rank == 0:
             start = environment.reserve(self._helpers.me.rank)
-            self._helpers.monitor.meet(Endpoint(this.number, start[1], start[0]))
+            self._helpers.monitor.meet(this.number, *start)
             this.publish_start(*start)
         else:
             try:

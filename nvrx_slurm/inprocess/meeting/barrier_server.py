@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.core.inprocess.rollcall import BarrierResult, Outcome
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest, publish, serve_barrier
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, publish, serve_barrier
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _GOODBYE_S = 5.0
 class BarrierServer(threading.Thread):
     """Serves barrier after barrier until all ranks have finished or none is left; then `over` is set.
 
-    It continues where an earlier server stopped. If it fails, all ranks end and are told why.
+    If it fails, all ranks end and are told why.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BarrierServer(threading.Thread):
         self.over.set()
 
     def _serve(self, call: StoreView) -> None:
-        number, result = latest(call) or (ENTRY - 1, BarrierResult(Outcome.NEXT, gone=self._gone))
+        number, result = ENTRY - 1, BarrierResult(Outcome.NEXT, gone=self._gone)
         while result.outcome is Outcome.NEXT:
             gone, number = result.gone, number + 1
             result = self._result(Iteration(call, number), gone)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has these names here, too
 from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
 from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
@@ -77,7 +75,11 @@ class TCPStore(StoreMixin, dist.TCPStore):
         try:  # torch waits for the server's first answer without a bound
             bounded.call(lambda: _connect(self, arguments), timeout_s, "nvrx-store")
         except bounded.Overrun:
-            raise StoreLost(_no_answer(host, number, timeout_s)) from None
+            raise StoreLost(
+                f"the store cannot be reached: {host}:{number} (MASTER_ADDR, MASTER_PORT) has not answered like a store"
+                f" for {timeout_s:g} s; see whether rank 0 is stopped, its host is down, a firewall is in between or"
+                " another program listens there"
+            ) from None
 
 
 def _connect(store: dist.TCPStore, arguments: dict[str, Any]) -> None:
@@ -85,20 +87,6 @@ def _connect(store: dist.TCPStore, arguments: dict[str, Any]) -> None:
         dist.TCPStore.__init__(store, **arguments)
     except NotImplementedError:  # torch 2.5: its libuv server cannot be given a socket that listens
         dist.TCPStore.__init__(store, **{**arguments, "use_libuv": False})
-
-
-def _no_answer(host: str, port: int, timeout_s: float) -> str:
-    try:
-        socket.create_connection((host, port), timeout=1.0).close()
-    except OSError as error:
-        return (
-            f"the store cannot be reached: {host}:{port} (MASTER_ADDR, MASTER_PORT) takes no connection ({error}), and"
-            f" has not for {timeout_s:g} s; see whether rank 0's host is up, and no firewall is in between"
-        )
-    return (
-        f"the store cannot be reached: the program that listens on {host}:{port} does not answer like a store (nothing"
-        f" for {timeout_s:g} s); see whether rank 0 is stopped; if it is another program, choose another MASTER_PORT"
-    )
 
 
 def serve(host: str, port: int) -> dist.TCPStore | None:
@@ -119,20 +107,7 @@ def serve(host: str, port: int) -> dist.TCPStore | None:
 
 
 class FileStore(StoreMixin, dist.FileStore):
-    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job.
-
-    Raises UsageError for a file that cannot be made.
-    """
-
-    def __init__(self, file_name: str, world_size: int = -1) -> None:
-        try:  # torch opens it in the same way, but tries again until its own timeout
-            os.close(os.open(file_name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        except OSError as error:
-            raise UsageError(
-                f"the file {file_name!r} of a FileStore cannot be made ({error.strerror}); file_name must be a path in"
-                " a directory that all ranks can write to"
-            ) from error
-        super().__init__(file_name, world_size)
+    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job."""
 
 
 class PrefixStore(StoreMixin, dist.PrefixStore):

@@ -54,10 +54,12 @@ class StoreView:
     def hang_up(self) -> bool:
         """Shut down all connections of this process to the store's server, so that waiting calls raise.
 
-        Returns whether there was one.
+        False if the store has no server.
         """
         port = getattr(_innermost(self.store), "port", None)
-        return bool(port and connections.cut(connections.to_port(port)))
+        if port:
+            connections.cut(connections.to_port(port))
+        return bool(port)
 
     def await_hang_up(self, timeout_s: float) -> bool:
         """Wait until the server has closed this process's connections; False if it has not within `timeout_s`."""

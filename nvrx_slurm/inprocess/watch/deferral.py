@@ -4,26 +4,22 @@
 - An exception between `waitpid` and the line that stores its result loses the exit code of the child.
 - An exception in a destructor is dropped; in `__enter__` or `__exit__` it leaves a lock held, or torch's autocast on.
 - An exception between a fork and the line that stores its result leaves a child that no object refers to.
-- A signal handler of the user must not be cut off.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
 import logging
 import multiprocessing.popen_fork
 import multiprocessing.process
 import multiprocessing.util
-import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from types import CodeType, FrameType
-from typing import Any
+from types import FrameType
 
 _LONGEST_S = 1.0
 _MODULES = (
@@ -77,7 +73,7 @@ class Deferral:
             return Defer.NOT
         blocked = by_signal and self._is_blocked(users[0])
         codes = [one.f_code for one in users]
-        changes = any(code.co_name in _NAMES or code in _STARTS or code in self._handlers for code in codes)
+        changes = any(code.co_name in _NAMES or code in _STARTS for code in codes)
         if codes[0].co_filename in _LIBRARY and (changes or not blocked or codes[0].co_name not in _WAITS):
             self._step = frame and (frame, frame.f_lasti)
             return Defer.A_STEP
@@ -87,19 +83,6 @@ class Deferral:
         here, before = (frame, frame.f_lasti), self._place
         self._place = here
         return here == before
-
-    @functools.cached_property
-    def _handlers(self) -> set[CodeType]:
-        """Code of the user's signal handlers."""
-        codes = set()
-        for signum in signal.valid_signals():
-            handler: Any = signal.getsignal(signum)
-            while isinstance(handler, functools.partial):
-                handler = handler.func
-            for one in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - an object's
-                if isinstance(code := getattr(one, "__code__", None), CodeType):
-                    codes.add(code)
-        return codes
 
 
 def _users(frame: FrameType | None) -> Iterator[FrameType]:

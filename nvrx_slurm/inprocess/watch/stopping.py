@@ -30,7 +30,6 @@ _SOON_S = 0.001  # between two looks
 # (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to 3.12), is
 # lost (3.13), or, under a tracer, hangs the interpreter (3.11).
 _NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
-_LOOK_S = 0.1
 _MIN_PERIOD_S = 1.0
 
 
@@ -136,16 +135,9 @@ class Stopper:
     # --- monitor thread -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Wait until no atomic block is open; none can be entered from here on.
-
-        A block that the function has left open, in a generator that is still referenced, does not count.
-        """
-        while not self._block.acquire(timeout=_LOOK_S):
-            if self._ended(0.0):
-                self.stopping = True
-                return
-        self.stopping = True
-        self._block.release()
+        """Wait until no atomic block is open; none can be entered from here on."""
+        with self._block:
+            self.stopping = True
 
     def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Raise in the main thread until `run` has ended; again every `period_s` seconds if a reference is kept.
@@ -255,13 +247,7 @@ def was_stopped(error: BaseException) -> bool:
 
 def way_out(error: BaseException) -> BaseException | None:
     """The exit exception whose clean-up was running when the function was stopped, if any."""
-    seen: list[BaseException] = []
-    todo: list[Any] = [error]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, (SystemExit, KeyboardInterrupt, RestartAbort)):
-            return one
-        if isinstance(one, BaseException) and not any(one is other for other in seen):
-            seen.append(one)
-            todo += [one.__context__, *(leaves if isinstance(leaves := getattr(one, "exceptions", ()), tuple) else ())]
-    return None
+    one: BaseException | None = error
+    while one is not None and not isinstance(one, (SystemExit, KeyboardInterrupt, RestartAbort)):
+        one = one.__context__
+    return one
