@@ -85,9 +85,7 @@ def takers(fn: Callable[..., Any]) -> list[str]:
         hints = {}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
-        name
-        for name, one in parameters.items()
-        if one.kind not in variable and _takes(hints.get(name, one.annotation))
+        name for name, one in parameters.items() if one.kind not in variable and _takes(hints.get(name, one.annotation))
     ]
 
 

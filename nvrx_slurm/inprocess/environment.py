@@ -7,7 +7,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from nvrx_slurm.inprocess.meeting.tcp import is_loopback
+from nvrx_slurm.inprocess.meeting.store import is_loopback
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.system.ports import PortReservation
 

@@ -16,11 +16,10 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.environment import Environment, Identity
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.iteration_end import IterationEnd
 from nvrx_slurm.inprocess.meeting.barrier_server import ALL_LEFT, CLOSED, SERVES
 from nvrx_slurm.inprocess.meeting.barriers import Iteration
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
-from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.monitor_thread import IterationEnd, MonitorThread
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, SEEN, Page

@@ -174,15 +174,6 @@ def test_hang_protection_can_be_switched_off(job: Job) -> None:
     all_return(job, [0])
 
 
-@pytest.mark.parametrize("block", ["atomic", "disable_hang_protection"])
-def test_a_block_that_is_left_open_is_none_in_the_next_iteration(job: Job, block: str) -> None:
-    """Neither the first restart waits for it, nor does the second one's soft timeout not apply."""
-    start(job, "left_open", 1, block=block, times={**HANGS, "hard_timeout": 25.0})
-    assert job.await_event(0, "open")["blocks"] == 1
-    all_return(job, [0])
-    assert of_all(job, 0, "entered", "iteration") == [(0,), (1,), (2,)]
-
-
 def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
     start(job, "long_finalize", 2, times={**HANGS, "hard_timeout": 1.0})
     all_return(job, range(2))

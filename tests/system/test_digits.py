@@ -11,7 +11,7 @@ from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.hooks import leftovers
 from nvrx_slurm.inprocess import wrapper
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.meeting import tcp
+from nvrx_slurm.inprocess.meeting import store
 from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.system import gpus
@@ -53,4 +53,4 @@ def test_an_environment_without_numbers_is_as_if_it_were_not_set(word: str, monk
     assert abort._cut_store() == 0
     assert Environment()._address(1)
     with pytest.raises(UsageError, match="is not a port"):
-        tcp.master_port()
+        store._master_port()

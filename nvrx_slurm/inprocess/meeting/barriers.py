@@ -21,9 +21,8 @@ Any process may die between any two writes, so their order matters, and later wr
 - `record/<n>` before the tombstone of a rank: the last `out` key gives the result, which names the cause.
 - `end` before `ended`, `go` before `went`, `went` before `latest`: a waiter that wakes up reads the former at once, and
   a `get` of a missing key would block. compare_set makes the first value of `end` and `go` the only one.
-- `end`, then `start` and what ranks wait for in `assign/...` (if the iteration has not begun yet), then `ended`: ranks
-  that wait for a lost rank wake up and find in `end` that the iteration is over. A `start` that rank 0 publishes later
-  is harmless: the ranks that follow it find `ended`.
+- `end`, then `start` (if the iteration has not begun yet), then `ended`: ranks that wait for a lost rank 0 wake up. A
+  `start` that rank 0 publishes later is harmless: the ranks that follow it find `ended`.
 - `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
 - The result of an iteration before the keys of the iteration before it are deleted: all members that have arrived have
   read the earlier result. A rank that finds keys deleted all the same was declared gone while it was suspended. So keys
@@ -83,8 +82,7 @@ class Iteration:
             return
         self.keys.compare_set("end", "", how)
         if how == INTERRUPTED and not self.keys.check(["start"]):
-            waited_for = [_ASSIGN + key for key in leader.waited_for(self.number)]
-            self.keys.multi_set(["start", *waited_for], [NO_START, *[leader.OVER] * len(waited_for)])
+            self.keys.set("start", NO_START)
         self.keys.set("ended", "1")
 
     def await_end(self) -> bool:

@@ -6,9 +6,8 @@ ever replace ours.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -68,50 +67,42 @@ class StoreView:
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key; its waiters wake up."""
-        with self._translated("set"):
-            self.store.set(self.prefix + key, value)
+        self._ask("set", self.prefix + key, value)
 
     def get(self, key: str) -> bytes:
         """Value of a key that exists (or will within the store's own timeout)."""
-        with self._translated("get"):
-            return bytes(self.store.get(self.prefix + key))
+        return bytes(self._ask("get", self.prefix + key))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter (0 at first) and return it."""
-        with self._translated("add"):
-            return int(self.store.add(self.prefix + key, amount))
+        return int(self._ask("add", self.prefix + key, amount))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist."""
-        with self._translated("check"):
-            return bool(self.store.check(self._keys(keys)))
+        return bool(self._ask("check", self._keys(keys)))
 
     def compare_set(self, key: str, expected: str, value: str | bytes) -> bytes:
         """Set a key whose value is `expected` ("": does not exist); returns its value afterwards.
 
         Before torch 2.9 waiters of the key do not wake up: set another key after it.
         """
-        with self._translated("compare_set"):
-            return bytes(self.store.compare_set(self.prefix + key, expected, value))
+        return bytes(self._ask("compare_set", self.prefix + key, expected, value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Values of keys that exist."""
         values: list[bytes] = []
-        with self._translated("multi_get"):
-            for start in range(0, len(keys), _CHUNK):
-                values += map(bytes, self.store.multi_get(self._keys(keys[start : start + _CHUNK])))
+        for start in range(0, len(keys), _CHUNK):
+            values += map(bytes, self._ask("multi_get", self._keys(keys[start : start + _CHUNK])))
         return values
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set all keys."""
-        with self._translated("multi_set"):
-            for start in range(0, len(keys), _CHUNK):
-                self.store.multi_set(self._keys(keys[start : start + _CHUNK]), values[start : start + _CHUNK])
+        for start in range(0, len(keys), _CHUNK):
+            self._ask("multi_set", self._keys(keys[start : start + _CHUNK]), values[start : start + _CHUNK])
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; whether it existed."""
-        with self._translated("delete_key"):
-            return bool(self.store.delete_key(self.prefix + key))
+        return bool(self._ask("delete_key", self.prefix + key))
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Wait until all keys exist. Raises the built-in TimeoutError after `timeout`."""
@@ -162,11 +153,10 @@ class StoreView:
             came = f"{keys.add('count', 0)} of {rendezvous_count} came within {timeout.total_seconds():g} s"
             raise BarrierTimeout(f"barrier {group_name!r}: {came}")
 
-    @contextlib.contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _ask(self, what: str, *arguments: Any) -> Any:
         """torch raises RuntimeError for a broken connection."""
         try:
-            yield
+            return getattr(self.store, what)(*arguments)
         except RuntimeError as error:
             raise StoreLost(self._sentence(what, error)) from error
 

@@ -158,18 +158,14 @@ class Monitor:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
-        longest_s = self._hangs.longest_s
         if board is not None and board.fd is not None:
             poll.register(board.fd, select.POLLIN)
-        elif board is not None:
-            longest_s = min(longest_s, self._arguments.seconds("monitor_process_interval"))
         due_s = time.monotonic()
         while True:
             look_s, killed = self._hangs.look(due_s)
             if killed:
                 self._declare_dead(f"killed: {killed}")
                 return
-            look_s = min(look_s, time.monotonic() + longest_s)
             ready = {fd for fd, _ in poll.poll(max(0.0, 1000 * (look_s - time.monotonic())))}
             due_s = min(look_s, time.monotonic())
             if self._channel.fileno() in ready:  # first: what the rank sent before it died

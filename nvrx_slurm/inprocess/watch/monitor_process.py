@@ -47,14 +47,10 @@ class MonitorProcess:
 
     def start(self) -> None:
         """Fork. Raises OSError if no process can be made."""
-        with contextlib.ExitStack() as undo:
-            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            undo.callback(ours.close)
-            with theirs:
-                self.pid = self._fork(theirs)
-            self._pidfd = self._pidfd_of_child()
-            undo.pop_all()
-        self._channel = ours
+        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            self.pid = self._fork(theirs)
+        self._pidfd = os.pidfd_open(self.pid)
 
     def _fork(self, channel: socket.socket) -> int:
         rank_pidfd = os.pidfd_open(os.getpid())
@@ -65,14 +61,6 @@ class MonitorProcess:
             return pid
         finally:
             os.close(rank_pidfd)
-
-    def _pidfd_of_child(self) -> int:
-        try:
-            return os.pidfd_open(self.pid)
-        except OSError:  # too many open files
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            raise
 
     def await_ready(self, timeout_s: float) -> None:
         """Until it works (on rank 0: the store's server too). Raises InternalError with its reason if it cannot."""
