@@ -54,8 +54,8 @@ class Arguments(SimpleNamespace):
     Raises TypeError for a value of a wrong type, ValueError for values that contradict each other.
     """
 
-    def __init__(self, restart_health_check: HealthCheck | None = None, **given: Any) -> None:
-        super().__init__(restart_health_check=restart_health_check, **given)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given, restart_health_check=None)
         if not dist.is_available():
             raise ValueError("the in-process wrapper needs a torch built with torch.distributed")
         self._check_types()

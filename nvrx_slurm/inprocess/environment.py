@@ -89,9 +89,8 @@ class Identity:
     world_size: int  # initial
     prefix: str  # of the call's keys, without the slash
     environment: Environment  # as it was when the function was called; the store's constructor reads it
-    gone: frozenset[int] = frozenset()  # initial ranks that have left in an earlier call of this process
 
     @property
     def leads(self) -> bool:
-        """Whether this is the lowest rank left: its monitor process serves the barriers, and the store if it can."""
-        return not any(rank not in self.gone for rank in range(self.rank))
+        """Whether the monitor process of this rank serves the barriers, and the store if it can."""
+        return self.rank == 0

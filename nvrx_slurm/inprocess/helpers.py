@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import itertools
 import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.environment import Environment, Identity
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.meeting.barrier_server import ALL_LEFT, CLOSED, SERVES
-from nvrx_slurm.inprocess.meeting.barriers import Iteration
+from nvrx_slurm.inprocess.meeting.barriers import ALL_LEFT, CLOSED, SERVES, Iteration
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
 from nvrx_slurm.inprocess.monitor_thread import IterationEnd, MonitorThread
 from nvrx_slurm.inprocess.state import State
@@ -28,7 +24,6 @@ from nvrx_slurm.inprocess.watch.progress import ProgressWatchdog, Stall
 logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
-_left_earlier: dict[tuple[int, int], frozenset[int]] = {}  # (rank, world size) -> ranks lost in earlier calls
 _SERVER_END_S = 6.0  # longest wait for the end of the store's server, which waits until all have read the last result
 _MONITOR_END_S = 15.0
 
@@ -42,7 +37,7 @@ class Helpers:
         self.state = State.from_env()
         self.page = Page()
         rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
-        self.me = Identity(rank, size, prefix, self.environment, _left_earlier.get((rank, size), frozenset()))
+        self.me = Identity(rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         self.end = IterationEnd(arguments, self.page)
@@ -152,13 +147,12 @@ class Helpers:
         self.page.beat()
         self._terminates = True
 
-    def all_have_finished(self, gone: frozenset[int]) -> None:
-        """All ranks but the `gone` ones return now, and may call a wrapped function again without these."""
+    def all_have_finished(self, gone: int) -> None:
+        """All ranks but the `gone` ones return now, and may call a wrapped function again."""
         self._serves = self.call.get(SERVES) == b"1"
-        _left_earlier[self.me.rank, self.me.world_size] = gone
         self._finished = True
         self.left()
-        self.has_read_the_last_result(len(gone))
+        self.has_read_the_last_result(gone)
 
     def has_read_the_last_result(self, gone: int) -> None:
         """The store's server may end when all ranks but the `gone` ones have."""
@@ -190,16 +184,3 @@ def _job() -> str:
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "NVRX_TERM", "NVRX_CYCLE")
     text = "/".join(os.environ.get(name, "") for name in names)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-@contextlib.contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Exclude existing objects (torch has a million) from the garbage collection at every restart."""
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,7 @@ from nvrx_slurm.inprocess.assigning import assign_ranks
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded
-from nvrx_slurm.inprocess.faults import blame, free_frames, without_our_frames
+from nvrx_slurm.inprocess.faults import blame, ending_forks, free_frames, without_our_frames
 from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, serve_barrier
 from nvrx_slurm.inprocess.meeting.view import StoreLost
@@ -48,7 +46,7 @@ class Runner:
         self.call_wrapper = CallWrapper(self._page)
         self._stopper = Stopper()
         self._this: Any = None  # the Iteration, from the first one on
-        self._result = BarrierResult(Outcome.NEXT, gone=helpers.me.gone)
+        self._result = BarrierResult(Outcome.NEXT)
         self._arrived: Iteration | None = None  # the last one whose barrier this rank has arrived at
         self._end: Answer | None = None  # of the iteration, from the monitor thread
         self._value: Any = None
@@ -186,15 +184,7 @@ class Runner:
         return self._guarded(lambda: self._plugin("health_check"), phases.Done(), phases.Failed())
 
     def _call_function(self) -> None:
-        pid = os.getpid()
-        try:
-            self._value = self._function()
-        finally:
-            if os.getpid() != pid:  # a child that the function forked: it ends where the function does
-                error = sys.exc_info()[1]
-                if error is not None:
-                    sys.excepthook(type(error), error, error.__traceback__)
-                os._exit(int(error is not None))
+        self._value = ending_forks(self._function)
 
     def run_or_wait(self) -> object:
         """The function, or nothing on a reserve."""
@@ -269,7 +259,7 @@ class Runner:
     def conclude(self) -> object:
         """The termination barrier."""
         event = self._arrive(self._this, Status.FINISHED)
-        self._helpers.all_have_finished(self._result.gone)
+        self._helpers.all_have_finished(len(self._result.gone))
         return event
 
     def leave(self) -> object:

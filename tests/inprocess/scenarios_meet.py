@@ -163,25 +163,13 @@ def half_made(rank: Rank) -> None:
 
 @scenario
 def two_calls(rank: Rank) -> None:
-    """One after the other; rank `victim` is lost in the first one, as `how` says."""
-    victim = rank.arguments.get("victim", -1)
+    """One after the other."""
 
-    def first(call: CallWrapper) -> str:
-        if call.iteration == 0 and victim >= 0:
-            FAULTS[rank.arguments["how"]]() if rank.initial == victim else block()
-        return "first"
-
-    def second(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0 and "fault_in_second" in rank.arguments:
-            rank.together("second", gone=1)
-            throw(ValueError("second")) if rank.initial == rank.arguments["fault_in_second"] else block()
+    def second() -> str:
         return f"second of {os.environ['WORLD_SIZE']}"
 
-    left: Any = SystemExit if rank.arguments.get("comes_back") else ()
-    with contextlib.suppress(left):
-        rank.call(first, **files(rank))
-    rank.call(second, **files(rank))
+    rank.call(lambda: "first")
+    rank.call(second)
 
 
 @scenario

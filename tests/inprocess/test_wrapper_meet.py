@@ -125,22 +125,6 @@ def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent:
         job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("victim", "how"), [(1, "kill"), (1, "exit"), (0, "kill")])
-def test_the_ranks_that_are_left_call_a_second_function(job: Job, victim: int, how: str) -> None:
-    """A fault there is restarted as ever. Without rank 0 the store must need no rank."""
-    survivors = [rank for rank in range(3) if rank != victim]
-    start(job, "two_calls", 3, victim=victim, how=how, fault_in_second=survivors[1], file_store=victim == 0)
-    all_return(job, survivors, "second of 2")
-    for rank in survivors:
-        assert of_all(job, rank, "entered", "iteration", "WORLD_SIZE") == [(0, "2"), (1, "2")]
-
-
-def test_a_rank_that_left_and_comes_back_is_told_that_it_is_out(job: Job) -> None:
-    start(job, "two_calls", 3, victim=1, how="exit", comes_back=True, file_store=True)
-    job.await_event(1, "raised", kind="RankDiscarded")
-    all_return(job, [0, 2], "second of 2")
-
-
 @pytest.mark.parametrize(("kind", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
 def test_many_restarts_leave_nothing_behind(job: Job, kind: str, settled: int) -> None:
     """A Tree keeps its last eight assignments in the store."""

@@ -22,13 +22,13 @@ from typing import Any, NoReturn
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.environment import Identity
-from nvrx_slurm.inprocess.meeting.barrier_server import SERVES, BarrierServer
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, SERVES, BarrierServer
 from nvrx_slurm.inprocess.meeting.fallback_server import FallbackServer
 from nvrx_slurm.inprocess.meeting.view import StoreView
 from nvrx_slurm.inprocess.watch import detach
 from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.inprocess.watch.hang_watch import HangWatch
-from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
+from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, ITERATION, LEFT, LOST, SEEN, Page
 from nvrx_slurm.inprocess.watch.progress import Stall
 from nvrx_slurm.inprocess.watch.store_link import StoreLink
 
@@ -108,7 +108,8 @@ class Monitor:
     def _is_lost(self) -> bool:
         """Whether the store is lost. A store that does not answer is, since the link waits for it without a bound."""
         link = self._link
-        if link.passes and not link.lost:  # before the first one the server may not have been started yet
+        entered = link.passes or self._page.words[ITERATION] > ENTRY  # before, there may be no server yet
+        if entered and not link.lost:
             silent_s = self._link_stall.seconds(link.passes)
             if silent_s >= self._arguments.seconds("heartbeat_timeout"):
                 link.give_up(f"it has not answered for {silent_s:.1f} s")
@@ -128,7 +129,7 @@ class Monitor:
         self._link_stall = Stall(self._hangs.longest_s)
         barriers = None
         if me.leads:
-            barriers = BarrierServer(self._make_view, me.world_size, me.gone, arguments)
+            barriers = BarrierServer(self._make_view, me.world_size, arguments)
             self._link.stays = True
             barriers.start()
         self._link.start()
