@@ -13,7 +13,7 @@ import pytest
 from ranks_harness import Job, Zygote, jobs
 from test_wrapper_faults import QUICK, all_return, log, train
 
-POINTS = 6
+POINTS = 3
 SOON_S = 20.0  # by default no heartbeat is missed before (30 s), and no barrier is over (120 s)
 TIMES = {**QUICK, "heartbeat_timeout": 1.5}
 TIMES_OF_A_BARRIER = {  # of 2 s in all
@@ -82,7 +82,7 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how:
         job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("assignment", "told"), [("pairs", False), ("tree", False), ("pairs", True)])
+@pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
 def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assignment: str, told: bool) -> None:
     """Ranks come in pairs, and 2 dies. Rank 3 sends no heartbeats any more, or the launcher reports its end."""
     board = tmp_path / "board"
@@ -101,7 +101,7 @@ def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assig
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", False), ("monitor", True)])
+@pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", True)])
 def test_a_host_that_comes_back_when_the_others_have_gone_on(
     job: Job, tmp_path: Path, first: str, file_store: bool
 ) -> None:
@@ -134,7 +134,7 @@ def test_the_process_that_serves_the_store_is_lost(job: Job, signum: int) -> Non
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("active", "where"), [(3, "function"), (2, "function"), (3, "fault"), (3, "barrier")])
+@pytest.mark.parametrize(("active", "where"), [(2, "function"), (3, "fault"), (3, "barrier")])
 def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, where: str) -> None:
     """No connection breaks: in the function, on a reserve, when a rank asks the store something, and at the barrier."""
     plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}

@@ -76,7 +76,7 @@ def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> 
 FIRST = {"raise": "exception: OSError: no data set", "kill": "terminated: ", "exit": "base exception: SystemExit: 3"}
 
 
-@pytest.mark.parametrize(("how", "first"), [("raise", 0), ("kill", 2), ("exit", 0)])
+@pytest.mark.parametrize(("how", "first"), [("raise", 0), ("kill", 2)])
 def test_the_first_rank_fails_before_it_serves_the_process_groups_store(job: Job, how: str, first: int) -> None:
     """The others are in torch's connect to a port where nothing listens. `first` is rank 0 of iteration 0."""
     start(job, "fails_before_meeting", 3, victim=first, how=how, shift=3 - first)
@@ -128,7 +128,7 @@ def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent:
 @pytest.mark.parametrize(("kind", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
 def test_many_restarts_leave_nothing_behind(job: Job, kind: str, settled: int) -> None:
     """A Tree keeps its last eight assignments in the store."""
-    rounds = 20
+    rounds = 12
     start(job, "many_restarts", 2, rounds=rounds, kind=kind, settled=settled)
     keys = job.await_event(0, "settled")["keys"]
     for rank in range(2):

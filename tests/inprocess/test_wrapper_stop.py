@@ -48,6 +48,6 @@ def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job: Job) -> None:
 @pytest.mark.parametrize("what", MIDDLES)
 def test_nothing_is_left_half_done(job: Job, what: str) -> None:
     """Another thread that logs would wait for ever, the next iteration compute in another precision."""
-    start(job, "over_and_over", 2, what=what, rounds=12)
+    start(job, "over_and_over", 2, what=what, rounds=8)
     assert job.await_event(1, "returned")["value"] == []
     returned(job, [0, 1])

@@ -19,7 +19,6 @@ from nvrx_slurm.core.inprocess.rollcall import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest, serve_barrier
 from nvrx_slurm.inprocess.meeting.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
@@ -48,18 +47,10 @@ def test_a_view_does_what_stores_do(view: StoreView) -> None:
     below.set("a", "4")
     assert view.get("q/a") == b"4" and below.stable is view
     assert view.came(["b"], 1.0) and not view.came(["never"], 0.05)
-    for timeout_s in (0.0101, 0.0119, 0.5019):  # torch waits for whole milliseconds: still no reason to call it lost
+    for timeout_s in (0.0101, 0.5019):  # torch waits for whole milliseconds: still no reason to call it lost
         assert not view.came(["never"], timeout_s)
     with pytest.raises(TimeoutError, match="no never within 0.05 s"):
         view.wait(["never"], timedelta(milliseconds=50))
-
-
-def test_the_barrier_counts(view: StoreView) -> None:
-    view.barrier([0, 1], "g", 2, timedelta(seconds=1))
-    with pytest.raises(BarrierOverflow, match="3 came, 2 were expected"):
-        view.barrier([2], "g", 2, timedelta(seconds=1))
-    with pytest.raises(BarrierTimeout, match="1 of 2 came within 0.05 s"):
-        view.barrier([0], "h", 2, timedelta(milliseconds=50))
 
 
 def test_torchs_methods_stay_torchs(tmp_path: Path) -> None:
