@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.health.check import Finding, Verdict
-from nvrx_slurm.health.hooks import drain_policy as drain
+from nvrx_slurm.health.hooks import drains as drain
 from nvrx_slurm.slurm.control import parse_fields
 from nvrx_slurm.slurm.drain import Note, Scontrol, SlurmError, find, parse_note
 
