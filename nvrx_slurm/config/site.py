@@ -109,14 +109,14 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
             for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
         ),
         own=tuple(_own(raw, f"{path}: own[{at}]", rules) for at, raw in enumerate(_sequence(top, path, "own"))),
-        deadlines=_typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
-        hooks=_typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
+        deadlines=typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
+        hooks=typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
     )
 
 
 def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
     """The values of an `expect:` mapping. `kinds`: the kind (a word of KINDS) of each setting there is."""
-    return _typed(raw, {name: KINDS[kind] for name, kind in kinds.items()}, where)
+    return typed(raw, {name: KINDS[kind] for name, kind in kinds.items()}, where)
 
 
 _BUDGET = real(high=MAX_BUDGET_S, above=True, unit="seconds")
@@ -146,7 +146,7 @@ class _Rules:
         return {name: self.one(rule, f"{where}.{name}") for name, rule in _mapping(raw, where).items()}
 
     def one(self, raw: object, where: str) -> Rule:
-        return Rule(**{_RULE_KEYS[key]: value for key, value in _typed(raw, self._kinds, where).items()})
+        return Rule(**{_RULE_KEYS[key]: value for key, value in typed(raw, self._kinds, where).items()})
 
 
 def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
@@ -168,8 +168,8 @@ _HOOK_KINDS = {
 }
 
 
-def _typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
-    """A mapping whose values are of these kinds."""
+def typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """A mapping whose values are of these kinds; None: {}. Raises UsageError that begins with `where`."""
     return {key: _value(kinds[key], value, f"{where}.{key}") for key, value in _mapping(raw, where, kinds).items()}
 
 

@@ -314,20 +314,3 @@ def test_without_an_endpoint_the_check_does_not_apply() -> None:
 def test_an_endpoint_that_is_none_is_told(endpoint: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"node_service.*{said}"):
         policy.select("preflight", expect={"node_service": endpoint})
-
-
-def test_a_forked_check_imports_nothing_but_what_grpc_keeps_for_its_first_channel(place: Path) -> None:
-    code = """
-import sys
-from nvrx_slurm.health.checks import node_service
-node_service.preload()
-before = set(sys.modules)
-try:
-    node_service.call(sys.argv[1], 10.0)
-except ValueError as error:
-    print(error)
-print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} - {"grpc"}))
-"""
-    argv = [sys.executable, "-c", code, str(place / "nobody")]
-    said, imported = subprocess.check_output(argv, text=True, timeout=60).splitlines()
-    assert "no answer from" in said and imported == "[]"
