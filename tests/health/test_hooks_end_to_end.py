@@ -73,7 +73,7 @@ def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tm
 def _package(hooks: Hooks) -> Path:
     """A copy of the package that leaves a mark when it is imported."""
     place = hooks.root / "packages"
-    shutil.copytree(REPO / "nvrx_slurm", place / "nvrx_slurm", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPO / "nvrx_slurm", place / "nvrx_slurm")
     for name in ("__init__.py", "system/trust.py"):
         with (place / "nvrx_slurm" / name).open("a") as file:
             file.write(f"\nimport os\nos.close(os.open({str(hooks.root / 'ran')!r}, os.O_CREAT | os.O_WRONLY))\n")

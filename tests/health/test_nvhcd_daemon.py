@@ -27,7 +27,7 @@ from nvrx_slurm.health.service import daemon as service
 pytestmark = pytest.mark.xdist_group("nvhcd daemon")  # most tests share one
 
 UNREADABLE = '{"fail_count": 1, "failed_checks": ["its output cannot be read"]}'
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "nvhcd.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "serve-node-health.md"
 
 
 @pytest.fixture(scope="module")

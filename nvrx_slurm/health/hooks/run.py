@@ -51,10 +51,6 @@ class Hook:
         self.log = HookLog(when, env.get("NVRX_LOG", ""))
         self.drains = Drains(self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say)
 
-    def left_s(self) -> float:
-        """Seconds for checks: the rest of the budget without the reserve for slurmctld."""
-        return max(_MIN_S, self.until_s - _RESERVE_S - time.monotonic())
-
     def say(self, level: int, text: str) -> None:
         """As HookLog.say, with the names of node and job."""
         self.log.say(level, f"{self.name}{f' job {self.job_ids[0]}' if self.job_ids else ''}: {text}")
@@ -162,7 +158,8 @@ def _anew(check: Check) -> Check:
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
     """Run the checks and log their failures."""
     started_s = time.monotonic()
-    result = runner.run(checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], hook.left_s()))
+    left_s = max(_MIN_S, hook.until_s - _RESERVE_S - started_s)
+    result = runner.run(checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], left_s))
     took_s = time.monotonic() - started_s
     found = report.Report(hook.name, hook.when, result.findings, result.notes, round(took_s, 3))
     for note in found.notes:
