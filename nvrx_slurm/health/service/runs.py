@@ -40,6 +40,9 @@ class NoAnswer(NamedTuple):
     text: str
 
 
+_STOPPED = NoAnswer("UNAVAILABLE", "the service was stopped")
+
+
 class Script:
     """The site's health check script. Raises UsageError if it cannot be used."""
 
@@ -128,11 +131,14 @@ class Runs:
         self._pid = 0  # of the command that runs, or that is blocked in the kernel
         self._waiting: dict[Args, asyncio.Task[pb.HealthCheckResponse | NoAnswer]] = {}
         self._turns: set[asyncio.Task[pb.HealthCheckResponse | NoAnswer]] = set()
+        self._closing = False
         self._one = asyncio.Lock()  # its waiters go on in the order in which they came
 
     async def ask(self, args: Args) -> pb.HealthCheckResponse | NoAnswer:
         """The answer of a run that begins after this call."""
         key = args if isinstance(self._what, Script) else ()
+        if self._closing:
+            return _STOPPED
         if key not in self._waiting:
             if len(self._waiting) >= MAX_QUEUED:
                 return NoAnswer("UNAVAILABLE", "too many different health checks are waiting")
@@ -147,10 +153,11 @@ class Runs:
                 del self._waiting[key]
                 return await self._run(key)
         except asyncio.CancelledError:
-            return NoAnswer("UNAVAILABLE", "the service was stopped")
+            return _STOPPED
 
     async def stop(self) -> None:
         """End the run under way with all its processes; questions that wait are answered UNAVAILABLE."""
+        self._closing = True
         for turn in self._turns:
             turn.cancel()
         if self._turns:
