@@ -128,7 +128,7 @@ def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent:
 @pytest.mark.parametrize(("kind", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
 def test_many_restarts_leave_nothing_behind(job: Job, kind: str, settled: int) -> None:
     """A Tree keeps its last eight assignments in the store."""
-    rounds = 12
+    rounds = 20
     start(job, "many_restarts", 2, rounds=rounds, kind=kind, settled=settled)
     keys = job.await_event(0, "settled")["keys"]
     for rank in range(2):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
 from nvrx_slurm.system import connections
 
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
@@ -25,7 +25,7 @@ class StoreLost(InternalError):
 
 
 class StoreView:
-    """A store seen through a prefix: torch's methods.
+    """A store seen through a prefix: torch's methods, and a barrier.
 
     Values are bytes. Every method raises StoreLost if the store cannot be reached. `stable` is the view that outlives
     iterations (see `leader`).
@@ -129,6 +129,29 @@ class StoreView:
                 raise StoreLost(self._sentence("wait", error)) from error
             return self.check(keys)
         return True
+
+    def barrier(
+        self,
+        ranks: Sequence[int],
+        group_name: str,
+        rendezvous_count: int,
+        timeout: timedelta,
+        timeout_chunk: timedelta | None = None,
+    ) -> None:
+        """Wait until `rendezvous_count` arrivals were counted; this call counts once for each of `ranks`.
+
+        Raises BarrierTimeout after `timeout`, BarrierOverflow if more ranks arrive than `rendezvous_count`.
+        `timeout_chunk` has no effect: nothing is polled.
+        """
+        keys = self.under(f"barrier/{group_name}")
+        count = keys.add("count", len(ranks))
+        if count > rendezvous_count:
+            raise BarrierOverflow(f"barrier {group_name!r}: {count} came, {rendezvous_count} were expected")
+        if count == rendezvous_count:
+            keys.set("all", "1")
+        elif not keys.came(["all"], timeout.total_seconds()):
+            came = f"{keys.add('count', 0)} of {rendezvous_count} came within {timeout.total_seconds():g} s"
+            raise BarrierTimeout(f"barrier {group_name!r}: {came}")
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         """torch raises RuntimeError for a broken connection."""
