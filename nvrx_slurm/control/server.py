@@ -196,9 +196,10 @@ class ControlServer:
         try:
             while (envelope := await context.read()) is not grpc.aio.EOF:
                 message = codec.decode(envelope)
-                event = ev.FROM_AGENT[type(message)]
+                if isinstance(message, t.Register):
+                    raise ProtocolError("it registers twice")
                 if session is self._sessions.get(session.node_id):
-                    self._post(event(session.node_id, message))
+                    self._post(ev.FromAgent(session.node_id, message))
             session.end()
         except Exception as error:  # also bytes that are no message, for which gRPC has no error class
             session.end(f"its agent broke the protocol: {error}")

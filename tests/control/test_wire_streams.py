@@ -37,7 +37,7 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         assert server.server.send(joined.message.node.node_id, PLAN)
         assert await client.inbox.next(t.Plan) == PLAN
         client.client.send(t.Succeeded(1, 0))
-        assert (await server.inbox.next(ev.GotSucceeded)).message == t.Succeeded(1, 0)
+        assert (await server.inbox.next(ev.FromAgent)).message == t.Succeeded(1, 0)
         assert server.inbox.empty() and client.inbox.empty()
 
 
