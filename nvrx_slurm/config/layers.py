@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nvrx_slurm.config import rendezvous
 from nvrx_slurm.config.files import MissingSection
 from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
 from nvrx_slurm.config.kinds import did_you_mean
@@ -118,6 +119,9 @@ def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[s
     if config.ft.rank_out_of_section_timeout is not None and not config.ft.rank_section_timeouts:
         origin = origins["ft_rank_out_of_section_timeout"].name
         yield f"{origin} has no effect: there are no sections, see --ft-rank-section-timeouts"
+    for name in rendezvous.NO_EFFECT:
+        if getattr(config.launch.rdzv_conf, name) != getattr(rendezvous.RendezvousConfig(), name):
+            yield f"{origins['rdzv_conf'].name}: {name} has no effect here"
 
 
 def _yaml_for_launch(path: str, tolerant: bool, notes: list[str]) -> Layer:

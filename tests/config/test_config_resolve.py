@@ -201,13 +201,15 @@ def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str) -
 
 def test_what_changes_nothing_is_said() -> None:
     flags = {
-        "monitor_interval": "1", "rdzv_backend": "static", "ft_rank_out_of_section_timeout": "5",
+        "monitor_interval": "1", "rdzv_backend": "static", "rdzv_conf": "timeout=5",
+        "ft_rank_out_of_section_timeout": "5",
     }  # fmt: skip
     notes = resolve(flags, {"NVRX_FT_SKIP_SECTION_RESPONSE": "no"}).notes
     starts = [note.split(":")[0] for note in notes]
     assert starts == [
         "--rdzv-backend has no effect", "--monitor-interval has no effect",
         "NVRX_FT_SKIP_SECTION_RESPONSE has no effect", "--ft-rank-out-of-section-timeout has no effect",
+        "--rdzv-conf",
     ]  # fmt: skip
     assert resolve({"monitor_interval": "0.3", "rdzv_backend": "c10d"}, {}).notes == ()
 

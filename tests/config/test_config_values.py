@@ -71,7 +71,7 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
     (r.RDZV_CONF, "known: is_host", ["zzz=3"]),
     (r.RDZV_CONF, "join_timeout must be", ["join_timeout=x"]),
     (r.RDZV_CONF, "KEY=VALUE", ["join_timeout", "join_timeout=1,join_timeout=2"]),
-    (r.RDZV_CONF, "segment is not a key", ["segment=4"]),
+    (r.RDZV_CONF, "segment is not supported", ["segment=4"]),
     (r.RDZV_CONF, "is_host must be", ["is_host=maybe"]),
 ]  # fmt: skip
 

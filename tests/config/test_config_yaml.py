@@ -140,14 +140,6 @@ def test_from_yaml_file_and_back(tmp_path: Path) -> None:
     assert FaultToleranceConfig.from_yaml_file(path) == ft_of(str(path)) == FaultToleranceConfig()
 
 
-def test_from_yaml_file_names_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, "fault_tolerance: {segment: x, zzz: 1}")
-    with pytest.raises(UsageError, match="zzz is not a known key"):
-        FaultToleranceConfig.from_yaml_file(path)
-    with pytest.raises(UsageError, match=r"ft.yaml: fault_tolerance.segment = 'x': must be a whole number"):
-        FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=True)
-
-
 def test_from_kwargs() -> None:
     assert FaultToleranceConfig.from_kwargs(safety_factor="3").safety_factor == 3.0
     assert FaultToleranceConfig.from_kwargs(ignore_not_recognized=True, nope=1) == FaultToleranceConfig()

@@ -1,20 +1,14 @@
-"""The places of a Slurm cluster where nvrx-run can be: srun directly, arrays, wrong shapes, dry runs, the demo."""
+"""The places of a Slurm cluster where nvrx-run can be: srun directly, arrays, wrong shapes."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from nvrx_job import Jobs
-from stage import await_end, running_with
 
 pytestmark = pytest.mark.slurm
 
-REPO = Path(__file__).resolve().parents[2]
 ONE_PER_NODE = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 
 
@@ -49,26 +43,3 @@ def test_tasks_of_a_job_array_are_jobs_of_their_own(jobs: Jobs) -> None:
         assert jobs.cluster.wait_job(name, 30).state == "COMPLETED"
         result = job.directory / "nvrx_logs" / name / "r0" / "result.json"
         assert json.loads(result.read_text())["code"] == 0
-
-
-# --- the demo -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.torch
-def test_an_interrupted_demo_cleans_up(needs_slurm: None) -> None:
-    argv = [sys.executable, "scripts/lib/demo.py"]
-    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
-        assert demo.stdout is not None
-        head = []
-        for line in demo.stdout:
-            head.append(line)
-            if "ranks train" in line:
-                break
-        root = next(line.rpartition(" ")[2].strip() for line in head if "files in " in line)
-        assert running_with(root), "nothing ran"
-        demo.send_signal(signal.SIGINT)
-        rest = demo.stdout.read()
-        assert demo.wait(30) == 1, rest
-    assert "interrupted" in rest and "nothing is left running" in rest
-    assert await_end(running_with(root), 1.0) == []
-    subprocess.run(["rm", "-r", root], check=True)

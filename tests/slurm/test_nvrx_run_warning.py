@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from nvrx_job import Job, Jobs
 
 pytestmark = pytest.mark.slurm
 
-REPO = Path(__file__).resolve().parents[2]
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
 # Odd ranks have a handler of their own; the others must not die of the signal.
 ASKS = """
@@ -92,15 +88,6 @@ def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
 # --- the next life ----------------------------------------------------------------------------------------------------
 
 
-def submit_template(jobs: Jobs, job: Job, *words: str, **knobs: str) -> None:
-    """sbatch sbatch_templates/ddp.sbatch WORDS."""
-    knobs = {"NVRX_NPROC_PER_NODE": "1", "NVRX_REQUEUE": "1", **knobs}
-    export = ",".join([jobs.environment(job)[0], *(f"{name}={value}" for name, value in knobs.items())])
-    where = (f"--output={jobs.cluster.root}/jobs/%j.out", f"--chdir={job.directory}", export)
-    template = REPO / "sbatch_templates" / "ddp.sbatch"
-    job.job_id = int(jobs.cluster.run("sbatch", "--parsable", *where, "--nodes=3", template, *words).split(";")[0])
-
-
 def test_a_preempted_job_ends_its_workers_gently_and_resumes(jobs: Jobs) -> None:
     """What Slurm does to a job that it preempts by requeue: SIGTERM, then the queue."""
     job = jobs.submit(STAYS, TWO_PLUS_TWO, sbatch=("--requeue",))
@@ -117,25 +104,3 @@ def test_a_preempted_job_ends_its_workers_gently_and_resumes(jobs: Jobs) -> None
     assert len(list((tree / "r1").glob("cycle_0/node_*/rank_?.out"))) == 4
     jobs.cluster.run("scancel", str(job.job_id))
     assert job.wait_end().state == "CANCELLED"
-
-
-@pytest.mark.torch
-def test_the_example_goes_on_after_a_requeue(jobs: Jobs) -> None:
-    """Real training on two nodes; the second life begins at the step that the first one saved when it was warned."""
-    pytest.importorskip("torch")
-    job = jobs.new("")
-    steps = ("--steps=60", "--step-time=0.05", "--checkpoint-every=1000", f"--progress-file={job.directory}/at")
-    submit_template(jobs, job, str(REPO / "examples" / "ddp.py"), *steps)
-    at = job.directory / "at.0"
-    job.wait_for(lambda: at.exists() and int(at.read_text().split()[0]) >= 10, "ten steps")
-    warn(job)
-    job.start_again()
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
-    said = job.said()
-    stopped = re.search(r"stopped early at step (\d+)", said)
-    assert stopped is not None and 10 <= int(stopped[1]) < 60
-    assert f"resumed from step {stopped[1]}\n" in said[stopped.end() :]
-    assert said.count("final step 60 ") == 1
-    assert sorted(path.name for path in job.run_dir.resolve().parent.iterdir()) == ["r0", "r1"]
-    assert job.result()["slurm_restart_count"] == 1

@@ -147,7 +147,6 @@ def test_the_doctor_finds_them_in_order(cluster: Cluster) -> None:
     assert lines["slurm"]["text"].startswith("Slurm 2")
     for name in ("prolog", "epilog", "healthcheck", "prolog-flags", "requeue", "python", "site-file", "munge"):
         assert lines[name]["status"] == "ok", lines[name]
-    assert lines["proctrack"]["status"] == "warn"
 
 
 OK = "#!/bin/sh\necho ran on $SLURMD_NODENAME\n"

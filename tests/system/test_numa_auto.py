@@ -66,13 +66,6 @@ def test_a_gpu_without_a_numa_node_is_not_bound(sysfs: Path, word: str | None) -
     assert places[0].prefix
 
 
-@pytest.mark.parametrize("text", ["", "junk", "7-0", "0-99999999999", "-"])
-def test_a_node_without_a_list_of_cpus_is_not_used(sysfs: Path, text: str) -> None:
-    (sysfs / "devices/system/node/node0/cpulist").write_text(text)
-    places = numa.by_gpu(1, {}, True, sysfs, ALL)
-    assert places[0] == ((), "not bound: the CPUs of NUMA node 0 (GPU 0000:10:00.0) are not known")
-
-
 @pytest.mark.parametrize("error", [Absent("no NVML here"), HardwareError("NVML did not answer within 10 s")])
 def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: Exception) -> None:
     def fail(env):
