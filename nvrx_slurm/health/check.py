@@ -83,7 +83,6 @@ class Check(NamedTuple):
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
     lane: str = ""  # checks of one lane share a child process; "": a process of its own, for those that may block
-    ahead_s: float = 0.0  # the resident (see `resident`) runs it that often ahead, and uses its last result
 
 
 def check(

@@ -40,7 +40,6 @@ class Result:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.learned: dict[str, Any] = {}  # see `Run(learning=True)`
-        self.left = 0  # children that have not ended
 
 
 class _Child:
@@ -167,13 +166,9 @@ class Run:
 
     def result(self) -> Result:
         """When it is done."""
-        blocked = sum(process.blocked for process in self._killed)
-        self._result.left = len(self._killed)
-        if blocked:
-            self._result.notes.append(f"{blocked} check process(es) are blocked in the kernel and could not be ended")
-        if slow := len(self._killed) - blocked:
+        if left := len(self._killed):
             within = f"within {bounded_process.REAP_S:g} s"
-            self._result.notes.append(f"{slow} check process(es) were killed and have not ended {within}")
+            self._result.notes.append(f"{left} check process(es) were killed and have not ended {within}")
         self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
         return self._result
 

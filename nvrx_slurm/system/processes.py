@@ -13,9 +13,8 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-from nvrx_slurm.system.bounded_process import through_trampoline
+from nvrx_slurm.system.bounded_process import children, kill_tree, through_trampoline
 from nvrx_slurm.system.files import write_all
-from nvrx_slurm.system.process_tree import children, kill_tree
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_ROUNDS = 16  # of killing what came to us because its parent was killed

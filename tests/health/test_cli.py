@@ -142,15 +142,14 @@ def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
 def test_list_and_explain_tell_how_a_check_runs(dgx: Node) -> None:
     site = dgx.site(checks={"mounts": {"when": ["preflight", "prolog"]}, "storage-paths": {"when": ["manual"]}})
     listed = nvrx(dgx, "list", "--config", site).stdout
-    assert re.search(r"^mounts  \(\S+ s; (preflight,prolog|prolog,preflight); ahead every 30 s\)$", listed, re.M)
-    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M), "ahead of no preflight"
+    assert re.search(r"^mounts  \(\S+ s; (preflight,prolog|prolog,preflight)\)$", listed, re.M)
+    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M)
     assert re.search(r"^gpu-ecc  \(\S+ s; .*; lane NVML\)$", listed, re.M)
     assert re.search(r"^kernel-log  \(\S+ s; .*; lane quick; root\)$", listed, re.M)
     mounts = nvrx(dgx, "explain", "mounts", "--config", site).stdout
     assert "in         a process of its own" in mounts
-    assert "ahead      by the agent, every 30 s: the preflight takes the last result, with its age" in mounts
     gpu = nvrx(dgx, "explain", "gpu-ecc").stdout
-    assert "in         lane NVML: those of a lane share a process" in gpu and "ahead" not in gpu
+    assert "in         lane NVML: those of a lane share a process" in gpu
 
 
 def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
@@ -158,12 +157,12 @@ def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
     listed = {one["name"]: one for one in json.loads(nvrx(dgx, "list", "--json", "--config", site).stdout)}
     explained = json.loads(nvrx(dgx, "explain", "mounts", "--json", "--config", site, "--node", "dgx07").stdout)
     assert explained == {"node": "dgx07", **listed["mounts"]}
-    told = {key: explained[key] for key in ("contexts", "lane", "ahead_s", "budget_s", "needs_root", "on_fail")}
+    told = {key: explained[key] for key in ("contexts", "lane", "budget_s", "needs_root", "on_fail")}
     assert told == {
-        "contexts": ["preflight"], "lane": None, "ahead_s": 30.0, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
+        "contexts": ["preflight"], "lane": None, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
     }  # fmt: skip
     assert explained["expects"]["mounts"] == ["/home"]
-    assert (listed["gpu-ecc"]["lane"], listed["gpu-ecc"]["ahead_s"]) == ("NVML", None)
+    assert listed["gpu-ecc"]["lane"] == "NVML"
     assert nvrx(dgx, "explain", "mount", "--json").exit_code == 2
 
 

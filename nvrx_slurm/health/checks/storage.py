@@ -136,7 +136,6 @@ _MOUNTS = (
     settings=_MOUNTS,
     budget_s=5.0,
     learn=learn_mounts,
-    ahead_s=30.0,
 )
 def mounts_check(facts: MountFacts, expected: Expected) -> tuple[Verdict, str]:
     """An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed."""
@@ -185,7 +184,6 @@ def read_path(node: NodeView, path: str) -> None:
     settings=(Setting("storage_paths", "paths", (), "files and directories that must be readable"),),
     only_if="storage_paths",
     budget_s=5.0,
-    ahead_s=30.0,
 )
 def storage_paths(answers: Mapping[str, Exception | None], expected: Expected) -> tuple[Verdict, str]:
     """A path does not exist or cannot be read."""
