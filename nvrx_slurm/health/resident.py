@@ -14,8 +14,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 
 from nvrx_slurm.health import policy, report, runner
 from nvrx_slurm.health.check import Check, Expected, Finding, NodeView, Verdict
@@ -23,7 +21,6 @@ from nvrx_slurm.health.checks.gpu import MEMORY
 from nvrx_slurm.system.files import write_all
 
 _STDIN, _STDOUT = 0, 1
-_NODE_SERVICE = "nvrx_slurm.health.checks.node_service"
 _MAX_LINE_BYTES = 4096
 _NEVER = float("inf")
 _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
@@ -31,8 +28,10 @@ _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
 
 def preload(expected: Expected) -> None:
     """Import gRPC now, which takes long, where a health service is to be asked."""
-    if expected.get("node_service") and find_spec(_NODE_SERVICE):
-        import_module(_NODE_SERVICE).preload()
+    if expected.get("node_service"):
+        from nvrx_slurm.health.checks import node_service
+
+        node_service.preload()
 
 
 class _Task:

@@ -81,9 +81,7 @@ def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
 
     async def cancelled() -> int:
-        task = asyncio.create_task(
-            run_async(["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; {FOREVER}"], ENV, BOUND_S)
-        )
+        task = asyncio.create_task(run_async(["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; {FOREVER}"], ENV, BOUND_S))
         pid = int(await asyncio.to_thread((tmp_path / "pid").read_text))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

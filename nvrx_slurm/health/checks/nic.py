@@ -198,11 +198,10 @@ def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     file = expected["pci_topo_file"]
     node.doing(f"reading {file}" if file else "reading the PCI tree")
     tree = pci.topology(node.path(file)) if file else None
-    ways = nics.ways(root, tree)
 
     def near(address: str) -> tuple[str, ...]:
         try:
-            return tuple(sorted(nics.nearest(root, address, tree, ways)))
+            return tuple(sorted(nics.nearest(root, address, tree)))
         except Absent:
             return ()
 
