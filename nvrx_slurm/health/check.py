@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -94,6 +95,10 @@ def check(
         return Check(name, reads, " ".join((judge.__doc__ or "").split()), gather, judge, **more)
 
     return declare
+
+
+# For what the kernel's own files tell at once. Outside of the preflight: no reason to leave a node out of its job.
+system_check = partial(check, lane=QUICK, contexts=OUTSIDE_PREFLIGHT)
 
 
 class NodeView:

@@ -152,7 +152,7 @@ def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
     from nvrx_slurm.health.checks import site_checks
 
     path = config or _default_config(sysroot)
-    return [site_checks.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
+    return [site_checks.trial(one, path) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:

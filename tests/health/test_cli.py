@@ -94,25 +94,12 @@ GOOD = (
     '{"node": "n", "when": "preflight", "findings": [{"check": "c", "verdict": "fail", "text": "t"}], '
     '"notes": [], "seconds": 0}'
 )
-WRONG = [
-    ('"node": "n"', '"node": null'),
-    ('"c"', "[]"),
-    ('"t"', "5"),
-    ('"fail"', "{}"),
-    ('"notes": []', '"notes": 5'),
-    ('"notes": []', '"notes": [5]'),
-    ('"notes": []', '"notes": "n"'),
-    ('"seconds": 0', '"seconds": "0"'),
-    ('"seconds": 0', '"seconds": true'),
-    ('"text"', '"age_s": null, "text"'),
-]
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}', "[" * 200_000]
-    + [GOOD.replace(*one) for one in WRONG],
-    ids=range(7 + len(WRONG)),
+    ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}', "[" * 200_000],
+    ids=range(7),
 )
 def test_a_report_that_is_none_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="not a health report"):
@@ -174,7 +161,8 @@ def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Nod
     assert "/lustre/fs0, /home, /mnt/data sets" in explained
     mountinfo = (dgx / "/proc/self/mountinfo").read_text()
     dgx.write("/proc/self/mountinfo", "\n".join(line for line in mountinfo.splitlines() if "nfs4" not in line))
-    dgx.write("/sys/fs/cgroup/system.slice/slurmd.service/cgroup.events", "populated 0\n")
+    dgx.remove("/proc/1006")  # slurmd
+    dgx.write("/proc/2/comm", "kthreadd\n")
     dgx.edit("/proc/meminfo", "2113530296", "1981434653")
     dgx.write("/sys/devices/system/cpu/online", "0-222\n")
     found = nvrx(dgx, "run", "--node", "dgx07", "--config", str(file))
