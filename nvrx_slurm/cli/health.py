@@ -85,7 +85,6 @@ def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
         "contexts": check.contexts,
         "lane": check.lane or None,
         "budget_s": check.budget_s,
-        "reuse_s": check.reuse_s or None,
         "needs_root": check.needs_root,
         "on_fail": check.on_fail,
         "on_unknown": check.on_unknown,
@@ -120,8 +119,6 @@ def explain(name: str, as_json: bool, **given: str) -> None:
         ("a failure", f"does: {check.on_fail}"),
         ("unknown", f"does: {check.on_unknown}"),
     ]
-    if check.reuse_s:
-        rows.append(("reuse", f"a result of this node up to {check.reuse_s:g} s old"))
     for setting in check.settings:
         value = rules.expected[setting.name]
         shown = "nothing" if value in (None, ()) else ", ".join(map(str, value)) if isinstance(value, tuple) else value

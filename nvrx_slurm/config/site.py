@@ -62,7 +62,6 @@ class Rule(NamedTuple):
     on_fail: str | None = None
     on_unknown: str | None = None
     budget_s: float | None = None
-    reuse_s: float | None = None
 
 
 class SiteCheck(NamedTuple):
@@ -125,7 +124,6 @@ _RULE_KEYS: dict[str, str] = {
     "on_fail": "on_fail",
     "on_unknown": "on_unknown",
     "budget": "budget_s",
-    "reuse": "reuse_s",
 }
 
 
@@ -139,7 +137,6 @@ class _Rules:
             "on_fail": action,
             "on_unknown": action,
             "budget": _BUDGET,
-            "reuse": real(high=86400.0, unit="seconds"),
         }
 
     def by_check(self, raw: object, where: str) -> dict[str, Rule]:

@@ -39,14 +39,13 @@ class Verdict(str, Enum):
 
 
 class Finding(NamedTuple):
-    """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `age_s`: seconds since it
-    ran (0 = just now). `action`: one of ACTIONS, "" if the finding asks for none."""
+    """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `action`: one
+    of ACTIONS, "" if the finding asks for none."""
 
     check: str
     verdict: Verdict
     text: str
     seconds: float = 0.0
-    age_s: float = 0.0
     action: str = ""
 
 
@@ -79,7 +78,6 @@ class Check(NamedTuple):
     budget_s: float = 2.0
     needs_root: bool = False  # else NOT_APPLICABLE for other users, except below a --sysroot
     only_if: str = ""  # the setting without which it does not apply
-    reuse_s: float = 0.0  # a result of this node, at most that old, will do (for heavy checks)
     on_fail: str = "drain"
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`

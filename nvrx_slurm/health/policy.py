@@ -218,7 +218,6 @@ def _ruled(check: Check, rule: Rule) -> Check:
         on_fail=rule.on_fail or check.on_fail,
         on_unknown=rule.on_unknown or check.on_unknown,
         budget_s=rule.budget_s or check.budget_s,
-        reuse_s=check.reuse_s if rule.reuse_s is None else rule.reuse_s,
     )
 
 

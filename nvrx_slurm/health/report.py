@@ -71,9 +71,8 @@ def from_json(line: str) -> Report:
 
 
 def _row(finding: Finding, width: int) -> str:
-    age = f" ({finding.age_s:.0f} s ago)" if finding.age_s else ""
     action = f" [{finding.action}]" if finding.action in GRAVE else ""
-    return f"{_word(finding):14} {finding.check:{width}}  {finding.text}{age}{action}"
+    return f"{_word(finding):14} {finding.check:{width}}  {finding.text}{action}"
 
 
 def _word(finding: Finding) -> str:

@@ -42,7 +42,6 @@ class _Task:
         self.every_s = every_s
         self.due_s = 0.0
         self.findings: list[Finding] = []
-        self._at_s = 0.0  # when the last run ended
         self._run: runner.Run | None = None
         self._taken = False  # its result; a process of it may be blocked in the kernel, and then no other is started
 
@@ -69,16 +68,11 @@ class _Task:
         """The result of a run that has just ended."""
         run, result = self._run, None
         if run and run.done and not self._taken:
-            self._taken, self._at_s, result = True, time.monotonic(), run.result()
+            self._taken, result = True, run.result()
             self.findings = result.findings
         if run and run.gone:
             self._run = None
         return result
-
-    def aged(self) -> list[Finding]:
-        """The last findings with their age."""
-        age_s = time.monotonic() - self._at_s
-        return [finding._replace(age_s=round(finding.age_s + age_s, 3)) for finding in self.findings]
 
     def keep_what_applies(self) -> None:
         """Stop scheduling checks that do not apply to this node."""
@@ -180,13 +174,13 @@ class Resident:
             return result is not None
         self._memory_s = None
         notes, used_mb = (result.notes, result.learned) if result else ([], {})
-        findings = self._memory.aged()
+        findings = self._memory.findings
         self._say(findings, notes, findings[0].seconds, asked=True, used_mb=used_mb)
         return True
 
     def _tell_news(self, notes: list[str]) -> None:
         """Report failures of the watched checks that were not reported already."""
-        findings = [finding for task in self._watches for finding in task.aged()]
+        findings = [finding for task in self._watches for finding in task.findings]
         for task in self._watches:
             task.keep_what_applies()
         failing = frozenset(finding.check for finding in findings if finding.action in report.GRAVE)

@@ -86,7 +86,7 @@ def test_json_is_one_line_for_machines(dgx: Node) -> None:
     found = nvrx(dgx, "run", "--json", "--when", "prolog")
     plain = json.loads(found.stdout)
     assert plain["verdict"] == "pass" and plain["when"] == "prolog"
-    assert set(plain["findings"][0]) == {"check", "verdict", "text", "seconds", "age_s", "action"}
+    assert set(plain["findings"][0]) == {"check", "verdict", "text", "seconds", "action"}
     assert from_json(found.stdout).exit_code == 0
 
 
@@ -108,7 +108,7 @@ def test_a_report_that_is_none_is_refused(line: str) -> None:
 
 def test_a_report_survives_json() -> None:
     assert from_json(GOOD).verdict is Verdict.PASS
-    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, 2.0, "drain")], ["note"], 0.2)
+    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, "drain")], ["note"], 0.2)
     assert from_json(report.as_json()) == report
 
 

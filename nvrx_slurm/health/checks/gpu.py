@@ -264,30 +264,18 @@ def gpu_temperature(facts: Facts[Heat], expected: Expected) -> tuple[Verdict, st
 # --- driver ---------------------------------------------------------------------------------------------------------
 
 
-class Drivers(NamedTuple):
-    """Versions: of the library, of the loaded kernel module ("" if not told); `why`: they do not work together."""
-
-    library: str
-    module: str
-    why: str = ""
-
-
 _MODULE = re.compile(r"Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s")
 
 
-def gather_driver(node: NodeView, expected: Expected) -> Drivers:
-    """/proc/driver/nvidia/version ("NVRM version: ... Kernel Module  570.86.15 ...") and NVML."""
+def gather_driver(node: NodeView, expected: Expected) -> tuple[str, str]:
+    """Versions of NVML's library, and of the loaded kernel module ("" if it is not told) by
+    /proc/driver/nvidia/version ("NVRM version: ... Kernel Module  570.86.15 ...")."""
     try:
         loaded = _MODULE.search(node.text("/proc/driver/nvidia/version", 4096))
     except FileNotFoundError:
         loaded = None
-    module = loaded[1] if loaded else ""
     try:
-        return Drivers(gpu_facts.driver_version(say=node.doing), module)
-    except gpus.NoNvml as why:
-        if why.code != "LIB_RM_VERSION_MISMATCH":
-            raise
-        return Drivers("", module, str(why))
+        return gpu_facts.driver_version(say=node.doing), loaded[1] if loaded else ""
     except HardwareError as failure:
         raise ValueError(str(failure)) from None
 
@@ -297,17 +285,15 @@ def gather_driver(node: NodeView, expected: Expected) -> Drivers:
     gather_driver,
     "NVML and /proc/driver/nvidia/version",
     settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
-    learn=lambda found: {"gpu_driver": found.library} if found.library else {},
+    learn=lambda versions: {"gpu_driver": versions[0]},
 )
-def gpu_driver(found: Drivers, expected: Expected) -> tuple[Verdict, str]:
+def gpu_driver(versions: tuple[str, str], expected: Expected) -> tuple[Verdict, str]:
     """Library and kernel module have different versions, or not the version of gpu_driver."""
-    wanted = expected["gpu_driver"]
-    if found.why:
-        return Verdict.FAIL, f"library and kernel module ({found.module or 'unknown'}) do not fit: {found.why}"
-    if found.module and found.module != found.library:
-        return Verdict.FAIL, f"the kernel module is {found.module}, the library {found.library}: reboot the node"
-    wrong = [f"the driver is {found.library} instead of {wanted}"] if wanted and found.library != wanted else []
-    return judged(wrong, f"the driver is {found.library}")
+    (library, module), wanted = versions, expected["gpu_driver"]
+    differ = module not in ("", library)
+    wrong = [f"the kernel module is {module}, the library {library}: reboot the node"] if differ else []
+    wrong += [f"the driver is {library} instead of {wanted}"] if wanted and library != wanted else []
+    return judged(wrong, f"the driver is {library}")
 
 
 @nvml_check(
