@@ -28,7 +28,7 @@ DOCS = REPO / "docs"
 TEXTS = sorted(
     [*DOCS.rglob("*.md"), REPO / "README.md", REPO / "examples/README.md", REPO / "sbatch_templates/README.md"]
 )
-MIGRATING = DOCS / "migrating.md"
+MIGRATING = (DOCS / "how-to/migrate-from-torchrun.md", DOCS / "how-to/migrate-from-nvrx.md")
 STATUSES = {"same", "renamed", "no effect", "refused", "not needed"}
 BOUND_S = 100
 
@@ -179,8 +179,8 @@ def source_text() -> str:
 
 
 def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, str]]:
-    """(their names, our names, status, the row) of the tables in migrating.md whose first column has such a header."""
-    for header, *rows in tables(MIGRATING):
+    """(their names, our names, status, the row) of the tables of the two migration pages whose first column has such a header."""
+    for header, *rows in (table for path in MIGRATING for table in tables(path)):
         if header[0] not in headers:
             continue
         for row in rows:
@@ -191,7 +191,7 @@ def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, s
 
 
 def test_variables_exist() -> None:
-    """NVRX_... and FT_... in the documents are read or set somewhere, unless migrating.md says that they are not."""
+    """NVRX_... and FT_... in the documents are read or set somewhere, unless a migration page says that they are not."""
     source = source_text()
     known = set(re.findall(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b", source))
     known |= {name for item in SETTINGS.values() for name in item.env}
@@ -202,12 +202,12 @@ def test_variables_exist() -> None:
         f"{where(path)}: {name}"
         for path in TEXTS
         for name in re.findall(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b", path.read_text())
-        if name not in known and not (path == MIGRATING and name in theirs)
+        if name not in known and not (path in MIGRATING and name in theirs)
     ]
     assert wrong == []
 
 
-# --- migrating.md -----------------------------------------------------------------------------------------------------
+# --- migrating -----------------------------------------------------------------------------------------------------
 
 BY_FLAG = {flag: item for item in SETTINGS.values() for flag in item.flags}
 BY_VARIABLE = {name: item for item in SETTINGS.values() for name in item.env}
@@ -257,7 +257,7 @@ def test_flags_of_theirs() -> None:
 def test_all_flags_are_in_the_tables() -> None:
     """Whatever has a flag is somebody's, or in the sentence about flags that only we have."""
     listed = {flag for theirs, _, _, _ in FLAG_ROWS for flag in theirs}
-    sentence = re.search(r"^Flags that only we have:(.*?):", MIGRATING.read_text(), flags=re.MULTILINE | re.DOTALL)
+    sentence = re.search(r"^Flags that only we have:(.*?):", MIGRATING[1].read_text(), flags=re.MULTILINE | re.DOTALL)
     assert sentence is not None
     own = set(code(sentence[1]))
     assert own & listed == set()
@@ -300,7 +300,7 @@ def test_variables_that_workers_get(tmp_path: Path) -> None:
     env = {name: value for name, value in clean_environment().items() if name not in names}
     done = run(script, (), env)
     assert done.returncode == 0, done.stdout + done.stderr
-    section = MIGRATING.read_text().partition("### Variables that workers get\n")[2].partition("\n#")[0]
+    section = (DOCS / "reference/environment.md").read_text().partition("## Variables that workers get\n")[2].partition("\n#")[0]
     documented = {name for name in code(section) if name == name.upper()}
     assert documented == set((tmp_path / "names.1").read_text().split()) - set(env)
 
@@ -348,11 +348,11 @@ def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]) -> None:
     assert [name for name in ours if not find(name)] == []
 
 
-# --- exit-codes.md ----------------------------------------------------------------------------------------------------
+# --- exit codes ----------------------------------------------------------------------------------------------------
 
 
 def test_the_table_of_exit_codes_is_the_one_in_errors() -> None:
-    header, *rows = next(table for table in tables(DOCS / "exit-codes.md") if table[0][0] == "code")
+    header, *rows = next(table for table in tables(DOCS / "reference/exit-codes.md") if table[0][0] == "code")
     assert header[:3] == ["code", "name", "meaning"]
     documented = [(int(row[0]), row[1].strip("`"), row[2]) for row in rows if row[0].isdigit()]
     assert documented == [(int(c), c.name, EXIT_CODE_MEANING[c]) for c in ExitCode]

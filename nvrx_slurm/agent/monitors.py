@@ -1,7 +1,7 @@
 """The agent's side of a rank monitor: spawn it, hand it each worker, hear of hangs, replace it when it dies, reap it.
 
-Everything runs on the agent's asyncio loop; nothing blocks for longer than a spawn (about 1 ms). The shared page and the
-socket of the rank must survive the monitor's process. They are made and kept here, and lent to it with `watch`.
+Everything runs on the agent's asyncio loop; nothing blocks for longer than a spawn (about 1 ms). The shared page and
+the socket of the rank must survive the monitor's process. They are made and kept here, and lent to it with `watch`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.agent.monitor_life import Life, socket_prefix
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
-from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError
 from nvrx_slurm.system import processes
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ _YOUNG_S = 10.0
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 30.0
 
-_MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its 0
-_BACKLOG = 128
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
@@ -47,52 +46,6 @@ _PROGRAM = (
 
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
-
-
-def _socket_prefix(local_rank: int) -> str:
-    return f"rank{local_rank}."
-
-
-class _Life:
-    """What one life of a worker shares with its monitor: the page and the socket, at a path of its own.
-
-    A process left over from an earlier life has the page and the path of that life, and can say nothing about this one.
-    """
-
-    def __init__(self, private_dir: Path, local_rank: int, number: int) -> None:
-        self.path = private_dir / f"{_socket_prefix(local_rank)}{number}"
-        if len(os.fsencode(self.path)) > _MAX_SOCKET_PATH_BYTES:
-            raise UsageError(
-                f"{self.path} is too long for a Unix socket ({_MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
-            )
-        self.watch: bytes | None = None  # the message, once there is a worker
-        self.pidfd = -1
-        self.hung = False
-        self.broken = False  # the page cannot be read; that was said
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.page_fd = -1
-        try:
-            self.page_fd = create_page()
-            self.listener.bind(os.fspath(self.path))
-            self.listener.listen(_BACKLOG)
-        except OSError:
-            self.close()
-            raise
-
-    def fds(self) -> list[int]:
-        return [self.pidfd, self.page_fd, self.listener.fileno()]
-
-    def close(self) -> None:
-        """Never raises; a second call does nothing."""
-        try:
-            self.listener.close()
-            self.path.unlink(missing_ok=True)
-        except OSError:
-            pass  # the directory is not ours to write to any more: nobody finds the socket there either
-        fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
 
 
 class RankMonitor:
@@ -116,7 +69,7 @@ class RankMonitor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dir_lock = -1  # of the directory that was made anew, see _remake_dir()
         self._lives = 0
-        self._life: _Life | None = None
+        self._life: Life | None = None
         self._child: processes.Child | None = None
         self._control: socket.socket | None = None
         self._spawned_s = 0.0
@@ -289,13 +242,13 @@ class RankMonitor:
         except (OSError, UsageError) as error:
             self._say_unmonitored(error)
 
-    def _make_life(self) -> _Life:
+    def _make_life(self) -> Life:
         self._lives += 1
         try:
-            return _Life(self._dir, self._local_rank, self._lives - 1)
+            return Life(self._dir, self._local_rank, self._lives - 1)
         except FileNotFoundError:
             self._remake_dir()
-            return _Life(self._dir, self._local_rank, self._lives - 1)
+            return Life(self._dir, self._local_rank, self._lives - 1)
 
     def _remake_dir(self) -> None:
         """Somebody (a tmp cleaner, an epilog) cleared our directory away: make it anew, locked as it was.
@@ -337,7 +290,7 @@ class RankMonitor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         name = f"nvrx-monitor-{self._local_rank}"
-        place = [os.fspath(self._dir), _socket_prefix(self._local_rank)]
+        place = [os.fspath(self._dir), socket_prefix(self._local_rank)]
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name, *place]
         try:
             with theirs:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 
-from agent_harness import Launcher, Rig, ended, free_port, status
+from agent_harness import Launcher, Rig, ended, status
 
 UP = """
 say("up", CYCLE, "group", GROUP, "pid", os.getpid())
@@ -190,18 +190,6 @@ def test_stranger_with_another_token_or_job_is_refused(rig: Rig) -> None:
     everything = first.text + second.text + wrong.text + other.text
     logs = "".join(path.read_text() for path in rig.logs.rglob("*") if path.is_file())
     assert "a" * 64 not in everything + logs and "b" * 64 not in everything + logs
-
-
-def test_two_jobs_on_one_host_at_the_same_time(rig: Rig) -> None:
-    script = rig.script(UNTIL_TOLD)
-    mine = rig.nodes(2, "2", script, "--rdzv-id=one")
-    rig.port = next(p for p in iter(free_port, None) if p != rig.port)
-    theirs = rig.nodes(2, "2", script, "--rdzv-id=two")
-    for one in (*mine, *theirs):
-        up(one, 0)
-    finish(rig, 0)
-    assert [one.wait() for one in (*mine, *theirs)] == [0, 0, 0, 0]
-    assert sorted(path.name for path in rig.logs.iterdir() if not path.is_symlink()) == ["one", "two"]
 
 
 def test_port_of_the_coordinator_taken_by_somebody_else(rig: Rig) -> None:

@@ -91,13 +91,6 @@ def test_the_code_of_no_restart_can_be_chosen_and_a_rank_may_fail_right_after(ri
     assert rig.result["reason"].endswith("asked to shut down the workload: bad data")
 
 
-def test_continue_changes_nothing(rig: Rig) -> None:
-    one = rig.run(rig.script(ASKING + "ask('Continue', 'all is well')\nsay('asked')"), "--max-restarts=5")
-    assert one.wait() == 0
-    assert "rank 0 on node" in one.text and "asked to continue: all is well" in one.text
-    assert "restart 1 of 5" not in one.text
-
-
 def test_cycles_without_progress_end_the_job(rig: Rig) -> None:
     """Cycle 0 saves 10, the cycles after it nothing new: the third of these is one too many.
 
@@ -109,13 +102,6 @@ def test_cycles_without_progress_end_the_job(rig: Rig) -> None:
     why = rig.result
     assert why["code"] == 93
     assert why["reason"].startswith("no progress in 3 cycles: the last checkpoint is of iteration 10")
-
-
-def test_progress_is_counted_from_the_checkpoint_that_the_job_began_with(rig: Rig) -> None:
-    (rig.dir / "latest").write_text("100")
-    one = rig.run(rig.script(ASKING + "saved(100)" + FAILS), *PROGRESS, "--ft-max-no-progress-cycles=2")
-    assert one.wait() == ExitCode.NO_RESTART
-    assert one.cycles[-1] in (1, 2)
 
 
 def test_a_junk_file_scores_no_cycle_and_the_job_goes_on(rig: Rig) -> None:

@@ -175,41 +175,12 @@ def test_ranks_are_warned_before_the_time_limit(rig: Rig, squeue: str) -> None:
     assert set(asked(rig)) == {"-h -j 7 -o %L"}  # right before the warning; the first answer was in the environment
 
 
-def test_a_limit_that_was_extended_warns_nobody(rig: Rig) -> None:
-    code = f"""say('up')
-while not os.path.exists({str(rig.dir / "asked")!r}):
-    select.select([], [], [], 0.02)
-select.select([], [], [], 0.5)
-say(client.should_stop())
-"""
-    one = start(rig, code, "--ft-warn-before-end=59", **in_step(rig, "echo 2:00:00"))
-    assert one.wait() == 0
-    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\nFalse\n"] * 2
-    assert len(asked(rig)) == 1
-
-
-def test_the_job_is_stopped_before_the_time_limit_as_by_sigterm(rig: Rig) -> None:
-    code = "signal.signal(signal.SIGTERM, lambda *_: (say('term'), os._exit(0)))\nsay('up')\nforever()\n"
-    one = start(rig, code, "--ft-stop-before-end=57", **in_step(rig, "echo 1:00"))
-    assert one.wait() == 143
-    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\nterm\n"] * 2
-    assert len(asked(rig)) == 1
-
-
 def test_a_slurm_that_hangs_holds_up_nothing(rig: Rig) -> None:
     """Its squeue is killed when the job ends; the rig sees whether anything is left."""
     env = in_step(rig, "exec sleep 1000") | {"SLURM_JOB_END_TIME": ""}
-    one = start(rig, "say('up')\npreflight('go' if RANK else 'go2')\n", **env)
+    one = start(rig, "say('up')\ngate('go' if RANK else 'go2')\n", **env)
     both_up(one)
     until(lambda: asked(rig), "squeue is asked")
     rig.open("go")
     rig.open("go2")
     assert one.wait(8.0) == 0  # squeue's own timeout is 10 s
-
-
-def test_without_an_answer_nothing_happens(rig: Rig) -> None:
-    """No end time in the environment (before Slurm 23.02), and a squeue that fails: no warning, and no harm."""
-    env = in_step(rig, "exit 1") | {"SLURM_JOB_END_TIME": ""}
-    one = start(rig, "say(client.should_stop())\n", "--ft-warn-before-end=1000000", **env)
-    assert one.wait() == 0
-    assert "of the allocation" not in one.text

@@ -245,7 +245,7 @@ def test_without_slurm_it_says_so_and_goes_on(installed: Installed) -> None:
 
 
 def test_the_document_knows_all_settings() -> None:
-    text = (REPO / "docs" / "administrators.md").read_text()
+    text = (REPO / "docs" / "reference" / "slurm-hooks.md").read_text()
     table = text.partition("## hooks.conf")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE)) == doctor_hooks.SETTINGS
     site = text.partition("```yaml\nhooks:\n")[2].partition("```")[0]

@@ -190,7 +190,7 @@ def test_print_config_and_version() -> None:
 
 
 def test_document_is_up_to_date() -> None:
-    document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert document == configdoc.render(), "run python -m nvrx_slurm.cli.configdoc docs/configuration.md"
     for item in SETTINGS.values():
         assert all(name in document for name in (*item.flags, *item.env))

@@ -7,7 +7,7 @@ from pathlib import Path
 from nvrx_slurm.core import diagram
 from nvrx_slurm.core.job.agent import Agent
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "state-machines.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md"
 
 
 def test_the_document_is_generated() -> None:

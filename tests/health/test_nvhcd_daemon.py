@@ -28,7 +28,7 @@ from nvrx_slurm.system.files import file_lock
 pytestmark = pytest.mark.xdist_group("nvhcd daemon")  # most tests share one
 
 UNREADABLE = '{"fail_count": 1, "failed_checks": ["its output cannot be read"]}'
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "nvhcd.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "serve-node-health.md"
 
 
 @pytest.fixture(scope="module")
@@ -465,7 +465,7 @@ def test_the_wrapper_in_the_docs_works(shared: Daemon, bcm: str, count: int) -> 
 
 
 def test_the_unit_starts_what_there_is() -> None:
-    unit = (DOCS.parents[1] / "prolog" / "nvrx-health.service").read_text()
+    unit = (DOCS.parents[2] / "prolog" / "nvrx-health.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+/nvrx (.*)$", unit, re.M)
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", *command.split()[:2], "--help"]
     help_text = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True).stdout

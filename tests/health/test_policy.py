@@ -205,7 +205,7 @@ def test_all_checks_are_well_described() -> None:
                 assert KINDS[setting.kind].parse(setting.default) == setting.default
 
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "health.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "health-checks.md"
 
 
 def test_the_site_file_of_the_docs_is_one(tmp_path: Path) -> None:

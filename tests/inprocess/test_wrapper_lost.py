@@ -13,7 +13,7 @@ import pytest
 from ranks_harness import Job, Zygote, free_port, jobs
 from test_wrapper_faults import QUICK, all_return, log, train
 
-POINTS = 8
+POINTS = 6
 SOON_S = 20.0  # by default no heartbeat is missed before (30 s), and no barrier is over (120 s)
 TIMES = {**QUICK, "heartbeat_timeout": 1.5}
 TIMES_OF_A_BARRIER = {  # of 2 s in all

@@ -144,7 +144,7 @@ def test_a_rank_that_left_and_comes_back_is_told_that_it_is_out(job: Job) -> Non
 @pytest.mark.parametrize(("kind", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
 def test_many_restarts_leave_nothing_behind(job: Job, kind: str, settled: int) -> None:
     """A Tree keeps its last eight assignments in the store."""
-    rounds = 30
+    rounds = 20
     start(job, "many_restarts", 2, rounds=rounds, kind=kind, settled=settled)
     keys = job.await_event(0, "settled")["keys"]
     for rank in range(2):

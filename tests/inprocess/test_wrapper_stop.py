@@ -24,7 +24,7 @@ def returned(job: Job, ranks: list[int]) -> None:
 
 def test_a_thread_that_is_being_started_is_not_hit(job: Job) -> None:
     """It would die, and its starter wait for it until the next try, a soft timeout (60 s) later."""
-    start(job, "starts_threads", 3, rounds=15)
+    start(job, "starts_threads", 3, rounds=10)
     returned(job, [0, 1, 2])
     for rank in (1, 2):
         assert "RankShouldRestart" not in job.err(rank).read_text()
@@ -49,7 +49,7 @@ def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job: Job, what: str) -
 @pytest.mark.parametrize("what", MIDDLES)
 def test_nothing_is_left_half_done(job: Job, what: str) -> None:
     """Another thread that logs would wait for ever, the next iteration compute in another precision."""
-    start(job, "over_and_over", 2, what=what, rounds=20)
+    start(job, "over_and_over", 2, what=what, rounds=12)
     assert job.await_event(1, "returned")["value"] == []
     assert "signal wakeup fd" not in job.err(1).read_text()
     returned(job, [0, 1])

@@ -121,7 +121,7 @@ def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pyt
 
 def test_a_life_can_be_closed_twice(tmp_path: Path):
     """A second close must not close files that have the numbers of its descriptors by then."""
-    life = monitors._Life(tmp_path, 0, 0)
+    life = monitors.Life(tmp_path, 0, 0)
     taken = life.page_fd
     life.close()
     fd = os.dup2(0, taken)

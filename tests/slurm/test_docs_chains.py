@@ -1,4 +1,4 @@
-"""The batch scripts of docs/exit-codes.md, as they stand there, on a real Slurm."""
+"""The batch scripts of docs/how-to/requeue-and-chain.md, as they stand there, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ while life == "0" and not monitor.should_stop():
 
 def script(mark: str) -> str:
     """The script of the document that has `mark` in it."""
-    scripts = re.findall(r"^```bash\n(.*?)^```", (REPO / "docs/exit-codes.md").read_text(), re.MULTILINE | re.DOTALL)
+    scripts = re.findall(r"^```bash\n(.*?)^```", (REPO / "docs/how-to/requeue-and-chain.md").read_text(), re.MULTILINE | re.DOTALL)
     (text,) = (text for text in scripts if mark in text)
     return text
 

@@ -38,7 +38,7 @@ def test_only_numbers_are_processes(tmp_path: Path, word: str) -> None:
         file = tmp_path / name
         file.parent.mkdir(parents=True)
         file.touch()
-    assert leftovers.end(NodeView(str(tmp_path)), leftovers.Job(("7",), 1000)) == leftovers.Facts([], [])
+    assert leftovers.end(NodeView(str(tmp_path)), leftovers.Job(("7",), 1000)) == leftovers.Facts([], [], [])
 
 
 @pytest.mark.parametrize("word", NO_NUMBERS)

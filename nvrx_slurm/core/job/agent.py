@@ -15,11 +15,9 @@ from typing import ClassVar
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
 from nvrx_slurm.core.machine import Row, Say, Tick
-from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
     Asked,
     Doing,
-    EndJob,
     Failed,
     Finish,
     Plan,
@@ -32,13 +30,11 @@ from nvrx_slurm.types import (
     Stopped,
     Succeeded,
     Warn,
-    WarnJob,
     WorkloadAction,
 )
 
 __all__ = ["Agent", "State"]
 
-_MAX_CONTINUES = 100  # per cycle
 _DOING: dict[Enum, Doing] = {
     State.PREPARING: Doing.STOPPING,
     State.IDLE: Doing.IDLE,
@@ -78,7 +74,7 @@ class Agent(AgentState):
         (State.IDLE, ev.Connected): Row("on_connected", (State.IDLE,), "register"),
         (State.IDLE, ev.Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
         (State.IDLE, Plan): Row("on_plan_idle", (State.IDLE, State.RUNNING), "active: start; spare: wait"),
-        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE, State.PREPARING), "nothing runs; a spare is checked first"),
+        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE, State.PREPARING), "a spare is checked first"),
         (State.IDLE, Finish): Row("on_finish", _OUT, "the end"),
         (State.IDLE, Refused): Row("on_finish", _OUT, "not wanted"),
         (State.IDLE, ev.HangSeen): Row("ignore", (State.IDLE,), "the rank is gone"),
@@ -168,20 +164,6 @@ class Agent(AgentState):
         if self.plan is not None and self.plan.active:
             return _DOING[self.state]
         return Doing.PREPARING if self.state is State.PREPARING else Doing.IDLE
-
-    def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
-        """The shell keeps looking for a coordinator; we bound how long that is any use."""
-        self._connected = False
-        self.emit(Say(f"no coordinator: {event.why}"))
-        self._connect_by = now + self.settings.reconnect_timeout_s
-        self._orphan_by = now + self.settings.orphan_grace_s
-
-    def on_tick_alone(self, event: Tick, now: float) -> None:
-        """Without workers and without a coordinator there is nothing left to do."""
-        s = self.settings
-        within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
-        why = f"no coordinator could be reached within {within}"
-        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
 
     # --- plans ----------------------------------------------------------------------------------------------
 
@@ -273,60 +255,6 @@ class Agent(AgentState):
             return  # late word: it has ended
         self.emit(Say(f"local rank {event.fault.local_rank} hangs: its monitor ends it"))
         self._hung[event.fault.local_rank] = now + self.settings.kill_timeout_s, event.fault
-
-    def on_asked(self, event: ev.RankAsked, now: float) -> None:
-        """The coordinator decides; what changes something is told again should the stream break."""
-        if self.plan is None or not self.plan.active:
-            return
-        plan = self.plan
-        rank = plan.rank_offset + event.local_rank
-        why = "".join(c if c.isprintable() else " " for c in event.description)  # it goes to terminals and logs
-        request = Asked(plan.term, plan.cycle, event.action, rank, why)
-        if event.action is not WorkloadAction.Continue:
-            self._request = request
-        elif self._continues >= _MAX_CONTINUES:
-            return  # a rank that asks in a loop shall not fill everybody's log
-        else:
-            self._continues += 1
-        self.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
-        self.send(request)
-
-    def on_ranks_gone(self, event: RanksGone, now: float) -> None:
-        """For the in-process wrappers of this cycle."""
-        if self.plan is not None and event.cycle == self.plan.cycle:
-            self.emit(ev.PostGone(event.cycle, event.ranks, event.reason))
-
-    def on_warned(self, event: ev.Warned, now: float) -> None:
-        """The warning signal reaches every rank of the job once; who sends it a second time wants an end. Other user
-        signals are the workers' business."""
-        if event.signum != self.settings.warning_signum:
-            if self._alive and self.state is State.RUNNING and not event.everybody:
-                self.emit(Say(f"passing signal {event.signum} on to the workers"))
-                self.emit(ev.PassOn(event.signum))
-        elif self._warned_at is None:
-            self._warned_at = now
-            if not event.everybody:
-                self._warn_job = WarnJob(event.signum, self._got(event.signum))
-                self.send(self._warn_job)
-            self._warn(event.signum, self._got(event.signum), event.everybody)
-        elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
-            code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
-            self.send(EndJob(code, why))
-            self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
-
-    def on_warn(self, event: Warn, now: float) -> None:
-        """The coordinator has it from another node, or from the clock."""
-        self._warn(event.signum, event.reason, False)
-
-    def _warn(self, signum: int, why: str, everybody: bool) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        self.emit(Say(f"{why}: the job is about to end, ranks are told to save their work"))
-        if self._alive and self.state is State.RUNNING:
-            self.emit(ev.WarnRanks())
-            if not everybody:
-                self.emit(ev.PassOn(signum))
 
     def on_tick_running(self, event: Tick, now: float) -> None:
         """A hung rank that cannot be killed, or no coordinator for too long."""

@@ -1,15 +1,30 @@
-"""What an agent knows, how it stops workers for good or for a while, and how it ends. The table is in `core.job.agent`."""
+"""What an agent knows, what it passes on, how it stops workers, and how it ends. The table is in `core.job.agent`."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 from nvrx_slurm.core.job import agent_events as ev
-from nvrx_slurm.core.machine import Machine, Tick, earliest
+from nvrx_slurm.core.machine import Machine, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
-from nvrx_slurm.types import AgentMessage, Asked, EndJob, Finish, Node, Plan, RankFault, Refused, Stopped, WarnJob
+from nvrx_slurm.types import (
+    AgentMessage,
+    Asked,
+    EndJob,
+    Finish,
+    Node,
+    Plan,
+    RankFault,
+    RanksGone,
+    Refused,
+    Stopped,
+    Warn,
+    WarnJob,
+    WorkloadAction,
+)
 
 SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
+_MAX_CONTINUES = 100  # per cycle
 BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"
 
 
@@ -69,6 +84,78 @@ class AgentState(Machine):
         if self.state in (State.STOPPING, State.LEAVING):
             return earliest(self._term_at, self._kill_at, self._give_up_at)
         return self._connect_by
+
+    # --- without a coordinator ------------------------------------------------------------------------------------
+
+    def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
+        """The shell keeps looking for a coordinator; we bound how long that is any use."""
+        self._connected = False
+        self.emit(Say(f"no coordinator: {event.why}"))
+        self._connect_by = now + self.settings.reconnect_timeout_s
+        self._orphan_by = now + self.settings.orphan_grace_s
+
+    def on_tick_alone(self, event: Tick, now: float) -> None:
+        """Without workers and without a coordinator there is nothing left to do."""
+        s = self.settings
+        within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
+        why = f"no coordinator could be reached within {within}"
+        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
+
+    # --- requests and warnings -----------------------------------------------------------------------------------
+
+    def on_asked(self, event: ev.RankAsked, now: float) -> None:
+        """The coordinator decides; what changes something is told again should the stream break."""
+        if self.plan is None or not self.plan.active:
+            return
+        plan = self.plan
+        rank = plan.rank_offset + event.local_rank
+        why = "".join(c if c.isprintable() else " " for c in event.description)  # it goes to terminals and logs
+        request = Asked(plan.term, plan.cycle, event.action, rank, why)
+        if event.action is not WorkloadAction.Continue:
+            self._request = request
+        elif self._continues >= _MAX_CONTINUES:
+            return  # a rank that asks in a loop shall not fill everybody's log
+        else:
+            self._continues += 1
+        self.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
+        self.send(request)
+
+    def on_ranks_gone(self, event: RanksGone, now: float) -> None:
+        """For the in-process wrappers of this cycle."""
+        if self.plan is not None and event.cycle == self.plan.cycle:
+            self.emit(ev.PostGone(event.cycle, event.ranks, event.reason))
+
+    def on_warned(self, event: ev.Warned, now: float) -> None:
+        """The warning signal reaches every rank of the job once; who sends it a second time wants an end. Other user
+        signals are the workers' business."""
+        if event.signum != self.settings.warning_signum:
+            if self._alive and self.state is State.RUNNING and not event.everybody:
+                self.emit(Say(f"passing signal {event.signum} on to the workers"))
+                self.emit(ev.PassOn(event.signum))
+        elif self._warned_at is None:
+            self._warned_at = now
+            if not event.everybody:
+                self._warn_job = WarnJob(event.signum, self._got(event.signum))
+                self.send(self._warn_job)
+            self._warn(event.signum, self._got(event.signum), event.everybody)
+        elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
+            code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
+            self.send(EndJob(code, why))
+            self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
+
+    def on_warn(self, event: Warn, now: float) -> None:
+        """The coordinator has it from another node, or from the clock."""
+        self._warn(event.signum, event.reason, False)
+
+    def _warn(self, signum: int, why: str, everybody: bool) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        self.emit(Say(f"{why}: the job is about to end, ranks are told to save their work"))
+        if self._alive and self.state is State.RUNNING:
+            self.emit(ev.WarnRanks())
+            if not everybody:
+                self.emit(ev.PassOn(signum))
 
     # --- the stop ladder ------------------------------------------------------------------------------------------
 

@@ -13,6 +13,9 @@ from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE
 )
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT_START_S = 120.0  # a port that another program took is noticed within this time of a start
+_MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
@@ -47,6 +50,7 @@ class Budget:
         self._limits = limits
         self.history = History()
         self._early_death: tuple[int, int] | None = None  # (rank, how often in a row it died at the start)
+        self._port_retries = 0
 
     def inherit(self, history: History) -> bool:
         """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
@@ -68,6 +72,10 @@ class Budget:
     def after(self, cause: RankFault, lasted_s: float) -> Decision:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used."""
         used, what = self.history.restarts_used, headline(cause)
+        if self._port_retries < _MAX_PORT_RETRIES and lost_its_port(cause, lasted_s):
+            self._port_retries += 1
+            some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
+            return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
         if used >= self._max:
             left = (
                 "no restart was allowed (--max-restarts=0)" if self._max == 0 else f"all {self._max} restarts are used"
@@ -125,6 +133,12 @@ class Budget:
             f" {before + self._limits.min_progress_iterations} or more was expected"
         )
         return Decision(False, self._limits.no_restart_code, why)
+
+
+def lost_its_port(cause: RankFault, lasted_s: float) -> bool:
+    """Whether rank 0 could not listen on MASTER_PORT, which another program may take with SO_REUSEADDR."""
+    said = f"{cause.message}\n{cause.traceback}"
+    return cause.rank == 0 and lasted_s < _PORT_START_S and _PORT_TAKEN.search(said) is not None
 
 
 def _key(node: Node) -> str:
