@@ -83,28 +83,20 @@ def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> N
     for check in rules.checks.values():
         how = [f"{check.budget_s:g} s", ",".join(check.contexts) or "nowhere"]
         how += [f"lane {check.lane}"] if check.lane else []
-        how += [f"ahead every {check.ahead_s:g} s"] if _is_ahead(check) else []
         how += ["root"] if check.needs_root else []
         click.echo(f"{check.name}  ({'; '.join(how)})")
         click.echo(f"    reads {check.reads}\n    {check.fails}")
 
 
-def _is_ahead(check: Check) -> bool:
-    """Whether the preflight takes a result that was prepared: there is no such thing elsewhere."""
-    return check.ahead_s > 0 and "preflight" in check.contexts
-
-
 def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
-    """For machines. `lane`: null = a process of its own; `ahead_s`: null = looked at when the preflight asks."""
+    """For machines. `lane`: null = a process of its own."""
     return {
         "name": check.name,
         "reads": check.reads,
         "fails": check.fails,
         "contexts": check.contexts,
         "lane": check.lane or None,
-        "ahead_s": check.ahead_s if _is_ahead(check) else None,
         "budget_s": check.budget_s,
-        "reuse_s": check.reuse_s or None,
         "needs_root": check.needs_root,
         "on_fail": check.on_fail,
         "on_unknown": check.on_unknown,

@@ -51,7 +51,6 @@ class Rule(NamedTuple):
     on_fail: str | None = None
     on_unknown: str | None = None
     budget_s: float | None = None
-    reuse_s: float | None = None
 
 
 class SiteCheck(NamedTuple):
@@ -94,7 +93,6 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
         "on_fail": action,
         "on_unknown": action,
         "budget": _BUDGET,
-        "reuse": real(high=86400.0, unit="seconds"),
     }
     return Site(
         path=path,
@@ -121,7 +119,6 @@ _RULE_KEYS: dict[str, str] = {
     "on_fail": "on_fail",
     "on_unknown": "on_unknown",
     "budget": "budget_s",
-    "reuse": "reuse_s",
 }
 
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -38,14 +39,13 @@ class Verdict(str, Enum):
 
 
 class Finding(NamedTuple):
-    """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `age_s`: seconds since it
-    ran (0 = just now). `action`: one of ACTIONS, "" if the finding asks for none."""
+    """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `action`: one
+    of ACTIONS, "" if the finding asks for none."""
 
     check: str
     verdict: Verdict
     text: str
     seconds: float = 0.0
-    age_s: float = 0.0
     action: str = ""
 
 
@@ -78,12 +78,10 @@ class Check(NamedTuple):
     budget_s: float = 2.0
     needs_root: bool = False  # else NOT_APPLICABLE for other users, except below a --sysroot
     only_if: str = ""  # the setting without which it does not apply
-    reuse_s: float = 0.0  # a result of this node, at most that old, will do (for heavy checks)
     on_fail: str = "drain"
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
     lane: str = ""  # checks of one lane share a child process; "": a process of its own, for those that may block
-    ahead_s: float = 0.0  # the resident (see `resident`) runs it that often ahead, and uses its last result
 
 
 def check(
@@ -95,6 +93,10 @@ def check(
         return Check(name, reads, " ".join((judge.__doc__ or "").split()), gather, judge, **more)
 
     return declare
+
+
+# For what the kernel's own files tell at once. Outside of the preflight: no reason to leave a node out of its job.
+system_check = partial(check, lane=QUICK, contexts=OUTSIDE_PREFLIGHT)
 
 
 class NodeView:

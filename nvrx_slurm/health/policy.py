@@ -152,7 +152,7 @@ def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
     from nvrx_slurm.health.checks import site_checks
 
     path = config or _default_config(sysroot)
-    return [site_checks.trial(one) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
+    return [site_checks.trial(one, path) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
@@ -218,7 +218,6 @@ def _ruled(check: Check, rule: Rule) -> Check:
         on_fail=rule.on_fail or check.on_fail,
         on_unknown=rule.on_unknown or check.on_unknown,
         budget_s=rule.budget_s or check.budget_s,
-        reuse_s=check.reuse_s if rule.reuse_s is None else rule.reuse_s,
     )
 
 

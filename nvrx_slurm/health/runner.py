@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
 from nvrx_slurm.system import bounded_process, gpus
 from nvrx_slurm.system.bounded_process import BoundedProcess, wait
@@ -34,13 +33,12 @@ _ALARM_S = 2  # a child ends itself that long after its budget, should this proc
 
 
 class Result:
-    """Findings of a run. `notes`: sentences worth saying once, about no check's subject (a cache file was ignored)."""
+    """Findings of a run. `notes`: sentences about no check's subject (a process has not ended)."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.learned: dict[str, Any] = {}  # see `Run(learning=True)`
-        self.left = 0  # children that have not ended
 
 
 class _Child:
@@ -70,10 +68,10 @@ class _Child:
         phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
         return f", {phrase}" if phrase else ""
 
-    def finding(self, verdict: Verdict, text: str, age_s: float = 0.0) -> Finding:
+    def finding(self, verdict: Verdict, text: str) -> Finding:
         """Of the check under way."""
         took_s = round(time.monotonic() - self.started_s, 4)
-        return Finding(self.checks[0].name, verdict, one_line(text), took_s, age_s)
+        return Finding(self.checks[0].name, verdict, one_line(text), took_s)
 
     def line(self) -> bytes:
         """The next whole line of its answers, at most MAX_RESULT_BYTES long; b"" if there is none."""
@@ -167,13 +165,9 @@ class Run:
 
     def result(self) -> Result:
         """When it is done."""
-        blocked = sum(process.blocked for process in self._killed)
-        self._result.left = len(self._killed)
-        if blocked:
-            self._result.notes.append(f"{blocked} check process(es) are blocked in the kernel and could not be ended")
-        if slow := len(self._killed) - blocked:
+        if left := len(self._killed):
             within = f"within {bounded_process.REAP_S:g} s"
-            self._result.notes.append(f"{slow} check process(es) were killed and have not ended {within}")
+            self._result.notes.append(f"{left} check process(es) were killed and have not ended {within}")
         self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
         return self._result
 
@@ -232,10 +226,9 @@ class Run:
             self._start(others)
 
     def _take(self, child: _Child, line: bytes) -> None:
-        verdict, text, age_s, notes, learned = json.loads(line)
-        self._result.notes.extend(note for note in notes if note not in self._result.notes)
+        verdict, text, learned = json.loads(line)
         self._result.learned.update(learned)
-        self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text, age_s)
+        self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text)
 
     def _give_up(self, child: _Child, text: str) -> None:
         """The check under way is unknown; those behind it go on without it."""
@@ -250,8 +243,8 @@ class Run:
         self._killed.append(child.process)
 
 
-# What a child sends of a check: verdict, sentence, age in seconds, notes, what it learned.
-_Answer = tuple[str, str, float, list[str], dict[str, Any]]
+# What a child sends of a check: verdict, sentence, what it learned.
+_Answer = tuple[str, str, dict[str, Any]]
 
 
 def _answer(
@@ -273,10 +266,7 @@ def _answer(
 
 
 def _found(check: Check, node: NodeView, expected: Expected) -> _Answer:
-    began_s = cache.now_s()
-    found = cache.through(check, node, expected, lambda: examine(check, node, expected))
-    age_s = round(max(0.0, began_s - found.began_s), 3)  # 0 of a result that was begun while this process waited
-    return found.verdict, found.text, age_s, found.notes, {}
+    return *examine(check, node, expected), {}
 
 
 def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
@@ -287,7 +277,7 @@ def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
         return Verdict.PASS, ""
 
     verdict, text = examine(check._replace(judge=keep), node, expected)
-    return verdict, text, 0.0, [], learned
+    return verdict, text, learned
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:

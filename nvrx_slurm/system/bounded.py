@@ -44,17 +44,17 @@ class _Outcome(Generic[T]):
         return self.value[0]
 
 
-def call(fn: Callable[[], T], timeout_s: float, name: str, more_s: Callable[[], float] = lambda: 0.0) -> T:
+def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     """Run `fn` in a daemon thread called `name` and return its value, or raise its exception.
 
-    Raises Overrun after `timeout_s` seconds plus `more_s()` seconds; `more_s` is called once, when `timeout_s` is over.
+    Raises Overrun after `timeout_s` seconds.
     """
     outcome: _Outcome[T] = _Outcome()
     thread = threading.Thread(target=outcome.run, args=(fn,), name=name, daemon=True)
     thread.start()
-    _join(thread, time.monotonic() + timeout_s)
-    if thread.is_alive():
-        _join(thread, time.monotonic() + more_s())
+    deadline_s = time.monotonic() + timeout_s
+    while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
+        thread.join(min(left_s, _SIGN_OF_LIFE_S))
     try:
         return outcome.get()
     except Overrun:
@@ -88,8 +88,3 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
 
 def _overrun(name: str, timeout_s: float) -> Overrun:
     return Overrun(f"{name} did not return within {timeout_s:g} s")
-
-
-def _join(thread: threading.Thread, deadline_s: float) -> None:
-    while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
-        thread.join(min(left_s, _SIGN_OF_LIFE_S))

@@ -3,8 +3,8 @@
 A child leads its own session and process group. At its deadline the whole group gets SIGKILL. A child that is blocked
 in the kernel cannot be reaped: it is given up after at most REAP_S, and init reaps it when this process has ended.
 
-`run` and `run_async` do everything for one command. Callers that poll several children use `execute` or `fork`, then
-`fds`, `wake_s` and `go_on` until `done`; `finish` and `finish_async` are that loop for one child.
+`run` does everything for one command. Callers that poll several children use `execute` or `fork`, then `fds`, `wake_s`
+and `go_on` until `done`; `finish` and `finish_async` are that loop for one child.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from nvrx_slurm.system.process_tree import blocked_threads, kill_tree
-
-REAP_S = 1.0  # for a killed child to end on a loaded machine
+REAP_S = 0.3  # for a killed child to end; one that is blocked in the kernel must not use up the time of a prolog
 DEFAULT_LIMIT_BYTES = 65536
-_LOOK_S = 0.07  # between two looks at a killed child
 _CHUNK_BYTES = 65536
 _MAX_READS = 64  # of a pipe at the end of its child; a pipe holds a bounded number of bytes
 _ALARM_S = 2.0  # a forked child ends itself that long after its deadline, should this process be gone
@@ -96,12 +93,8 @@ class BoundedProcess:
         self.until_s = until_s
         self.code: int | None = None
         self.gone = False
-        self.given_up = False
-        self.blocked = False
         self.killed = False
         self._give_up_s = math.inf
-        self._look_s = math.inf
-        self._seen: set[tuple[str, ...]] = set()
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError:
@@ -113,7 +106,7 @@ class BoundedProcess:
     @property
     def done(self) -> bool:
         """Whether nothing remains to be waited for."""
-        return self.gone or self.given_up
+        return self.gone or time.monotonic() >= self._give_up_s
 
     def fds(self) -> list[int]:
         """File descriptors to poll for reading."""
@@ -125,7 +118,7 @@ class BoundedProcess:
         """When to call `go_on` at the latest (time.monotonic()); inf if there is no need."""
         if self.done:
             return math.inf
-        return self._look_s if self.killed else self.until_s
+        return self._give_up_s if self.killed else self.until_s
 
     def go_on(self, ready: Iterable[int]) -> None:
         """Read what came, reap an ended child, kill an overdue one. `ready`: those of `fds` that can be read."""
@@ -137,8 +130,6 @@ class BoundedProcess:
                 output.read()
         if self.pidfd in ready:
             self._reap()
-        elif self.killed:
-            self._look()
         elif time.monotonic() >= self.until_s:
             self.kill()
 
@@ -149,15 +140,8 @@ class BoundedProcess:
         kill_tree(self.pid, os.getpid())
         self._kill_group()
         self.killed = True
-        self._look_s = time.monotonic() + _LOOK_S
         self._give_up_s = time.monotonic() + REAP_S
         self._close_outputs()
-
-    def signal_group(self, signum: int) -> None:
-        """Send `signum` to the process group; nothing happens once the child was reaped."""
-        if not self.gone:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signum)
 
     def result(self) -> Ended:
         """How it ended, once it is `done`."""
@@ -169,8 +153,7 @@ class BoundedProcess:
     def finish(self) -> Ended:
         """Wait until it is done, at most until its deadline and REAP_S more. The child is killed if this raises."""
         try:
-            while not self.done:
-                self.go_on(wait(self.fds(), self.wake_s()))
+            self._wait()
             return self.result()
         finally:
             self.end()
@@ -192,8 +175,7 @@ class BoundedProcess:
     def end(self) -> None:
         """Kill it unless it has ended, and reap it if that takes no longer than REAP_S."""
         self.kill()
-        while not self.done:
-            self.go_on(wait(self.fds(), self.wake_s()))
+        self._wait()
         self.release()
 
     def release(self) -> None:
@@ -201,6 +183,10 @@ class BoundedProcess:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+    def _wait(self) -> None:
+        while not self.done:
+            self.go_on(wait(self.fds(), self.wake_s()))
 
     async def _until_done(self) -> None:
         while not self.done:
@@ -230,16 +216,6 @@ class BoundedProcess:
                 reads -= 1
             output.close()
 
-    def _look(self) -> None:
-        """Give up a killed child whose thread is blocked at two looks in a row, or that does not end in time."""
-        now_s = time.monotonic()
-        if self.given_up or now_s < self._look_s:
-            return
-        blocked = blocked_threads(self.pid)
-        self.blocked = bool(blocked & self._seen)
-        self.given_up = self.blocked or now_s >= self._give_up_s
-        self._seen, self._look_s = blocked, now_s + _LOOK_S
-
 
 def execute(
     argv: Sequence[str],
@@ -248,19 +224,19 @@ def execute(
     *,
     limit: int = DEFAULT_LIMIT_BYTES,
     last: bool = False,
-    stdin: bytes | int = b"",
     dies_with_parent: bool = True,
 ) -> BoundedProcess:
-    """Start a command with its stdout and stderr in pipes, each kept up to `limit` bytes.
+    """Start a command with its stdout and stderr in pipes, each kept up to `limit` bytes, and /dev/null as stdin.
 
-    `stdin`: its whole input, or a file descriptor. `dies_with_parent` costs an interpreter's start (about 10 ms) and is
+    `last`: the last bytes are kept, not the first. `dies_with_parent` costs an interpreter's start (about 10 ms) and is
     for the main thread only; a command that cannot be executed then ends with 126 or 127 instead of an OSError.
     Raises OSError if no process can be started.
     """
     if dies_with_parent:
         argv = through_trampoline(argv)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-        source = stdin if isinstance(stdin, int) else _file_of(stdin, theirs)
+        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        theirs.callback(os.close, source)
         ends = []
         for _ in range(2):
             reader, writer = os.pipe()
@@ -278,17 +254,6 @@ def execute(
 def through_trampoline(argv: Sequence[str], ignored: int = 0, control_fd: int = -1) -> list[str]:
     """The command by way of `system.trampoline`, which tells its arguments: it dies with the calling thread."""
     return [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), str(control_fd), *argv]
-
-
-def _file_of(data: bytes, closing: contextlib.ExitStack) -> int:
-    """A descriptor to read `data` from; it is closed with `closing`."""
-    fd = os.memfd_create("stdin") if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    closing.callback(os.close, fd)
-    while data:
-        data = data[os.write(fd, data) :]
-        if not data:
-            os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def fork(
@@ -336,11 +301,6 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float, **options
     return execute(argv, env, timeout_s, **options).finish()
 
 
-async def run_async(argv: Sequence[str], env: Mapping[str, str], timeout_s: float, **options: Any) -> Ended:
-    """As `run`, on the running event loop."""
-    return await execute(argv, env, timeout_s, **options).finish_async()
-
-
 def wait(fds: Iterable[int], until_s: float) -> set[int]:
     """Those of `fds` that can be read, at the latest at `until_s` (time.monotonic(); inf: no limit)."""
     poller = select.poll()
@@ -351,24 +311,62 @@ def wait(fds: Iterable[int], until_s: float) -> set[int]:
 
 
 async def wait_async(fds: Iterable[int], until_s: float) -> set[int]:
-    """As `wait`, on the running event loop. No other reader of `fds` may be registered there."""
+    """As `wait`, on the running event loop."""
     import asyncio
 
     loop, came = asyncio.get_running_loop(), asyncio.Event()
-    watched, ready = list(fds), set[int]()
-
-    def note(fd: int) -> None:
-        ready.add(fd)
-        came.set()
-
-    for fd in watched:
-        loop.add_reader(fd, note, fd)
     left_s = until_s - time.monotonic()
+    with select.epoll() as poller:
+        for fd in fds:
+            poller.register(fd, select.EPOLLIN)
+        loop.add_reader(poller.fileno(), came.set)
+        with contextlib.suppress(asyncio.TimeoutError):
+            try:
+                await asyncio.wait_for(came.wait(), None if math.isinf(left_s) else max(0.0, left_s))
+            finally:
+                loop.remove_reader(poller.fileno())
+        return {fd for fd, _ in poller.poll(0)}
+
+
+def children(pid: int) -> list[int]:
+    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
+    found: list[int] = []
     try:
-        await asyncio.wait_for(came.wait(), None if math.isinf(left_s) else max(0.0, left_s))
-    except asyncio.TimeoutError:
-        return set()
-    finally:
-        for fd in watched:
-            loop.remove_reader(fd)
-    return ready
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        return found  # children of a parent that just ended have another parent now
+    return found
+
+
+def kill_tree(root: int, parent: int) -> None:
+    """SIGKILL to `root`, a child of `parent`, and to all processes below it, in whatever session. Does not wait.
+
+    All are found before one is killed: the children of a killed process get another parent. A process that is forked
+    in between is missed; `processes.Orphans` looks again.
+    """
+    todo, found = [(root, parent)], list[int]()
+    while todo:
+        pid, parent = todo.pop()
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            continue  # gone
+        found.append(fd)
+        try:
+            if _parent(pid) == parent:  # read with the pidfd open: no recycled pid is hit
+                todo += [(child, pid) for child in children(pid)]
+            else:
+                os.close(found.pop())
+        except OSError:
+            os.close(found.pop())  # gone
+    for fd in found:
+        with contextlib.suppress(OSError):  # gone, or another user's (setuid)
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])

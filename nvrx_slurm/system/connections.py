@@ -13,9 +13,9 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _SELF = Path("/proc/self")
 _EPOLL_ENTRY = re.compile(r"tfd:\s*(\d+) events:\s*(\w+) data:\s*(\w+)")  # proc(5)
@@ -49,12 +49,7 @@ def gloo_sockets() -> set[Socket]:
 
 def to_port(port: int) -> set[Socket]:
     """TCP connections of this process whose other end has this port."""
-    return {found for found in open_sockets() if _port(found, socket.socket.getpeername) == port}
-
-
-def at_port(port: int) -> set[Socket]:
-    """TCP connections of this process, and listeners, whose own end has this port."""
-    return {found for found in open_sockets() if _port(found, socket.socket.getsockname) == port}
+    return {found for found in open_sockets() if _peer_port(found) == port}
 
 
 def cut(sockets: Iterable[Socket]) -> int:
@@ -89,12 +84,12 @@ def _cut(one: Socket) -> bool:
     return True
 
 
-def _port(one: Socket, name_of: Callable[[socket.socket], Any]) -> int | None:
+def _peer_port(one: Socket) -> int | None:
     with _duplicate(one) as connection:
         if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         try:
-            return int(name_of(connection)[1])
+            return int(connection.getpeername()[1])
         except OSError:
             return None
 

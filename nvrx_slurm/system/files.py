@@ -120,12 +120,7 @@ def _make() -> tuple[Path, int]:
     from pathlib import Path
 
     problems = []
-    try:
-        preferred = tempfile.gettempdir()
-    except OSError as error:  # neither $TMPDIR nor one of the usual places is writable
-        preferred = ""
-        problems.append(f"in {os.environ.get('TMPDIR', '/tmp')}: {error.strerror}")
-    for place in dict.fromkeys([preferred, *_SHORT] if preferred else []):
+    for place in dict.fromkeys([os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), *_SHORT]):
         if not _fits(place):
             problems.append(f"in {place}: it is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes)")
             continue

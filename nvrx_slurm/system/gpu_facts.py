@@ -1,19 +1,17 @@
 """Readings of NVML for the health checks. As in `gpus`: by GPU, without GPUs that do not tell.
 
-`env` selects the GPUs (CUDA_VISIBLE_DEVICES; {} = all); `say`: see `gpus.Say`. Raises as `gpus`.
+See `gpus.by_gpu` for their parameters and errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from nvrx_slurm.system.gpus import Say, each, known, quiet, read
+from nvrx_slurm.system.gpus import Env, Say, by_gpu, known, quiet, read
 from nvrx_slurm.system.hardware import HardwareError
-
-Env = Mapping[str, str]
 
 # nvml.h, nvmlClocksEventReason*: those that say that the GPU is slower than it should be.
 THROTTLE_REASONS = {"hw-slowdown": 0x8, "sw-thermal": 0x20, "hw-thermal": 0x40, "hw-power-brake": 0x80}
@@ -29,16 +27,18 @@ def driver_version(say: Say = quiet) -> str:
 
 def with_minors(minors: Iterable[int], say: Say = quiet) -> Env:
     """The `env` of the GPUs with these device files (/dev/nvidia3 is 3), as Slurm numbers them; not all are NVML's."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> tuple[int, str]:
-        return nvml.nvmlDeviceGetMinorNumber(handle), nvml.nvmlDeviceGetUUID(handle)
-
-    uuids = dict(each(read_one, "device file", {}, say=say).values())
+    uuids = dict(_minors({}, say=say).values())
     wanted = list(minors)
     for minor in wanted:
         if minor not in uuids:
             raise HardwareError(f"NVML shows no GPU with the device file /dev/nvidia{minor}")
     return {"CUDA_VISIBLE_DEVICES": ",".join(uuids[minor] for minor in wanted)}
+
+
+@by_gpu("device file")
+def _minors(nvml: ModuleType, handle: Any) -> tuple[int, str]:
+    """Number of a GPU's device file, and UUID."""
+    return nvml.nvmlDeviceGetMinorNumber(handle), nvml.nvmlDeviceGetUUID(handle)
 
 
 class Ecc(NamedTuple):
@@ -48,14 +48,11 @@ class Ecc(NamedTuple):
     uncorrected: int
 
 
-def ecc_errors(env: Env, say: Say = quiet) -> dict[str, Ecc]:
-    """Volatile ECC errors of each GPU with ECC switched on."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> Ecc:
-        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-        return Ecc(*(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC) for kind in kinds))
-
-    return each(read_one, "ECC errors", env, say=say)
+@by_gpu("ECC errors")
+def ecc_errors(nvml: ModuleType, handle: Any) -> Ecc:
+    """Volatile ECC errors of a GPU with ECC switched on."""
+    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    return Ecc(*(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC) for kind in kinds))
 
 
 class Rows(NamedTuple):
@@ -67,14 +64,11 @@ class Rows(NamedTuple):
     failed: bool
 
 
-def remapped_rows(env: Env, say: Say = quiet) -> dict[str, Rows]:
-    """Row remapping of each GPU that has it."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> Rows:
-        corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-        return Rows(corrected + uncorrected, bool(pending), bool(failed))
-
-    return each(read_one, "remapped rows", env, say=say)
+@by_gpu("remapped rows")
+def remapped_rows(nvml: ModuleType, handle: Any) -> Rows:
+    """Row remapping of a GPU that has it."""
+    corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    return Rows(corrected + uncorrected, bool(pending), bool(failed))
 
 
 class Pages(NamedTuple):
@@ -84,30 +78,24 @@ class Pages(NamedTuple):
     pending: bool
 
 
-def retired_pages(env: Env, say: Say = quiet) -> dict[str, Pages]:
-    """Retired pages of each GPU that retires pages."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> Pages:
-        causes = (
-            nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-            nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-        )
-        retired = sum(len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
-        return Pages(retired, bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
-
-    return each(read_one, "retired pages", env, say=say)
+@by_gpu("retired pages")
+def retired_pages(nvml: ModuleType, handle: Any) -> Pages:
+    """Retired pages of a GPU that retires pages."""
+    causes = (
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    retired = sum(len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
+    return Pages(retired, bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
 
 
-def throttle_reasons(env: Env, say: Say = quiet) -> dict[str, tuple[str, ...]]:
-    """Why each GPU's clocks are held down right now: words of THROTTLE_REASONS."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> tuple[str, ...]:
-        bits = known(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle))
-        if bits is None:  # before r535
-            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        return tuple(name for name, bit in THROTTLE_REASONS.items() if bits & bit)
-
-    return each(read_one, "clock throttle reasons", env, say=say)
+@by_gpu("clock throttle reasons")
+def throttle_reasons(nvml: ModuleType, handle: Any) -> tuple[str, ...]:
+    """Why a GPU's clocks are held down right now: words of THROTTLE_REASONS."""
+    bits = known(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle))
+    if bits is None:  # before r535
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return tuple(name for name, bit in THROTTLE_REASONS.items() if bits & bit)
 
 
 class Heat(NamedTuple):
@@ -117,33 +105,24 @@ class Heat(NamedTuple):
     limit_c: int | None
 
 
-def temperatures(env: Env, say: Say = quiet) -> dict[str, Heat]:
-    """Temperature of each GPU's chip."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> Heat:
-        slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-        limit = known(nvml, lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, slowdown))
-        return Heat(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU), limit or None)
-
-    return each(read_one, "temperature", env, say=say)
+@by_gpu("temperature")
+def temperatures(nvml: ModuleType, handle: Any) -> Heat:
+    """Temperature of a GPU's chip."""
+    slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    limit = known(nvml, lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, slowdown))
+    return Heat(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU), limit or None)
 
 
-def processes(env: Env, say: Say = quiet) -> dict[str, tuple[int, ...]]:
-    """Pids that compute on each GPU, as the initial pid namespace numbers them."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> tuple[int, ...]:
-        return tuple(sorted({found.pid for found in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}))
-
-    return each(read_one, "processes", env, say=say)
+@by_gpu("processes")
+def processes(nvml: ModuleType, handle: Any) -> tuple[int, ...]:
+    """Pids that compute on a GPU, as the initial pid namespace numbers them."""
+    return tuple(sorted({found.pid for found in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}))
 
 
-def persistence(env: Env, say: Say = quiet) -> dict[str, bool]:
+@by_gpu("persistence mode")
+def persistence(nvml: ModuleType, handle: Any) -> bool:
     """Whether persistence mode is on: without it the driver unloads its state when nobody uses the GPU."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> bool:
-        return bool(nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED)
-
-    return each(read_one, "persistence mode", env, say=say)
+    return bool(nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED)
 
 
 class Fabric(NamedTuple):
@@ -165,20 +144,17 @@ _FABRIC_HEALTH: dict[str, tuple[int, int, Callable[[int], bool]]] = {
 }
 
 
-def fabric(env: Env, say: Say = quiet) -> dict[str, Fabric]:
-    """State of each GPU that belongs to an NVSwitch fabric."""
+@by_gpu("fabric state")
+def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
+    """State of a GPU that belongs to an NVSwitch fabric."""
+    from ctypes import byref  # loaded by then
 
-    def read_one(nvml: ModuleType, handle: Any) -> Fabric | None:
-        from ctypes import byref  # loaded by then
-
-        info = nvml.c_nvmlGpuFabricInfo_v2_t()
-        nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
-        if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
-            return None
-        state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else f"state {info.state}"
-        return Fabric(state, int(info.status), degraded(info.healthMask))
-
-    return each(read_one, "fabric state", env, say=say)
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return None
+    state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else f"state {info.state}"
+    return Fabric(state, int(info.status), degraded(info.healthMask))
 
 
 def degraded(mask: int) -> tuple[str, ...]:
@@ -198,25 +174,22 @@ _BY_FIELD = ("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L", "NVML_FI_DEV_NVLINK_RECO
 _LINKS_BY_FIELD = 12
 
 
-def nvlink_errors(env: Env, say: Say = quiet) -> dict[str, dict[int, int]]:
-    """Errors that each NVLink of each GPU counted so far (receive errors, replays, recoveries), by link number.
+@by_gpu("NVLink errors")
+def nvlink_errors(nvml: ModuleType, handle: Any) -> dict[int, int] | None:
+    """Errors that each NVLink of a GPU counted so far (receive errors, replays, recoveries), by link number.
 
     Counters begin at 0 when the GPU is reset, and end at their width.
     """
-
-    def read_one(nvml: ModuleType, handle: Any) -> dict[int, int] | None:
-        links = range(nvml.NVML_NVLINK_MAX_LINKS)
-        active = [link for link in links if known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))]
-        by_scope = [(link, (getattr(nvml, name, None), link)) for link in active for name in _BY_SCOPE]
-        by_field = [
-            (link, (getattr(nvml, f"{name}{link}", None), 0))
-            for link in active
-            for name in _BY_FIELD
-            if link < _LINKS_BY_FIELD
-        ]
-        return _counted(nvml, handle, by_scope) or _counted(nvml, handle, by_field) or None
-
-    return each(read_one, "NVLink errors", env, say=say)
+    links = range(nvml.NVML_NVLINK_MAX_LINKS)
+    active = [link for link in links if known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))]
+    by_scope = [(link, (getattr(nvml, name, None), link)) for link in active for name in _BY_SCOPE]
+    by_field = [
+        (link, (getattr(nvml, f"{name}{link}", None), 0))
+        for link in active
+        for name in _BY_FIELD
+        if link < _LINKS_BY_FIELD
+    ]
+    return _counted(nvml, handle, by_scope) or _counted(nvml, handle, by_field) or None
 
 
 def _counted(nvml: ModuleType, handle: Any, fields: Iterable[tuple[int, tuple[int | None, int]]]) -> dict[int, int]:

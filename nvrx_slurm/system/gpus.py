@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from nvrx_slurm.system import bounded
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
 T = TypeVar("T")
+Env = Mapping[str, str]
 Say = Callable[[str], object]  # gets a note before each call that may never return
 
 TIMEOUT_S = 10.0
@@ -35,19 +37,10 @@ _ACTION = "NVML_GPU_RECOVERY_ACTION_"
 _MIB = 1 << 20
 
 
-class _Kept:
-    """State of this process between readings: whether there is no library; in a short-lived process also the open NVML,
-    the GPUs that it may use, their handles and names by number."""
+class _Process:
+    """State of this process: there is no library; NVML is to be kept open; it is open."""
 
-    def __init__(self) -> None:
-        self.no_library = False
-        self.wanted = False
-        self.open = False
-        self.present: list[int] | None = None
-        self.gpus: dict[int, tuple[Any, str]] = {}
-
-
-_kept = _Kept()
+    no_library = keep = is_open = False
 
 
 class NoNvml(Absent):
@@ -70,7 +63,7 @@ def quiet(text: str) -> None:
     """A `Say` that does nothing."""
 
 
-def count(env: Mapping[str, str]) -> int:
+def count(env: Env) -> int:
     """How many GPUs a process of this node may use: the entries of CUDA_VISIBLE_DEVICES, else all that NVML sees.
 
     0 where there is no driver. An empty CUDA_VISIBLE_DEVICES hides all; entries after -1 do not count (CUDA's rule).
@@ -98,127 +91,97 @@ def preload() -> None:
         ctypes.CDLL(LIBRARY)
         import pynvml  # noqa: F401
     except OSError:
-        _kept.no_library = True
+        _Process.no_library = True
     except ImportError:
         return  # `read` says so
 
 
 def keep_open() -> None:
-    """Keep NVML open, and its unchanging facts, until the end of this process, which must be near."""
-    _kept.wanted = True
+    """Keep NVML open until the end of this process, which must be near."""
+    _Process.keep = True
 
 
-def recovery_actions(
-    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
-) -> dict[str, str]:
-    """What the driver says must be done to each GPU: {"GPU 3 (GPU-<uuid>)": "NONE" | "GPU_RESET" | ...}.
+def by_gpu(what: str) -> Callable[[Callable[[ModuleType, Any], T | None]], Callable[..., dict[str, T]]]:
+    """Make the decorated `read_one(nvml, handle)`, which returns None for "not known", a reading of the chosen GPUs.
 
-    `device_index`: the GPU with CUDA's number, of those that CUDA_VISIBLE_DEVICES in `env` shows (the only one there is
-    if just one is shown); None: all of them. GPUs or drivers that do not tell (before r570) are left out.
+    Its parameters: `env` (its CUDA_VISIBLE_DEVICES chooses; {} = all), `device_index` (one of those by CUDA's number,
+    the only one there is if just one is shown; None: all), `timeout_s`, `say`. It returns {"GPU 3 (GPU-<uuid>)": value}
+    without GPUs that do not tell, and raises Absent where none does.
     """
 
-    def read_one(nvml: ModuleType, handle: Any) -> str | None:
-        field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-        if field is None:
-            return None
-        value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
-        if value.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(value.nvmlReturn)
-        if value.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE:
-            return NO_ACTION
-        names = {getattr(nvml, name): name.removeprefix(_ACTION) for name in dir(nvml) if name.startswith(_ACTION)}
-        return names.get(value.value.uiVal, f"UNKNOWN({value.value.uiVal})")
+    def declare(read_one: Callable[[ModuleType, Any], T | None]) -> Callable[..., dict[str, T]]:
+        @wraps(read_one)
+        def chosen(
+            env: Env, device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
+        ) -> dict[str, T]:
+            def read_all(nvml: ModuleType) -> dict[str, T]:
+                found: dict[str, T] = {}
+                for index in _chosen(nvml, env, device_index):
+                    say(f"asking NVML for the {what} of GPU {index}")
+                    with _sentence(nvml, f"GPU {index}"):
+                        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                        value = known(nvml, partial(read_one, nvml, handle))
+                        if value is not None:
+                            found[f"GPU {index} ({nvml.nvmlDeviceGetUUID(handle)})"] = value
+                return found
 
-    return each(read_one, "recovery action", env, device_index, timeout_s, say)
+            say("opening NVML")
+            found = read(read_all, timeout_s)
+            if not found:
+                raise Absent(f"no GPU of this process tells its {what}")
+            return found
 
+        return chosen
 
-def nvlinks(
-    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
-) -> dict[str, dict[int, bool]]:
-    """Whether each NVLink of each GPU is active, by link number; GPUs without NVLink are left out."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> dict[int, bool] | None:
-        found: dict[int, bool] = {}
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            state = known(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link))  # type: ignore[misc]
-            if state is not None:
-                found[link] = state == nvml.NVML_FEATURE_ENABLED
-        return found or None
-
-    return each(read_one, "NVLink", env, device_index, timeout_s, say)
+    return declare
 
 
-def pci_addresses(
-    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
-) -> dict[str, str]:
-    """Where each GPU is on the PCI bus, as sysfs writes it: "0000:17:00.0"."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> str:
-        info = nvml.nvmlDeviceGetPciInfo(handle)
-        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-
-    return each(read_one, "PCI address", env, device_index, timeout_s, say)
-
-
-def memory_used_mb(
-    env: Mapping[str, str], device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
-) -> dict[str, float]:
-    """Memory (MiB) that programs hold on each GPU, without what the driver keeps for itself."""
-
-    def read_one(nvml: ModuleType, handle: Any) -> float:
-        try:
-            used: int = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
-        except nvml.NVMLError as error:
-            if _code(nvml, error) != "FUNCTION_NOT_FOUND":
-                raise  # what the old function tells of a driver that has the new one counts the driver's own
-            used = nvml.nvmlDeviceGetMemoryInfo(handle).used
-        return used / _MIB
-
-    return each(read_one, "memory in use", env, device_index, timeout_s, say)
+@by_gpu("recovery action")
+def recovery_actions(nvml: ModuleType, handle: Any) -> str | None:
+    """What the driver says must be done to a GPU ("NONE", "GPU_RESET", ...); drivers before r570 do not tell."""
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return None
+    value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
+    if value.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(value.nvmlReturn)
+    if value.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE:
+        return NO_ACTION
+    names = {getattr(nvml, name): name.removeprefix(_ACTION) for name in dir(nvml) if name.startswith(_ACTION)}
+    return names.get(value.value.uiVal, f"UNKNOWN({value.value.uiVal})")
 
 
-def each(
-    read_one: Callable[[ModuleType, Any], T | None],
-    what: str,
-    env: Mapping[str, str],
-    device_index: int | None = None,
-    timeout_s: float = TIMEOUT_S,
-    say: Say = quiet,
-) -> dict[str, T]:
-    """`read_one(nvml, handle)` for the chosen GPUs, by a name for people; without those for which it is not known."""
-
-    def read_all(nvml: ModuleType) -> dict[str, T]:
-        found: dict[str, T] = {}
-        for index in _chosen(nvml, env, device_index):
-            say(f"asking NVML for the {what} of GPU {index}")
-            with _sentence(nvml, f"GPU {index}"):
-                handle, name = _gpu(nvml, index)
-                value = known(nvml, lambda handle=handle: read_one(nvml, handle))  # type: ignore[misc]
-            if value is not None:
-                found[name] = value
-        return found
-
-    say("opening NVML")
-    found = read(read_all, timeout_s)
-    if not found:
-        raise Absent(f"no GPU of this process tells its {what}")
-    return found
+@by_gpu("NVLink")
+def nvlinks(nvml: ModuleType, handle: Any) -> dict[int, bool] | None:
+    """Whether each NVLink of a GPU is active, by link number; None for a GPU without NVLink."""
+    links = range(nvml.NVML_NVLINK_MAX_LINKS)
+    states = {link: known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) for link in links}
+    told = {link: state for link, state in states.items() if state is not None}
+    return {link: bool(state == nvml.NVML_FEATURE_ENABLED) for link, state in told.items()} or None
 
 
-def _gpu(nvml: ModuleType, index: int) -> tuple[Any, str]:
-    """Handle and name for people."""
-    found = _kept.gpus.get(index)
-    if found is None:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        found = handle, f"GPU {index} ({nvml.nvmlDeviceGetUUID(handle)})"
-    if _kept.open:
-        _kept.gpus[index] = found
-    return found
+@by_gpu("PCI address")
+def pci_addresses(nvml: ModuleType, handle: Any) -> str:
+    """Where a GPU is on the PCI bus, as sysfs writes it: "0000:17:00.0"."""
+    info = nvml.nvmlDeviceGetPciInfo(handle)
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+@by_gpu("memory in use")
+def memory_used_mb(nvml: ModuleType, handle: Any) -> float:
+    """Memory (MiB) that programs hold on a GPU, without what the driver keeps for itself."""
+    try:
+        used: int = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
+    except nvml.NVMLError as error:
+        if _code(nvml, error) != "FUNCTION_NOT_FOUND":
+            raise  # what the old function tells of a driver that has the new one counts the driver's own
+        used = nvml.nvmlDeviceGetMemoryInfo(handle).used
+    return used / _MIB
 
 
 def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
     """What `fn(pynvml)` returns, with NVML open. Raises Absent without a driver, HardwareError if it fails."""
-    if _kept.no_library:
+    if _Process.no_library:
         raise NoNvml("LIBRARY_NOT_FOUND", f"no NVML here (there is no {LIBRARY})")
     try:
         import pynvml  # slow to load, and only where GPUs are looked at
@@ -238,9 +201,9 @@ def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
 @contextmanager
 def _opened(nvml: ModuleType) -> Iterator[None]:
     try:
-        if not _kept.open:
+        if not _Process.is_open:
             nvml.nvmlInit()
-        _kept.open = _kept.wanted
+        _Process.is_open = _Process.keep
     except nvml.NVMLError as error:
         code = _code(nvml, error)
         if code in _NO_NVML:
@@ -250,7 +213,7 @@ def _opened(nvml: ModuleType) -> Iterator[None]:
         with _sentence(nvml, "NVML"):
             yield
     finally:
-        if not _kept.open:
+        if not _Process.is_open:
             with suppress(nvml.NVMLError):  # what was read is good all the same
                 nvml.nvmlShutdown()
 
@@ -284,7 +247,7 @@ def _code(nvml: ModuleType, error: Any) -> str:
 _codes: dict[int, str] = {}  # there are a thousand names to search
 
 
-def _chosen(nvml: ModuleType, env: Mapping[str, str], device_index: int | None) -> list[int]:
+def _chosen(nvml: ModuleType, env: Env, device_index: int | None) -> list[int]:
     """NVML's numbers of the GPUs meant."""
     present = _present(nvml)
     visible = _visible(env)
@@ -301,8 +264,6 @@ def _chosen(nvml: ModuleType, env: Mapping[str, str], device_index: int | None) 
 
 def _present(nvml: ModuleType) -> list[int]:
     """NVML's numbers of the GPUs that this process may use; it counts those that a cgroup hides, too."""
-    if _kept.present is not None:
-        return _kept.present
     found = []
     for index in range(int(nvml.nvmlDeviceGetCount())):
         try:
@@ -311,8 +272,6 @@ def _present(nvml: ModuleType) -> list[int]:
             if _code(nvml, error) == "NO_PERMISSION":
                 continue
         found.append(index)  # also one that is lost: its reading fails
-    if _kept.open:
-        _kept.present = found
     return found
 
 
@@ -331,7 +290,7 @@ def _number(nvml: ModuleType, entry: str, present: list[int]) -> int:
     raise HardwareError(f"CUDA_VISIBLE_DEVICES names {entry}, which NVML does not see")
 
 
-def _visible(env: Mapping[str, str]) -> list[str] | None:
+def _visible(env: Env) -> list[str] | None:
     """Entries of CUDA_VISIBLE_DEVICES; None if it is not set."""
     value = env.get("CUDA_VISIBLE_DEVICES")
     if value is None:

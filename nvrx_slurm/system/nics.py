@@ -27,8 +27,7 @@ ERRORS = (
 class Port(NamedTuple):
     """`state`: the kernel's word (DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER); `link_downed`: how often the link went
     down since the counter was reset, None if it is not kept; `phys_state`: "LinkUp", "Polling", ...; `rate_gbps`:
-    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept;
-    `odd`: what else could not be understood, "" if nothing."""
+    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept."""
 
     nic: str
     number: int
@@ -38,7 +37,6 @@ class Port(NamedTuple):
     rate_gbps: float | None = None
     link_layer: str = ""
     errors: Mapping[str, int] = {}
-    odd: str = ""
 
 
 def sysfs_root(env: Mapping[str, str]) -> Place:
@@ -74,17 +72,11 @@ def ways(root: Place, topology: Mapping[str, pci.Way] | None = None) -> dict[str
     return {nic: topology.get(_address(root, nic), ()) for nic in names(root)}
 
 
-def nearest(
-    root: Place,
-    pci_address: str,
-    topology: Mapping[str, pci.Way] | None = None,
-    found_ways: Mapping[str, pci.Way] | None = None,
-) -> set[str]:
+def nearest(root: Place, pci_address: str, topology: Mapping[str, pci.Way] | None = None) -> set[str]:
     """NICs that share the longest way on the PCI tree with the device at `pci_address` (several if equally near).
 
-    `topology`: the ways by address (see `pci.topology`) instead of sysfs'. `found_ways`: what `ways` tells, from who
-    asks for several devices. Where the device is on a tree without any NIC (as on GB200): those of its NUMA node.
-    Raises Absent without any.
+    `topology`: the ways by address (see `pci.topology`) instead of sysfs'. Where the device is on a tree without any
+    NIC (as on GB200): those of its NUMA node. Raises Absent without any.
     """
     device = f"{root}/bus/pci/devices/{pci_address}"
     if topology is None:
@@ -95,7 +87,7 @@ def nearest(
         if pci_address not in topology:
             raise Absent(f"the PCI topology has no device {pci_address}")
         start = topology[pci_address]
-    others = ways(root, topology) if found_ways is None else found_ways
+    others = ways(root, topology)
     found = pci.nearest(start, others)
     node = pci.numa_node(root, pci_address)
     if not found and node is not None:
@@ -116,8 +108,7 @@ def _port(nic: str, port: str, directory: str) -> Port:
     said = pci.text(f"{directory}/state")
     if said is None:
         raise HardwareError(f"NIC {nic} port {port}: its state cannot be read")
-    speed = pci.text(f"{directory}/rate")  # "400 Gb/sec (4X NDR)"
-    rate = _RATE.match(speed or "")
+    rate = _RATE.match(pci.text(f"{directory}/rate") or "")  # "400 Gb/sec (4X NDR)"
     counters = {name: number(pci.text(f"{directory}/counters/{name}")) for name in ("link_downed", *ERRORS)}
     return Port(
         nic=nic,
@@ -128,7 +119,6 @@ def _port(nic: str, port: str, directory: str) -> Port:
         rate_gbps=float(rate[1]) if rate else None,
         link_layer=pci.text(f"{directory}/link_layer") or "",
         errors={name: count for name, count in counters.items() if count is not None},
-        odd="" if speed is None or rate else f"{directory}/rate holds {speed[:40]!r}, which is no rate of a port",
     )
 
 

@@ -93,22 +93,11 @@ def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding
     if not cpus & allowed.cpus:
         return Binding((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is allowed")
     whole = cpus <= allowed.cpus
-    where = f"--cpunodebind={node}" if whole else f"--physcpubind={_list(cpus & allowed.cpus)}"
+    where = f"--cpunodebind={node}" if whole else f"--physcpubind={','.join(map(str, sorted(cpus & allowed.cpus)))}"
     local = not strict or (allowed.nodes is not None and node not in allowed.nodes)
     memory = "--localalloc" if local else f"--membind={node}"
     part = "all" if whole else f"{len(cpus & allowed.cpus)} of {len(cpus)}"
     return Binding(("numactl", where, memory), f"NUMA node {node} of {gpu}, {part} of its CPUs")
-
-
-def _list(numbers: Iterable[int]) -> str:
-    """ "0-3,8" of {0, 1, 2, 3, 8}."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def require_numactl(what: str) -> None:

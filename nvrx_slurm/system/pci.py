@@ -17,7 +17,6 @@ _DEVICES = "bus/pci/devices"
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA, 3D controller
 MAX_TOPOLOGY_BYTES = 1 << 20
-_MAX_DEPTH = 64
 _ADDRESS_CHARS = len("0000:1b:00.0")
 
 Way = tuple[str, ...]
@@ -75,8 +74,6 @@ def topology(file: Place) -> dict[str, Way]:
     todo: list[tuple[Element, Way]] = [(top, ())]
     while todo:
         element, above = todo.pop()
-        if len(above) > _MAX_DEPTH:
-            raise ValueError(f"the PCI topology {file} is nested deeper than {_MAX_DEPTH}")
         for position, child in enumerate(element):
             here = (*above, f"{child.tag} {position}")  # bridges may share made-up addresses, places are unique
             if child.tag == "pci" and child.get("busid"):

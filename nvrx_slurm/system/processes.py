@@ -13,9 +13,8 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-from nvrx_slurm.system.bounded_process import through_trampoline
+from nvrx_slurm.system.bounded_process import children, kill_tree, through_trampoline
 from nvrx_slurm.system.files import write_all
-from nvrx_slurm.system.process_tree import children, kill_tree
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
@@ -104,7 +103,8 @@ def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with theirs:
-            child = _start(argv, env, subprocess.DEVNULL, subprocess.DEVNULL, ignored, theirs.fileno())
+            null = subprocess.DEVNULL
+            child = start(argv, env, null, null, ignored, control_fd=theirs.fileno())
     except BaseException:
         ours.close()
         raise
@@ -118,25 +118,15 @@ def start(
     stderr: IO[bytes] | int,
     ignored: int = 0,
     stdin: IO[bytes] | int = subprocess.DEVNULL,
+    control_fd: int = -1,
 ) -> Child:
     """Start `argv` (from the main thread: the parent-death signal follows the thread that forked).
 
     `ignored`: a signal that it shall not die of, unless it sets a handler (0 = none); its own children inherit that.
+    `control_fd`: a socket for `system.trampoline`, which waits there for its release (-1 = none).
     A command that cannot be executed ends with 126 or 127 and a sentence on its stderr. Raises OSError when no
     process can be made at all (limits, memory).
     """
-    return _start(argv, env, stdout, stderr, ignored, -1, stdin)
-
-
-def _start(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    stdout: IO[bytes] | int,
-    stderr: IO[bytes] | int,
-    ignored: int,
-    control_fd: int,
-    stdin: IO[bytes] | int = subprocess.DEVNULL,
-) -> Child:
     popen = subprocess.Popen(
         through_trampoline(argv, ignored, control_fd),
         env=dict(env),

@@ -23,7 +23,7 @@ from nvrx_slurm.errors import UsageError
 SPEC = PreflightSpec(("--when=preflight", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 WAITS = Reclaim(1000.0, 512.0, 0.01)
 GOOD = '{"node": "n", "when": "preflight", "findings": [], "notes": [], "seconds": 0, "asked": true}'
-FINDING = '"findings": [{"check": "lustre", "verdict": "%s", "text": "%s", "seconds": 0, "age_s": 0, "action": "%s"}]'
+FINDING = '"findings": [{"check": "lustre", "verdict": "%s", "text": "%s", "seconds": 0, "action": "%s"}]'
 BAD = GOOD.replace('"findings": []', FINDING % ("fail", "gone", "drain"))
 SAYS = f"import sys\nfor line in sys.stdin: print({GOOD!r}, flush=True)\n"
 

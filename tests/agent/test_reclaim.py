@@ -17,7 +17,7 @@ FULL, FREE = Reading({"GPU 0": 70000.0, "GPU 1": 3.0}), Reading({"GPU 0": 5.0, "
 LONG = Reclaim(1000.0, 512.0, 0.001)
 SHORT = Reclaim(0.02, 512.0, 0.001)
 LINE = '{"node": "n", "when": "preflight", "findings": [%s], "notes": [], "seconds": 0}'
-FINDING = '{"check": "gpu-memory", "verdict": "%s", "text": "%s", "seconds": 0, "age_s": 0, "action": ""}'
+FINDING = '{"check": "gpu-memory", "verdict": "%s", "text": "%s", "seconds": 0, "action": ""}'
 
 
 def waited(wanted: Reclaim, *readings: Reading) -> Ended:

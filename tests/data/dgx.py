@@ -121,8 +121,6 @@ def _processes() -> dict[str, str]:
         files[f"{proc}/comm"] = f"{comm}\n"
         files[f"{proc}/stat"] = stat_line(int(Path(proc).name), comm, "S")
         files[f"{proc}/status"] = status(comm, 5120)
-        if name in SERVICES:
-            files[f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.events"] = "populated 1\nfrozen 0\n"
     return files
 
 

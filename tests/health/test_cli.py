@@ -86,7 +86,7 @@ def test_json_is_one_line_for_machines(dgx: Node) -> None:
     found = nvrx(dgx, "run", "--json", "--when", "prolog")
     plain = json.loads(found.stdout)
     assert plain["verdict"] == "pass" and plain["when"] == "prolog"
-    assert set(plain["findings"][0]) == {"check", "verdict", "text", "seconds", "age_s", "action"}
+    assert set(plain["findings"][0]) == {"check", "verdict", "text", "seconds", "action"}
     assert from_json(found.stdout).exit_code == 0
 
 
@@ -94,25 +94,12 @@ GOOD = (
     '{"node": "n", "when": "preflight", "findings": [{"check": "c", "verdict": "fail", "text": "t"}], '
     '"notes": [], "seconds": 0}'
 )
-WRONG = [
-    ('"node": "n"', '"node": null'),
-    ('"c"', "[]"),
-    ('"t"', "5"),
-    ('"fail"', "{}"),
-    ('"notes": []', '"notes": 5'),
-    ('"notes": []', '"notes": [5]'),
-    ('"notes": []', '"notes": "n"'),
-    ('"seconds": 0', '"seconds": "0"'),
-    ('"seconds": 0', '"seconds": true'),
-    ('"text"', '"age_s": null, "text"'),
-]
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}', "[" * 200_000]
-    + [GOOD.replace(*one) for one in WRONG],
-    ids=range(7 + len(WRONG)),
+    ["", "{}", "[]", "null", '{"findings": [{"verdict": "well"}]}', '{"findings": 1}', "[" * 200_000],
+    ids=range(7),
 )
 def test_a_report_that_is_none_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="not a health report"):
@@ -121,7 +108,7 @@ def test_a_report_that_is_none_is_refused(line: str) -> None:
 
 def test_a_report_survives_json() -> None:
     assert from_json(GOOD).verdict is Verdict.PASS
-    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, 2.0, "drain")], ["note"], 0.2)
+    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, "drain")], ["note"], 0.2)
     assert from_json(report.as_json()) == report
 
 
@@ -142,14 +129,14 @@ def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
 def test_list_and_explain_tell_how_a_check_runs(dgx: Node) -> None:
     site = dgx.site(checks={"mounts": {"when": ["preflight", "prolog"]}, "storage-paths": {"when": ["manual"]}})
     listed = nvrx(dgx, "list", "--config", site).stdout
-    assert re.search(r"^mounts  \(\S+ s; (preflight,prolog|prolog,preflight); ahead every 30 s\)$", listed, re.M)
-    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M), "ahead of no preflight"
+    assert re.search(r"^mounts  \(\S+ s; (preflight,prolog|prolog,preflight)\)$", listed, re.M)
+    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M)
     assert re.search(r"^gpu-ecc  \(\S+ s; .*; lane NVML\)$", listed, re.M)
     assert re.search(r"^kernel-log  \(\S+ s; .*; lane quick; root\)$", listed, re.M)
     mounts = nvrx(dgx, "explain", "mounts", "--config", site).stdout
-    assert re.search(r"^lane +-$", mounts, re.M) and re.search(r"^ahead_s +30.0$", mounts, re.M)
+    assert re.search(r"^lane +-$", mounts, re.M)
     gpu = nvrx(dgx, "explain", "gpu-ecc").stdout
-    assert re.search(r"^lane +NVML$", gpu, re.M) and re.search(r"^ahead_s +-$", gpu, re.M)
+    assert re.search(r"^lane +NVML$", gpu, re.M)
 
 
 def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
@@ -157,12 +144,12 @@ def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
     listed = {one["name"]: one for one in json.loads(nvrx(dgx, "list", "--json", "--config", site).stdout)}
     explained = json.loads(nvrx(dgx, "explain", "mounts", "--json", "--config", site, "--node", "dgx07").stdout)
     assert explained == {"node": "dgx07", **listed["mounts"]}
-    told = {key: explained[key] for key in ("contexts", "lane", "ahead_s", "budget_s", "needs_root", "on_fail")}
+    told = {key: explained[key] for key in ("contexts", "lane", "budget_s", "needs_root", "on_fail")}
     assert told == {
-        "contexts": ["preflight"], "lane": None, "ahead_s": 30.0, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
+        "contexts": ["preflight"], "lane": None, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
     }  # fmt: skip
     assert explained["expects"]["mounts"] == ["/home"]
-    assert (listed["gpu-ecc"]["lane"], listed["gpu-ecc"]["ahead_s"]) == ("NVML", None)
+    assert listed["gpu-ecc"]["lane"] == "NVML"
     assert nvrx(dgx, "explain", "mount", "--json").exit_code == 2
 
 
@@ -174,7 +161,8 @@ def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Nod
     assert "/lustre/fs0, /home, /mnt/data sets" in explained
     mountinfo = (dgx / "/proc/self/mountinfo").read_text()
     dgx.write("/proc/self/mountinfo", "\n".join(line for line in mountinfo.splitlines() if "nfs4" not in line))
-    dgx.write("/sys/fs/cgroup/system.slice/slurmd.service/cgroup.events", "populated 0\n")
+    dgx.remove("/proc/1006")  # slurmd
+    dgx.write("/proc/2/comm", "kthreadd\n")
     dgx.edit("/proc/meminfo", "2113530296", "1981434653")
     dgx.write("/sys/devices/system/cpu/online", "0-222\n")
     found = nvrx(dgx, "run", "--node", "dgx07", "--config", str(file))

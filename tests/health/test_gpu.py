@@ -106,7 +106,8 @@ BROKEN: list[Row] = [
     ("gpu-temperature", ["temperature.7 70"], {"gpu_temperature_max": 65}, F, "more than 65"),
     ("gpu-temperature", ["temperature 99", "nvmlDeviceGetTemperatureThreshold 3"], {}, P, "99 C"),
     ("gpu-driver", ["driver 570.124.06"], {}, F, "module is 570.86.15, the library 570.124.06"),
-    ("gpu-driver", ["nvmlInit 18"], {}, F, "(570.86.15) do not fit"),
+    ("gpu-count", ["nvmlInit 18"], {}, F, "cannot be used"),  # library and kernel module do not fit
+    ("gpu-driver", ["nvmlInit 18"], {}, N, "no NVML here"),
     ("gpu-driver", [], {"gpu_driver": "580.1"}, F, "570.86.15 instead of 580.1"),
     ("gpu-persistence", ["persistence.2 0"], {}, F, "GPU 2 (GPU-2000) has persistence"),
     ("nvlink", ["link.3.17 0"], {}, F, "GPU 3 (GPU-3000) has NVLink 17 down"),

@@ -145,24 +145,6 @@ def test_a_wrong_or_untrusted_site_file_is_not_obeyed(hooks: Hooks) -> None:
     assert ran.code not in (0, 1) and "not trusted" in ran.log and hooks.asked() == []
 
 
-# --- results of before ------------------------------------------------------------------------------------------------
-
-
-def test_after_a_failure_only_a_new_look_counts(hooks: Hooks) -> None:
-    """The result of `raid` is used again for 300 s: not by the epilog of a failed job, nor to take the node back."""
-    flag = hooks.own("raid", ["prolog", "epilog", "periodic"], reuse=300)
-    assert hooks.run("prolog").code == 0
-    flag.touch()
-    assert hooks.run("prolog").code == 0, "that is the meaning of reuse"
-    hooks.run("epilog", **FAILED)
-    assert hooks.note() == "IDLE+DRAIN nvrx:raid:it stands still [root@2026-11-21T12:00:00]"
-    assert hooks.run("prolog").code == 1, "the new result is kept"
-    assert "raid: fail" in hooks.run("healthcheck").log and UNDRAIN not in hooks.asked()
-    flag.unlink()
-    hooks.run("healthcheck")
-    assert hooks.note() == "IDLE"
-
-
 # --- periodic ---------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -214,65 +213,6 @@ def test_neither_torch_nor_grpc_is_loaded(dgx: Node, serve: Serve) -> None:
     )  # fmt: skip
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert "nvrx_slurm" in loaded and not loaded & {"torch", "grpc", "google", "yaml", "click"}
-
-
-# --- ahead ------------------------------------------------------------------------------------------------------------
-
-
-def test_slow_checks_are_run_ahead_and_have_an_age(dgx: Node, serve: Serve) -> None:
-    resident = serve()
-    first, second = (named(resident.ask(), "mounts") for _ in range(2))
-    assert (first.verdict, second.verdict) == (P, P)
-    assert 0 <= first.age_s < second.age_s < 30  # the first answer waits for it
-    assert named(resident.ask(), "lustre").age_s == 0
-
-
-def test_what_was_not_there_is_looked_for_again_after_each_question(dgx: Node, serve: Serve) -> None:
-    mounts = (dgx / MOUNTS).read_text()
-    dgx.write(MOUNTS, ONE_ROOT)
-    resident = serve("--only", "mounts")
-    assert named(resident.ask(), "mounts").verdict is N
-    dgx.write(MOUNTS, mounts)
-    until_s = time.monotonic() + BOUND_S
-    while (found := named(resident.ask(), "mounts")).verdict is not P:
-        assert time.monotonic() < until_s, found
-
-
-def test_what_failed_ahead_is_looked_at_again_before_it_is_told(dgx: Node, serve: Serve) -> None:
-    """Nobody goes for what is mended by now; what is still broken, and what breaks later, is told all the same."""
-    mounts = (dgx / MOUNTS).read_text()
-    dgx.write(MOUNTS, ONE_ROOT)
-    resident = serve("--skip", "lustre", "--expect", "mounts=/home")
-    for _ in range(3):
-        assert [finding.check for finding in resident.ask().grave] == ["mounts"]
-    dgx.write(MOUNTS, mounts)
-    found = named(resident.ask(), "mounts")
-    assert (found.verdict, resident.ask().grave) == (P, [])
-
-
-def test_a_second_look_takes_no_more_than_the_time_of_its_question(dgx: Node, serve: Serve) -> None:
-    """It hangs, so that nothing is known of what has failed before."""
-    mounts = dgx / MOUNTS
-    mounts.write_text(ONE_ROOT)
-    resident = serve("--only", "mounts", "--expect", "mounts=/home", "--deadline", "1")
-    assert named(resident.ask(), "mounts").verdict is F
-    fifo = Fifo(dgx, MOUNTS)
-    resident.say("check\n")
-    writer = fifo.met()
-    asked, told = resident.line()
-    found = named(told, "mounts")
-    assert asked and found.verdict is U and found.text.startswith("timed out") and told.grave == []
-    os.close(writer)
-
-
-def test_a_mount_that_hangs_costs_only_the_first_answer_its_budget(hung_home: Node, serve: Serve) -> None:
-    resident = serve("--config", hung_home.site(checks={"mounts": {"budget": 1}}))
-    for _ in range(3):
-        answer = resident.ask()
-        found = named(answer, "mounts")
-        assert found.verdict is U and found.text.startswith("timed out: /home")
-    assert found.age_s > 0 and answer.seconds < BOUND_S / 10
-    assert resident.end() == (0, "")
 
 
 # --- watched ----------------------------------------------------------------------------------------------------------

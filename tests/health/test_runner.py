@@ -30,7 +30,7 @@ def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.
     before = children()
     result = runner.run(checks, NodeView(root, {}), {}, deadline_s)
     late = children() - before
-    assert len(late) <= result.left
+    assert not late or any("have not ended" in note for note in result.notes)
     for pid in late:  # killed, but on a busy machine not gone within the moment that `run` waits
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     return result
@@ -299,5 +299,5 @@ def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> N
         mount.close()  # lets it go
     for pid in children() - before:
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert result.notes == ["1 check process(es) are blocked in the kernel and could not be ended"]
-    assert result.left == 1 and took_s < BOUND_S / 2
+    assert len(result.notes) == 1 and "1 check process(es)" in result.notes[0]
+    assert took_s < BOUND_S / 2

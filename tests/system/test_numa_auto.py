@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import standin
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -48,7 +46,7 @@ def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path) -> None:
 def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path) -> None:
     ours = numa.Allowed(frozenset({0, 1, 2, 5, 34, 99}), frozenset({0}))
     places = numa.by_gpu(4, {}, True, sysfs, ours)
-    assert places[0] == (("numactl", "--physcpubind=0-2,5,34", "--membind=0"), places[0].text)
+    assert places[0] == (("numactl", "--physcpubind=0,1,2,5,34", "--membind=0"), places[0].text)
     assert places[0].text.endswith("5 of 16 of its CPUs")
     assert places[2] == ((), "not bound: none of the CPUs of NUMA node 1 (GPU 0000:12:00.0) is allowed")
     elsewhere = numa.Allowed(ALL.cpus, frozenset({1}))
@@ -75,9 +73,17 @@ def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: 
     assert numa.by_gpu(2, {}, True, Path("/nowhere"), ALL) == (((), f"not bound: {error}"),) * 2
 
 
-@given(st.frozensets(st.integers(0, 300), min_size=1))
-def test_lists_of_cpus_are_read_as_they_are_written(cpus: frozenset[int]) -> None:
-    assert numa._ranges(numa._list(cpus)) == cpus
+def test_more_workers_than_gpus(sysfs: Path) -> None:
+    places = numa.by_gpu(5, {}, True, sysfs, ALL)
+    assert [bool(place.prefix) for place in places] == [True] * 4 + [False]
+    assert places[4].text == "not bound: there are 4 GPUs for 5 workers"
+
+
+def test_what_is_ours_comes_from_the_kernel() -> None:
+    ours = numa.Allowed.now()
+    assert ours.cpus == os.sched_getaffinity(0)
+    here = {int(node.name.removeprefix("node")) for node in Path("/sys/devices/system/node").glob("node[0-9]*")}
+    assert ours.nodes is None or not here or (ours.nodes and ours.nodes <= here)
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, QUICK, Expected, NodeView, Setting, Verdict, check
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, system_check
 from nvrx_slurm.system.hardware import Absent
 
 _CPU = "/sys/devices/system/cpu"
@@ -13,21 +11,9 @@ _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 _FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
 
 
-class Cpus(NamedTuple):
-    """Logical CPUs online, and present. `smt_off`: the kernel was told to leave siblings offline."""
-
-    online: int
-    present: int
-    smt_off: bool
-
-
-def gather_count(node: NodeView, expected: Expected) -> Cpus:
-    """From sysfs (Documentation/ABI/testing/sysfs-devices-system-cpu)."""
-    try:
-        smt = node.text(f"{_CPU}/smt/control", 4096).strip()
-    except FileNotFoundError:
-        smt = ""
-    return Cpus(count(node, f"{_CPU}/online"), count(node, f"{_CPU}/present"), smt in ("off", "forceoff"))
+def gather_count(node: NodeView, expected: Expected) -> tuple[int, int]:
+    """Logical CPUs online, and present (Documentation/ABI/testing/sysfs-devices-system-cpu)."""
+    return count(node, f"{_CPU}/online"), count(node, f"{_CPU}/present")
 
 
 def count(node: NodeView, file: str) -> int:
@@ -40,26 +26,18 @@ def count(node: NodeView, file: str) -> int:
     return sum(ends[-1] - ends[0] + 1 for ends in parts)
 
 
-@check(
+@system_check(
     "cpu-count",
     gather_count,
-    f"{_CPU}/online, present and smt/control",
-    lane=QUICK,
-    contexts=OUTSIDE_PREFLIGHT,
+    f"{_CPU}/online and present",
     settings=(Setting("cpus", "count", None, "logical CPUs online"),),
-    learn=lambda cpus: {"cpus": cpus.online},
+    learn=lambda cpus: {"cpus": cpus[0]},
 )
-def cpu_count(cpus: Cpus, expected: Expected) -> tuple[Verdict, str]:
+def cpu_count(cpus: tuple[int, int], expected: Expected) -> tuple[Verdict, str]:
     """Not as many logical CPUs are online as expected."""
-    wanted = expected["cpus"]
-    if wanted is not None and cpus.online != wanted:
-        return Verdict.FAIL, f"{cpus.online} CPUs are online instead of {wanted}"
-    if wanted is None and cpus.online < cpus.present:
-        said = f"{cpus.online} of {cpus.present} CPUs are online"
-        if not cpus.smt_off:  # without an expectation this may be on purpose
-            return Verdict.UNKNOWN, f"{said}; say in the site file how many should be (expect: cpus)"
-        return Verdict.PASS, f"{said}, as SMT is switched off"
-    return Verdict.PASS, f"{cpus.online} CPUs are online"
+    (online, present), wanted = cpus, expected["cpus"]
+    wrong = [f"{online} CPUs are online instead of {wanted}"] if wanted not in (None, online) else []
+    return judged(wrong, f"{online} of {present} CPUs are online")
 
 
 def gather_clock(node: NodeView, expected: Expected) -> tuple[str, list[str]]:
@@ -71,12 +49,10 @@ def gather_clock(node: NodeView, expected: Expected) -> tuple[str, list[str]]:
     return current, node.text(f"{_CLOCK}/available_clocksource", 4096).split()
 
 
-@check(
+@system_check(
     "clock-source",
     gather_clock,
     f"{_CLOCK}/current_clocksource",
-    lane=QUICK,
-    contexts=OUTSIDE_PREFLIGHT,
     settings=(Setting("clock_source", "text", None, "clock source, for example tsc"),),
     on_fail="warn",
     learn=lambda clock: {"clock_source": clock[0]},

@@ -18,6 +18,7 @@ Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 
 # A driver without persistence mode takes seconds to open.
 nvml_check = partial(check, lane=NVML, budget_s=4.0)
+gauge = partial(nvml_check, contexts=OUTSIDE_PREFLIGHT)
 
 _KNOWN = "/proc/driver/nvidia/gpus"  # a container has the directories of its own GPUs only
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
@@ -163,11 +164,10 @@ def gpu_recovery(facts: Facts[str] | HardwareError, expected: Expected) -> tuple
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-@nvml_check(
+@gauge(
     "gpu-ecc",
     reading(gpu_facts.ecc_errors),
     "NVML: volatile ECC errors, corrected and not",
-    contexts=OUTSIDE_PREFLIGHT,
     settings=(
         Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
         Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
@@ -187,11 +187,10 @@ def gpu_ecc(facts: Facts[Ecc], expected: Expected) -> tuple[Verdict, str]:
     return each(facts, problem, "have few ECC errors or none")
 
 
-@nvml_check(
+@gauge(
     "gpu-row-remap",
     reading(gpu_facts.remapped_rows),
     "NVML: remapped rows (Ampere and later)",
-    contexts=OUTSIDE_PREFLIGHT,
 )
 def gpu_row_remap(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]:
     """A row could not be remapped, or is to be remapped by a reset."""
@@ -204,11 +203,10 @@ def gpu_row_remap(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]
     return each(facts, problem, f"have no row to remap ({sum(rows.remapped for rows in facts.values())} are)")
 
 
-@nvml_check(
+@gauge(
     "gpu-retired-pages",
     reading(gpu_facts.retired_pages),
     "NVML: retired pages (before Ampere)",
-    contexts=OUTSIDE_PREFLIGHT,
     settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
 )
 def gpu_retired_pages(facts: Facts[Pages], expected: Expected) -> tuple[Verdict, str]:
@@ -228,11 +226,10 @@ _GRAVE_REASONS = ("hw-slowdown", "hw-thermal", "hw-power-brake")
 _REASONS = f"reasons that fail, of {', '.join(gpu_facts.THROTTLE_REASONS)}"
 
 
-@nvml_check(
+@gauge(
     "gpu-throttle",
     reading(gpu_facts.throttle_reasons),
     "NVML: reasons why clocks are held down",
-    contexts=OUTSIDE_PREFLIGHT,
     settings=(Setting("gpu_throttle_reasons", "names", _GRAVE_REASONS, _REASONS),),
 )
 def gpu_throttle(facts: Facts[tuple[str, ...]], expected: Expected) -> tuple[Verdict, str]:
@@ -245,11 +242,10 @@ def gpu_throttle(facts: Facts[tuple[str, ...]], expected: Expected) -> tuple[Ver
     return each(facts, problem, "run at the clocks they want")
 
 
-@nvml_check(
+@gauge(
     "gpu-temperature",
     reading(gpu_facts.temperatures),
     "NVML: temperature of the chip, and where it slows down",
-    contexts=OUTSIDE_PREFLIGHT,
     settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
 )
 def gpu_temperature(facts: Facts[Heat], expected: Expected) -> tuple[Verdict, str]:
@@ -268,51 +264,36 @@ def gpu_temperature(facts: Facts[Heat], expected: Expected) -> tuple[Verdict, st
 # --- driver ---------------------------------------------------------------------------------------------------------
 
 
-class Drivers(NamedTuple):
-    """Versions: of the library, of the loaded kernel module ("" if not told); `why`: they do not work together."""
-
-    library: str
-    module: str
-    why: str = ""
-
-
 _MODULE = re.compile(r"Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s")
 
 
-def gather_driver(node: NodeView, expected: Expected) -> Drivers:
-    """/proc/driver/nvidia/version ("NVRM version: ... Kernel Module  570.86.15 ...") and NVML."""
+def gather_driver(node: NodeView, expected: Expected) -> tuple[str, str]:
+    """Versions of NVML's library, and of the loaded kernel module ("" if it is not told) by
+    /proc/driver/nvidia/version ("NVRM version: ... Kernel Module  570.86.15 ...")."""
     try:
         loaded = _MODULE.search(node.text("/proc/driver/nvidia/version", 4096))
     except FileNotFoundError:
         loaded = None
-    module = loaded[1] if loaded else ""
     try:
-        return Drivers(gpu_facts.driver_version(say=node.doing), module)
-    except gpus.NoNvml as why:
-        if why.code != "LIB_RM_VERSION_MISMATCH":
-            raise
-        return Drivers("", module, str(why))
+        return gpu_facts.driver_version(say=node.doing), loaded[1] if loaded else ""
     except HardwareError as failure:
         raise ValueError(str(failure)) from None
 
 
-@nvml_check(
+@gauge(
     "gpu-driver",
     gather_driver,
     "NVML and /proc/driver/nvidia/version",
-    contexts=OUTSIDE_PREFLIGHT,
     settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
-    learn=lambda found: {"gpu_driver": found.library} if found.library else {},
+    learn=lambda versions: {"gpu_driver": versions[0]},
 )
-def gpu_driver(found: Drivers, expected: Expected) -> tuple[Verdict, str]:
+def gpu_driver(versions: tuple[str, str], expected: Expected) -> tuple[Verdict, str]:
     """Library and kernel module have different versions, or not the version of gpu_driver."""
-    wanted = expected["gpu_driver"]
-    if found.why:
-        return Verdict.FAIL, f"library and kernel module ({found.module or 'unknown'}) do not fit: {found.why}"
-    if found.module and found.module != found.library:
-        return Verdict.FAIL, f"the kernel module is {found.module}, the library {found.library}: reboot the node"
-    wrong = [f"the driver is {found.library} instead of {wanted}"] if wanted and found.library != wanted else []
-    return judged(wrong, f"the driver is {found.library}")
+    (library, module), wanted = versions, expected["gpu_driver"]
+    differ = module not in ("", library)
+    wrong = [f"the kernel module is {module}, the library {library}: reboot the node"] if differ else []
+    wrong += [f"the driver is {library} instead of {wanted}"] if wanted and library != wanted else []
+    return judged(wrong, f"the driver is {library}")
 
 
 @nvml_check(

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, listed
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, listed, system_check
+from nvrx_slurm.health.checks import counters
 from nvrx_slurm.health.checks.xid import Event, Remedy, meaning, parsed, remedy
 from nvrx_slurm.system.hardware import Absent
 
@@ -92,21 +92,19 @@ def _record(chunk: bytes) -> Record | None:
 def acknowledged(node: NodeView) -> int:
     """Sequence number of the last acknowledged record; -1 if there is none."""
     try:
-        mark = cache.read_private(f"{cache.private_directory(node)}/{_MARK}")
-        return int(mark["sequence"]) if mark and mark["boot"] == cache.boot_id(node) else -1
-    except (cache.Unusable, KeyError, TypeError, ValueError):
+        return int(counters.recall(node, _MARK).get("sequence", -1))
+    except (Absent, OSError):
         return -1
 
 
 def acknowledge(node: NodeView) -> list[Event]:
     """Acknowledge all records that the log holds now; returns the events that counted until now.
 
-    Raises OSError, Absent, cache.Unusable.
+    Raises OSError and Absent.
     """
     events = gather(node, {})
     last = max((record.sequence for record in records(node)), default=-1)
-    path = f"{cache.private_directory(node)}/{_MARK}"
-    cache.write_private(path, {"boot": cache.boot_id(node), "sequence": last})
+    counters.remember(node, _MARK, {"sequence": last})
     return events
 
 
@@ -117,12 +115,10 @@ _SETTINGS = (
 )
 
 
-@check(
+@system_check(
     "kernel-log",
     gather,
     f"{KMSG}: XIDs and SXIDs since boot, or since `nvrx health ack`",
-    lane=QUICK,
-    contexts=("prolog", "epilog", "periodic", "manual"),
     settings=_SETTINGS,
     needs_root=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, QUICK, Expected, NodeView, Setting, Verdict, check, judged, whole
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, system_check, whole
 from nvrx_slurm.system.hardware import Absent
 
 _EDAC = "/sys/devices/system/edac/mc"
@@ -25,12 +25,10 @@ def gather_size(node: NodeView, expected: Expected) -> tuple[float, float]:
 
 
 # Other versions of the kernel keep a little more or less for themselves; a lost module is far more than that.
-@check(
+@system_check(
     "memory-size",
     gather_size,
     "/proc/meminfo",
-    lane=QUICK,
-    contexts=OUTSIDE_PREFLIGHT,
     settings=_SIZE,
     learn=lambda size: {"memory_gb": int(size[0] * 0.99)},
 )
@@ -60,12 +58,10 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
     return errors
 
 
-@check(
+@system_check(
     "memory-errors",
     gather_errors,
     f"{_EDAC}/mc*/ue_count and the row MCE of {_INTERRUPTS}",
-    lane=QUICK,
-    contexts=OUTSIDE_PREFLIGHT,
 )
 def memory_errors(errors: dict[str, int], expected: Expected) -> tuple[Verdict, str]:
     """An uncorrected memory error or a machine check exception happened since boot."""

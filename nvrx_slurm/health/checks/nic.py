@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed
+from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
 from nvrx_slurm.health.checks import counters
 from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -148,19 +148,16 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
     return counters.look(node, _ERRORS, now, expected["nic_window_s"])
 
 
-@check(
+@system_check(
     _ERRORS,
     gather_errors,
     "/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier looks",
-    lane=QUICK,
-    contexts=("prolog", "epilog", "periodic", "manual"),
     settings=(
         Setting("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
         Setting("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
         Setting("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
         *_PATHS,
     ),
-    reuse_s=20.0,
 )
 def nic_errors(risen: Mapping[str, int], expected: Expected) -> tuple[Verdict, str]:
     """A link went down, or a port counted too many errors, within nic_window_s."""
@@ -198,11 +195,10 @@ def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     file = expected["pci_topo_file"]
     node.doing(f"reading {file}" if file else "reading the PCI tree")
     tree = pci.topology(node.path(file)) if file else None
-    ways = nics.ways(root, tree)
 
     def near(address: str) -> tuple[str, ...]:
         try:
-            return tuple(sorted(nics.nearest(root, address, tree, ways)))
+            return tuple(sorted(nics.nearest(root, address, tree)))
         except Absent:
             return ()
 

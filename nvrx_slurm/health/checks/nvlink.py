@@ -7,7 +7,7 @@ from typing import Any
 
 from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, listed
 from nvrx_slurm.health.checks import counters
-from nvrx_slurm.health.checks.gpu import Facts, each, nvml_check, reading
+from nvrx_slurm.health.checks.gpu import Facts, each, gauge, nvml_check, reading
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.gpu_facts import Fabric
 
@@ -52,16 +52,14 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
     return counters.look(node, _ERRORS, now, expected["nvlink_window_s"])
 
 
-@nvml_check(
+@gauge(
     _ERRORS,
     gather_errors,
     "NVML: receive errors, replays and recoveries of each NVLink, compared with earlier looks",
-    contexts=("prolog", "epilog", "periodic", "manual"),
     settings=(
         Setting("nvlink_errors_max", "count", 1000, "errors that an NVLink may count within nvlink_window_s"),
         Setting("nvlink_window_s", "seconds", 3600.0, "how long errors of an NVLink count, in seconds"),
     ),
-    reuse_s=20.0,
 )
 def nvlink_errors(risen: Mapping[str, int], expected: Expected) -> tuple[Verdict, str]:
     """An NVLink counted too many errors within nvlink_window_s."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, listed, system_check
 
 _MOST_LOOKED_AT = 65536
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h; these sleep in D as a matter of course
@@ -75,11 +75,10 @@ def _switches(node: NodeView, pid: int) -> tuple[str, ...]:
     return tuple(line for line in status.splitlines() if "ctxt_switches" in line)
 
 
-@check(
+@system_check(
     "stuck-processes",
     gather,
     "/proc/*/stat, and where a process is in state D /proc/*/status",
-    lane=QUICK,
     contexts=("epilog", "periodic", "manual"),
     settings=_SETTINGS,
     budget_s=10.0,

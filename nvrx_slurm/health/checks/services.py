@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
-from nvrx_slurm.health.check import (
-    OUTSIDE_PREFLIGHT,
-    QUICK,
-    Expected,
-    NodeView,
-    Setting,
-    Verdict,
-    check,
-    judged,
-    listed,
-)
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, listed, system_check
 
-# The control group of a unit has processes while it runs: no systemctl is needed to see that.
-_SLICES = ("/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/systemd/system.slice")
 _SYSTEMCTL = "/usr/bin/systemctl"
 _KERNEL_THREAD = "kthreadd"  # parent of the others; a process that sees it sees the node's processes, not a container's
 _COMM = 15  # characters of a name that the kernel keeps
@@ -30,47 +19,33 @@ _SERVICES = Setting("services", "names", (), "services that must run, for exampl
 
 
 def gather_services(node: NodeView, expected: Expected) -> dict[str, bool | None]:
-    """Whether each of `services` runs: by its control group, by systemctl (units without processes), or by name.
+    """Whether each of `services` runs: by systemctl, which knows units without processes, too; else by name.
 
     None where it is not known: in a container, or with /proc mounted hidepid, the node's processes are not seen.
     """
     wanted = [name.removesuffix(".service") for name in expected["services"]]
-    if slices := [directory for directory in _SLICES if node.names(directory)]:
-        return {name: _unit_runs(node, slices, name) for name in wanted}
+    states = _states(node, wanted) if node.live else []
+    if len(states) == len(wanted):
+        return {name: state in ("active", "reloading") for name, state in zip(wanted, states, strict=True)}
     names = running(node)
     absent = False if _KERNEL_THREAD in names else None
     return {name: bool({name[:_COMM], f"{name}d"[:_COMM]} & names) or absent for name in wanted}
 
 
-def _unit_runs(node: NodeView, slices: list[str], name: str) -> bool:
-    populated = any(_populated(node, f"{directory}/{name}.service") for directory in slices)
-    return populated or (node.live and _active(node, name))
-
-
-def _populated(node: NodeView, group: str) -> bool:
-    """Whether a control group holds processes; version 2 has cgroup.events, version 1 only cgroup.procs."""
-    for file, says in (("cgroup.events", lambda text: "populated 1" in text), ("cgroup.procs", str.strip)):
-        try:
-            return bool(says(node.text(f"{group}/{file}", 4096)))
-        except OSError:
-            continue
-    return False
-
-
-def _active(node: NodeView, name: str) -> bool:
-    """The word of systemd, for units that are done once they have started. Raises OSError if it does not answer."""
+def _states(node: NodeView, names: Iterable[str]) -> list[str]:
+    """The words of systemd, [] where it does not run. Raises OSError if it does not answer."""
     from nvrx_slurm.system import bounded_process
 
-    node.doing(f"asking systemctl about {name}")
-    command = [_SYSTEMCTL, "is-active", "--quiet", f"{name}.service"]
+    node.doing("asking systemctl about the services")
     left_s = max(0.1, node.deadline_s - _MARGIN_S - time.monotonic())
+    command = [_SYSTEMCTL, "is-active", *(f"{name}.service" for name in names)]
     try:
         ended = bounded_process.run(command, os.environ, left_s, dies_with_parent=False)
     except FileNotFoundError:
-        return False
+        return []
     if ended.code is None:
-        raise OSError(0, f"systemctl did not answer about {name}")
-    return ended.code == 0
+        raise OSError(0, "systemctl did not answer")
+    return ended.stdout.decode(errors="replace").split()
 
 
 def running(node: NodeView) -> set[str]:
@@ -84,12 +59,12 @@ def running(node: NodeView) -> set[str]:
     return found
 
 
-@check(
+@system_check(
     "services",
     gather_services,
-    "the control groups of the units, else systemctl is-active; without systemd /proc/*/comm",
+    "systemctl is-active; without systemd /proc/*/comm",
     settings=(_SERVICES,),
-    contexts=OUTSIDE_PREFLIGHT,  # a container sees none, and one that is restarted is no reason to leave a node out
+    lane="",
     only_if=_SERVICES.name,
     budget_s=4.0,
     learn=lambda active: {"services": tuple(name for name, runs in active.items() if runs)},
@@ -117,11 +92,10 @@ def _synchronized() -> bool:
     return not timex[_STATUS_AT] & _STA_UNSYNC
 
 
-@check(
+@system_check(
     "time-sync",
     gather_time,
     "adjtimex(2) and /proc/*/comm",
-    lane=QUICK,
     contexts=("periodic", "manual"),
     on_fail="warn",
 )

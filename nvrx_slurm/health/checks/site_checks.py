@@ -43,15 +43,11 @@ def check(own: SiteCheck, where: str) -> Check:
     )
 
 
-def trial(own: SiteCheck) -> Check:
-    """Only whether this user can run the check here."""
-    return Check(
-        name=own.name,
-        reads=" ".join(own.run),
-        fails="",
+def trial(own: SiteCheck, where: str) -> Check:
+    """Only whether this user can run the check here. Raises as `check`."""
+    return check(own, where)._replace(
         gather=lambda node, expected: _require_usable(own.run),
         judge=lambda facts, expected: (Verdict.PASS, "can be run"),
-        budget_s=BUDGET_S,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, QUICK, Expected, NodeView, Setting, Verdict, check, judged, whole
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, system_check, whole
 from nvrx_slurm.health.checks.storage import mounts
 from nvrx_slurm.system.hardware import Absent
 
@@ -104,12 +104,10 @@ def _lack(one: Room, expected: Expected) -> str:
     return ""
 
 
-@check(
+@system_check(
     "disk-space",
     gather_disks,
     "statvfs(3) of each path of disk_paths; /proc/self/mountinfo",
-    lane=QUICK,  # it has a thread for each path
-    contexts=OUTSIDE_PREFLIGHT,
     settings=_DISKS,
 )
 def disk_space(facts: dict[str, Room | Exception], expected: Expected) -> tuple[Verdict, str]:
@@ -117,12 +115,10 @@ def disk_space(facts: dict[str, Room | Exception], expected: Expected) -> tuple[
     return judge_disks(facts, expected, scratch=False)
 
 
-@check(
+@system_check(
     "scratch-space",
     gather_disks,
     "as disk-space",
-    lane=QUICK,
-    contexts=OUTSIDE_PREFLIGHT,
     settings=_DISKS,
     on_fail="warn",
 )
@@ -140,12 +136,10 @@ def gather_shm(node: NodeView, expected: Expected) -> Room:
 
 
 # By default it is half of the memory, of which other versions of the kernel keep a little more or less.
-@check(
+@system_check(
     "shm-space",
     gather_shm,
     "statvfs(3) of /dev/shm",
-    lane=QUICK,
-    contexts=OUTSIDE_PREFLIGHT,
     settings=_SHM_SETTINGS,
     learn=lambda shm: {"shm_size_gb": int(shm.total_bytes / _GB * 0.99 * 10) / 10},
 )

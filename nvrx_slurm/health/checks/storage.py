@@ -12,17 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import (
-    OUTSIDE_PREFLIGHT,
-    QUICK,
-    Expected,
-    NodeView,
-    Setting,
-    Verdict,
-    check,
-    judged,
-    listed,
-)
+from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
 from nvrx_slurm.system.hardware import Absent
 
 REMOTE_TYPES = ("lustre", "nfs", "nfs4")
@@ -78,7 +68,7 @@ def gather_lustre(node: NodeView, expected: Expected) -> str:
         raise Absent("no Lustre client is loaded here") from None
 
 
-@check("lustre", gather_lustre, _LUSTRE, lane=QUICK, contexts=OUTSIDE_PREFLIGHT)
+@system_check("lustre", gather_lustre, _LUSTRE)
 def lustre(word: str, expected: Expected) -> tuple[Verdict, str]:
     """Lustre says anything but healthy."""
     wrong = [f"{_LUSTRE} says {word[:60]!r} instead of healthy"] if word != "healthy" else []
@@ -128,15 +118,14 @@ _MOUNTS = (
 )
 
 
-@check(
+@system_check(
     "mounts",
     gather_mounts,
     f"{_MOUNTINFO} and the root of every Lustre and NFS mount",
-    contexts=OUTSIDE_PREFLIGHT,
+    lane="",
     settings=_MOUNTS,
     budget_s=5.0,
     learn=learn_mounts,
-    ahead_s=30.0,
 )
 def mounts_check(facts: MountFacts, expected: Expected) -> tuple[Verdict, str]:
     """An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed."""
@@ -185,7 +174,6 @@ def read_path(node: NodeView, path: str) -> None:
     settings=(Setting("storage_paths", "paths", (), "files and directories that must be readable"),),
     only_if="storage_paths",
     budget_s=5.0,
-    ahead_s=30.0,
 )
 def storage_paths(answers: Mapping[str, Exception | None], expected: Expected) -> tuple[Verdict, str]:
     """A path does not exist or cannot be read."""

@@ -26,7 +26,6 @@ OK, REFUSE = 0, 10  # exit codes for hook.sh
 _RESERVE_S = 1.8  # part of the budget that is kept for slurmctld
 _MIN_S = 0.2
 _ASSUMED_S = 0.5  # since hook.sh began, where /proc/uptime tells nonsense, as in some containers
-_ANEW_S = 0.001  # `reuse_s` of a check for which no earlier result counts; runs side by side still share one
 _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
 _LEVELS = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WARNING, "": syslog.LOG_INFO}
 
@@ -111,7 +110,7 @@ def _epilog(hook: Hook, rules: policy.Rules) -> int:
     if rules.hooks.kill_gpu_processes and hook.job_ids:
         failed += _to_drain(_examine(hook, rules, [leftovers.check(leftovers.Job(hook.job_ids, hook.uid))]))
     if hook.failed:
-        failed += _to_drain(_examine(hook, rules, [_anew(check) for check in _of(rules, hook.when)]))
+        failed += _to_drain(_examine(hook, rules, _of(rules, hook.when)))
     # If we cannot drain the node, REFUSE makes Slurm drain it with its own reason.
     return OK if not failed or hook.drains.drain(failed) else REFUSE
 
@@ -120,7 +119,7 @@ def _periodic(hook: Hook, rules: policy.Rules) -> int:
     recorded = hook.drains.record.read()
     why = None if recorded == {} else hook.drains.ours()
     drained_for = dict.fromkeys([*why.checks, *(recorded or ())]) if why else {}
-    checks = [_anew(check) if check.name in drained_for else check for check in _of(rules, hook.when, drained_for)]
+    checks = _of(rules, hook.when, drained_for)
     found = _examine(hook, rules, checks)
     if failed := _to_drain(found):
         if any(finding.check not in drained_for for finding in failed):
@@ -148,11 +147,6 @@ def _of(rules: policy.Rules, when: str, named: Iterable[str] = ()) -> list[Check
 
 def _in_hooks(check: Check) -> bool:
     return not _HOOKS.keys().isdisjoint(check.contexts)
-
-
-def _anew(check: Check) -> Check:
-    """The check, for which no earlier result counts: something has happened since."""
-    return check._replace(reuse_s=min(check.reuse_s, _ANEW_S))
 
 
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
