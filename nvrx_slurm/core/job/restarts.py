@@ -76,19 +76,15 @@ class Budget:
             self._port_retries += 1
             some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
             return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
-        if used >= self._max:
-            left = (
-                "no restart was allowed (--max-restarts=0)" if self._max == 0 else f"all {self._max} restarts are used"
-            )
-            return Decision(False, ExitCode.FAILED, f"{what}; {left}")
         spent = {entry.kind: entry.count for entry in self.history.spent}
         allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
-        of_kind = spent.get(cause.kind, 0)
-        if of_kind >= allowed.get(cause.kind, self._max):
-            left = f"all {of_kind} restarts" if of_kind else "no restart"
-            was = "are used" if of_kind else "was allowed"
-            why = f"{what}; {left} for {cause.kind.value} faults {was} (--ft-max-restarts-by-fault)"
-            return Decision(False, ExitCode.FAILED, why)
+        of_kind, left = spent.get(cause.kind, 0), ""
+        if used >= self._max:
+            left = f"all {self._max} restarts are used" if self._max else "no restart was allowed (--max-restarts=0)"
+        elif of_kind >= allowed.get(cause.kind, self._max):
+            left = f"no restart for {cause.kind.value} faults is left (--ft-max-restarts-by-fault)"
+        if left:
+            return Decision(False, ExitCode.FAILED, f"{what}; {left}")
         spent[cause.kind] = of_kind + 1
         by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
         self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
