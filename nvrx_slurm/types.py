@@ -174,6 +174,11 @@ class Register:
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
 
+    @property
+    def busy(self) -> bool:
+        """Whether the agent has workers, or had them until they were all done."""
+        return self.plan is not None and self.plan.active and self.doing not in (Doing.IDLE, Doing.PREPARING)
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

@@ -89,7 +89,7 @@ class LocalTransport:
         if isinstance(message, t.Register):
             self._to_coordinator(ev.Joined(message))
         else:
-            self._to_coordinator(ev.FROM_AGENT[type(message)](self.node_id, message))
+            self._to_coordinator(ev.FromAgent(self.node_id, message))
 
     def deliver(self, message: t.CoordinatorMessage) -> None:
         """Hand a message to the agent."""

@@ -60,7 +60,7 @@ def history(done: Done) -> str:
     restarted = {restart.cycle for restart in job.restarts}
     last = job.last_faults if done.code != 0 else ()
     counts = {
-        "restart": job.restarts_used,
+        "restart": max(job.restarts_used, len(job.restarts)),  # a port that was taken uses none
         "survived fault": sum(fault.cycle not in restarted and fault not in last for fault in job.faults),
         "lost node": len(job.lost_nodes),
         "excluded node": len(job.excluded_nodes),

@@ -59,6 +59,6 @@ class Signals:
         why = f"the coordinator's node got signal {signum}"
         if ends:
             end = t.EndJob(signal_exit_code(signum), why, signum)
-            coordinator.post(ev.GotEndJob(self._node_id, end))
+            coordinator.post(ev.FromAgent(self._node_id, end))
         elif signum == self._warning_signum:
-            coordinator.post(ev.GotWarnJob(self._node_id, t.WarnJob(signum, why)))
+            coordinator.post(ev.FromAgent(self._node_id, t.WarnJob(signum, why)))

@@ -23,7 +23,6 @@ from nvrx_slurm.cli.place import Here, node_range
 from nvrx_slurm.cli.step import REFRESH_S, Step
 from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config import Config, Resolved
-from nvrx_slurm.config.files import is_pipe
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
@@ -72,11 +71,6 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     Raises UsageError, before anything is started, for input that cannot work.
     """
     config = resolved.config
-    if config.launch.ft_cfg_path is not None and is_pipe(config.launch.ft_cfg_path):
-        raise UsageError(
-            f"--ft-cfg-path {config.launch.ft_cfg_path} is a pipe, which the tasks of the step that is started here"
-            " cannot read; write it to a file that all nodes can read, and give that"
-        )
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH here; install Slurm's client, or start the step from where it is")
     if not _in_container(config):

@@ -23,7 +23,19 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, 
 _CONTEXT = click.Choice(CONTEXTS)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        """A UsageError of a command is one sentence on stderr and exit code 2."""
+        from nvrx_slurm.errors import ExitCode, UsageError
+
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            click.echo(f"nvrx health: {error}", err=True)
+            sys.exit(ExitCode.USAGE)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def health() -> None:
     """Health checks of this node."""
 
@@ -48,8 +60,8 @@ def run(when: str, as_json: bool, everything: bool, sysroot: str, deadline: floa
     from nvrx_slurm.health.__main__ import examine_node
 
     runner.stop_on_sigterm()
-    expect = _told(policy.assignments, given.pop("expect"))
-    plan = _told(policy.select, when, sysroot=sysroot, deadline_s=deadline, expect=expect, **given)
+    expect = policy.assignments(given.pop("expect"))
+    plan = policy.select(when, sysroot=sysroot, deadline_s=deadline, expect=expect, **given)
     found = examine_node(plan, sysroot)
     for note in found.notes:
         click.echo(f"nvrx health: {note}", err=True)
@@ -62,9 +74,9 @@ def run(when: str, as_json: bool, everything: bool, sysroot: str, deadline: floa
 @_NODE
 @_CONFIG
 @_SYSROOT
-def list_checks(as_json: bool, **given: str) -> None:
+def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> None:
     """The checks there are: what each reads, when it fails, its time budget, where and how it runs on this node."""
-    rules = _rules(**given)
+    rules = policy.read_rules(config, sysroot, node)
     if as_json:
         click.echo(json.dumps([_plain(check, rules) for check in rules.checks.values()]))
         return
@@ -106,56 +118,22 @@ def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
 @_NODE
 @_CONFIG
 @_SYSROOT
-def explain(name: str, as_json: bool, **given: str) -> None:
+def explain(name: str, as_json: bool, config: str | None, sysroot: str, node: str) -> None:
     """All about the check NAME, with what is expected of this node."""
     from nvrx_slurm.health.registry import require_known
 
-    rules = _rules(**given)
-    _told(require_known, [name], rules.checks, "nvrx health explain")
-    check: Check = rules.checks[name]
+    rules = policy.read_rules(config, sysroot, node)
+    require_known([name], rules.checks, "nvrx health explain")
+    check = rules.checks[name]
+    told = {"node": rules.node, **_plain(check, rules)}
     if as_json:
-        click.echo(json.dumps({"node": rules.node, **_plain(check, rules)}))
+        click.echo(json.dumps(told))
         return
-    lane = f"lane {check.lane}: those of a lane share a process, one after the other" if check.lane else ""
-    rows = [
-        ("reads", check.reads),
-        ("fails", check.fails),
-        ("runs", ", ".join(check.contexts) or "nowhere"),
-        ("in", lane or "a process of its own"),
-        ("budget", f"{check.budget_s:g} s"),
-        ("as", "root only" if check.needs_root else "any user"),
-        ("a failure", f"does: {check.on_fail}"),
-        ("unknown", f"does: {check.on_unknown}"),
-    ]
-    if _is_ahead(check):
-        rows.append(
-            ("ahead", f"by the agent, every {check.ahead_s:g} s: the preflight takes the last result, with its age")
-        )
-    if check.reuse_s:
-        rows.append(("reuse", f"a result of this node up to {check.reuse_s:g} s old"))
-    for setting in check.settings:
-        value = rules.expected[setting.name]
-        shown = "nothing" if value in (None, ()) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        rows.append(("expects", f"{setting.name}: {shown}  ({setting.help})"))
-    click.echo(f"{name} on {rules.node}")
-    for label, text in rows:
-        click.echo(f"  {label:10} {text}")
-
-
-def _rules(config: str | None, sysroot: str, node: str) -> policy.Rules:
-    rules: policy.Rules = _told(policy.read_rules, config, sysroot, node)
-    return rules
-
-
-def _told(fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `fn` returns; a UsageError is one sentence on stderr and exit code 2."""
-    from nvrx_slurm.errors import ExitCode, UsageError
-
-    try:
-        return fn(*args, **kwargs)
-    except UsageError as error:
-        click.echo(f"nvrx health: {error}", err=True)
-        sys.exit(ExitCode.USAGE)
+    settings = {setting.name: f"  ({setting.help})" for setting in check.settings}
+    expects = told.pop("expects")
+    for label, value in {**told, **expects}.items():
+        text = ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+        click.echo(f"{label:16} {'-' if text in (None, '') else text}{settings.get(label, '')}")
 
 
 @health.command()
@@ -169,21 +147,15 @@ def init(output: str | None, node: str, sysroot: str) -> None:
     from nvrx_slurm.health.runner import stop_on_sigterm
 
     stop_on_sigterm()
-    text, notes = _told(site_file, node, sysroot)
+    text, notes = site_file(node, sysroot)
     for note in notes:
         click.echo(f"nvrx health init: not written down, since it could not be read: {note}", err=True)
 
-    def write(path: str) -> None:
-        try:
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise UsageError(f"--output {path}: {error.strerror}; choose another file or remove it") from None
-
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        _told(write, output)
+    try:
+        with click.open_file(output or "-", "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}; choose another file or remove it") from None
 
 
 @health.command()
@@ -196,13 +168,11 @@ def ack(sysroot: str) -> None:
     from nvrx_slurm.health.checks import kernel_log
     from nvrx_slurm.system.hardware import Absent
 
-    def acknowledge() -> int:
-        try:
-            return len(kernel_log.acknowledge(NodeView(sysroot)))
-        except (OSError, Absent, Unusable) as error:
-            raise UsageError(f"the kernel log cannot be acknowledged: {error}") from None
-
-    click.echo(f"{_told(acknowledge)} XIDs and SXIDs are acknowledged")
+    try:
+        count = len(kernel_log.acknowledge(NodeView(sysroot)))
+    except (OSError, Absent, Unusable) as error:
+        raise UsageError(f"the kernel log cannot be acknowledged: {error}") from None
+    click.echo(f"{count} XIDs and SXIDs are acknowledged")
 
 
 @health.command()
@@ -212,4 +182,4 @@ def serve(config: str, sysroot: str) -> None:
     """Answer nvhcd health check calls on a Unix socket, with a script of the site or our own checks, until SIGTERM."""
     from nvrx_slurm.health.service import daemon as nvhcd_daemon
 
-    sys.exit(_told(nvhcd_daemon.main, config, sysroot))
+    sys.exit(nvhcd_daemon.main(config, sysroot))

@@ -65,7 +65,6 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
-        _time_limit_note(resolved, job.slurm),
     ]
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 
@@ -149,14 +148,3 @@ def _numa_note(job: Job) -> str:
     if not loose:
         return ""
     return f"{numa.BY_GPU}: local ranks {','.join(loose)} are not bound; --dry-run on this node says why"
-
-
-def _time_limit_note(resolved: Resolved, slurm: SlurmContext | None) -> str:
-    """Settings count from a time limit, and outside Slurm there is none."""
-    ft, origins = resolved.config.ft, resolved.origins
-    told = {"ft_warn_before_end": ft.warn_before_end, "ft_stop_before_end": ft.stop_before_end}
-    names = [origins[key].name for key, before_s in told.items() if before_s > 0]
-    if slurm is not None or not names:
-        return ""
-    verb = "have" if len(names) > 1 else "has"
-    return f"{' and '.join(names)} {verb} no effect: only a Slurm job has a time limit, and this is none"

@@ -12,10 +12,8 @@ from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from nvrx_slurm import __version__
-from nvrx_slurm.cli import completion
 from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
 from nvrx_slurm.config.groups import GROUPS
 from nvrx_slurm.config.kinds import nearest
@@ -53,13 +51,6 @@ class RunCommand(click.Command):
             code = 130
         sys.exit(int(code or 0))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Our flags, in any spelling; behind the script, where flags are its own, files."""
-        if ctx.params.get("script"):
-            return completion.files(ctx, None, incomplete)
-        name = incomplete.lstrip("-")
-        return super().shell_complete(ctx, incomplete[: len(incomplete) - len(name)] + spelling(name))
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The supported options by group, then how many others are known."""
         by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
@@ -75,7 +66,7 @@ class RunCommand(click.Command):
         formatter.write_paragraph()
         formatter.write_text(
             f"{refused} more settings of torchrun and ft_launcher are not supported; nvrx-run says what to use instead."
-            " docs/configuration.md lists all, with environment variables and YAML keys."
+            " docs/reference/configuration.md lists all, with environment variables and YAML keys."
         )
 
 
@@ -110,8 +101,7 @@ def _option(item: Setting) -> click.Option:
     extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
     if item.form == "repeat":
         extra["multiple"] = True
-    extra.update(hidden=not item.built, shell_complete=completion.values(item))
-    return click.Option([item.key, *item.flags], default=None, help=item.help or None, **extra)
+    return click.Option([item.key, *item.flags], default=None, hidden=not item.built, help=item.help or None, **extra)
 
 
 def _flags_given(ctx: click.Context) -> dict[str, object]:
@@ -137,14 +127,13 @@ def nvrx_run_options(body: Body) -> click.Command:
             raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
         return body(resolved, script, tuple(script_args))
 
-    own: dict[str, Any] = {"shell_complete": completion.files}
     return RunCommand(
         PROGRAM,
         callback=command,
         params=[
             *(_option(item) for item in SETTINGS.values() if item.flags),
-            click.Argument(["script"], required=False, metavar="SCRIPT", **own),
-            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...", **own),
+            click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
+            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
             click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version),
         ],
         help=body.__doc__,

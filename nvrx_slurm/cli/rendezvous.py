@@ -124,9 +124,8 @@ def _is_ours(host: str) -> bool:
 
 def _can_bind(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
+    try:
+        socket.create_server((address, 0), family=family).close()
+    except OSError:
+        return False
     return True

@@ -18,7 +18,6 @@ from nvrx_slurm.system import processes
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 REFRESH_S = 1.0
-_SAY_WAITING_S = 5.0
 _LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
 
 
@@ -58,7 +57,7 @@ class Step:
         poll = select.poll()
         poll.register(self._srun.pidfd, select.POLLIN)
         poll.register(self._read_fd, select.POLLIN)
-        waiting: float | None = _SAY_WAITING_S
+        started = False
         while True:
             ready = [fd for fd, _ in poll.poll(REFRESH_S * 1000)]
             if self._srun.pidfd in ready:
@@ -67,19 +66,13 @@ class Step:
                 ended_by = self._pass_signals_on() or ended_by
             elif self._result.exists():
                 self._end_lingering(poll)
-            elif waiting is not None and time.monotonic() >= self._started_s + waiting:
-                waiting = self._look_for_start(waiting, start_timeout_s)
-                if waiting is not None and waiting > start_timeout_s:
+            elif not started and time.monotonic() >= self._started_s + start_timeout_s:
+                started = self._has_started()
+                if not started:
                     return self._give_up(start_timeout_s)
 
-    def _look_for_start(self, waited_s: float, start_timeout_s: float) -> float | None:
-        """Seconds since the start at which to look again; None: the step runs; beyond the timeout: it never started."""
-        if self._log_has_begun() or control.step_id(self._job_id, self._name) is not None:
-            return None
-        if waited_s == _SAY_WAITING_S:
-            self._console.say(f"waiting for Slurm to start the step, up to {start_timeout_s:g} s")
-            return max(start_timeout_s, _SAY_WAITING_S + 1.0)
-        return start_timeout_s + 1.0 if waited_s <= start_timeout_s else waited_s + 1.0
+    def _has_started(self) -> bool:
+        return self._log_has_begun() or control.step_id(self._job_id, self._name) is not None
 
     def _give_up(self, start_timeout_s: float) -> int:
         self._console.say(

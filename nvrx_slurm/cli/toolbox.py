@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import click
 
 from nvrx_slurm import __version__
-from nvrx_slurm.cli.completion import SHELLS, script
 from nvrx_slurm.cli.doctor import doctor
 from nvrx_slurm.cli.health import health
 from nvrx_slurm.errors import ExitCode
@@ -42,19 +40,6 @@ def replay(file: Path) -> None:
     if any(not difference.torn for difference in found):
         sys.exit(ExitCode.FAILED)
     click.echo(f"{file}: the same decisions throughout")
-
-
-@main.command()
-@click.argument("shell", type=click.Choice(SHELLS), required=False)
-def completion(shell: str | None) -> None:
-    """Print the completion script of nvrx-run and nvrx for SHELL (default: the one in $SHELL).
-
-    bash, zsh: eval "$(nvrx completion)" in ~/.bashrc or ~/.zshrc; fish: nvrx completion fish | source in config.fish.
-    """
-    wanted = shell or os.path.basename(os.environ.get("SHELL", ""))
-    if wanted not in SHELLS:
-        raise click.UsageError(f"$SHELL is none of {', '.join(SHELLS)}; name one, as in: nvrx completion bash")
-    click.echo(script(wanted))
 
 
 if __name__ == "__main__":

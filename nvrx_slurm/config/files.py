@@ -6,9 +6,7 @@ yaml is imported only when there is a file, so that `nvrx-run --help` stays fast
 from __future__ import annotations
 
 import os
-import select
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +15,6 @@ from nvrx_slurm.errors import UsageError
 SECTION_KEY = "fault_tolerance"
 # Pure-Python YAML reads about 100 kB per second; a configuration is a few kB.
 MAX_YAML_BYTES = 256 * 1024
-_PIPE_S = 10.0  # for the writer of a pipe to end
 
 
 class MissingSection(UsageError):
@@ -25,12 +22,11 @@ class MissingSection(UsageError):
 
 
 def read_section(path: str) -> tuple[str, Mapping[object, object]]:
-    """(path of keys, content) of the only `fault_tolerance:` section, at any depth, of a file, or a pipe (`<(...)` of
-    a shell), of at most 256 KiB.
+    """(path of keys, content) of the only `fault_tolerance:` section, at any depth, of a file of at most 256 KiB.
 
     Raises UsageError: no such file or section (MissingSection), two sections, not UTF-8, not YAML, not a mapping.
     """
-    sections = list(_sections(read_document(path, "--ft-cfg-path", pipes=True)))
+    sections = list(_sections(read_document(path, "--ft-cfg-path")))
     if not sections:
         raise MissingSection(f"{path} has no {SECTION_KEY}: section; add one, or remove --ft-cfg-path")
     if len(sections) > 1:
@@ -44,14 +40,6 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
             f"{path}: {where} must be a mapping of names to values, not {type(section).__name__}; indent its keys"
         )
     return where, section
-
-
-def is_pipe(path: str) -> bool:
-    """Whether `path` is a pipe. A pipe can be read once, and only on this host."""
-    try:
-        return stat.S_ISFIFO(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
 
 
 def write_section(path: str, plain: Mapping[str, object]) -> None:
@@ -84,9 +72,8 @@ def _sections(document: object) -> Iterator[tuple[str, object]]:
                 todo.append((place, value))
 
 
-def read_document(path: str, flag: str, pipes: bool = False) -> object:
-    """The one YAML document of a file of at most 256 KiB that the flag called `flag` named. `pipes`: it may also be a
-    pipe, which is read until its end, for 10 s at most; not for files that root reads.
+def read_document(path: str, flag: str) -> object:
+    """The one YAML document of a file of at most 256 KiB that the flag called `flag` named.
 
     Raises UsageError with file, line and what is wrong; MissingSection if there is no such file.
     """
@@ -105,7 +92,7 @@ def read_document(path: str, flag: str, pipes: bool = False) -> object:
                 seen.add(name)
             return node
 
-    text = _read_text(path, flag, pipes)
+    text = _read_text(path, flag)
     try:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
@@ -119,16 +106,12 @@ def read_document(path: str, flag: str, pipes: bool = False) -> object:
         raise UsageError(f"{path}: nested too deeply; make it flatter") from None
 
 
-def _read_text(path: str, flag: str, pipes: bool) -> str:
+def _read_text(path: str, flag: str) -> str:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO: do not wait
-            kind = os.fstat(file.fileno()).st_mode
-            if pipes and stat.S_ISFIFO(kind):
-                data = _from_pipe(file.fileno(), path, flag)
-            elif not stat.S_ISREG(kind):
-                raise UsageError(f"{path} is not a regular file{' or pipe' * pipes}; correct {flag} or remove it")
-            else:
-                data = file.read(MAX_YAML_BYTES + 1)
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{path} is not a regular file; correct {flag} or remove it")
+            data = file.read(MAX_YAML_BYTES + 1)
     except FileNotFoundError:
         raise MissingSection(f"{path} does not exist; correct {flag} or remove it") from None
     except (OSError, ValueError) as error:
@@ -142,20 +125,3 @@ def _read_text(path: str, flag: str, pipes: bool) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-
-
-def _from_pipe(fd: int, path: str, flag: str) -> bytes:
-    """Read to the end, or a little more than the limit. Raises UsageError if that takes more than 10 s."""
-    data, until_s = b"", time.monotonic() + _PIPE_S
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    while len(data) <= MAX_YAML_BYTES:
-        if not poller.poll(max(0.0, until_s - time.monotonic()) * 1000):
-            raise UsageError(
-                f"{path} is a pipe whose end was not written within {_PIPE_S:g} s; correct {flag} or give it a file"
-            )
-        more = os.read(fd, MAX_YAML_BYTES)
-        if not more:
-            break
-        data += more
-    return data

@@ -13,7 +13,6 @@ from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.settings import Layer, Origin, Section, parsed, setting, settings_of, unsupported
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
@@ -304,12 +303,6 @@ def yaml_layer(path: str, strict: bool = True) -> Layer:
         if name in known:
             layer[str(name)] = (raw, Origin("yaml", f"{path}: {where}.{name}"))
         elif strict:
-            raise UsageError(f"{path}: {where}.{name} {_unknown_key(str(name), known)}")
+            hint = k.did_you_mean(str(name), sorted(known)) or "; remove it, or use the flag"
+            raise UsageError(f"{path}: {where}.{name} is not a known key{hint}")
     return layer
-
-
-def _unknown_key(name: str, known: set[str]) -> str:
-    for item in settings_of(LaunchConfig):
-        if name == item.name and item.flags:
-            return f"is no YAML key; use the flag {item.flags[0]}"
-    return f"is not a known key{k.did_you_mean(name, sorted(known)) or '; remove it'}"

@@ -1,4 +1,4 @@
-"""Headings under which --help and docs/configuration.md list the settings, in their order."""
+"""Headings under which --help and docs/reference/configuration.md list the settings, in their order."""
 
 from __future__ import annotations
 

@@ -131,17 +131,23 @@ def _absolute(raw: object) -> str:
     return path
 
 
-def _absolute_list(raw: object) -> str:
-    parts = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
-    if not isinstance(parts, Sequence) or not parts:
-        raise ValueError("must be absolute paths separated by commas")
-    return ",".join(_absolute(part.strip() if isinstance(part, str) else part) for part in parts)
+def list_of(one: Kind, what: str) -> Kind:
+    """A tuple of values; also from text with commas."""
+
+    def parse(raw: object) -> tuple[Any, ...]:
+        parts = [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+        if not isinstance(parts, Sequence):
+            raise ValueError(f"must be a list of {what}")
+        return tuple(one.parse(part) for part in parts)
+
+    return Kind(f"{one.metavar},...", parse, list)
 
 
 TEXT = Kind("TEXT", as_text)
 PATH = Kind("PATH", lambda raw: as_text(raw, "must be a path"))
 ABSOLUTE_PATH = Kind("PATH", _absolute)
-ABSOLUTE_PATHS = Kind("PATH,...", _absolute_list)
+_PATHS = list_of(ABSOLUTE_PATH, "absolute paths")
+ABSOLUTE_PATHS = _PATHS._replace(parse=lambda raw: as_text(",".join(_PATHS.parse(raw))), show=str)
 ADDRESS = Kind("HOST", as_text)
 
 

@@ -131,7 +131,7 @@ class LaunchConfig(Section):
 
     ft_cfg_path: str | None = setting(
         k.optional(k.PATH), None, g.CONFIGURATION, env="both", aliases=("--fault-tol-cfg-path",),
-        help="YAML file with a fault_tolerance: section at any depth; in a task, or without Slurm, also a pipe.",
+        help="YAML file with a fault_tolerance: section at any depth.",
     )  # fmt: skip
     ft_ignore_missing_cfg: bool = setting(
         k.BOOL, False, g.CONFIGURATION, form="switch", aliases=("--ignore-missing-fault-tol-cfg",),
@@ -253,15 +253,9 @@ def contradictions(launch: LaunchConfig) -> Iterator[tuple[bool, str]]:
             (launch.node_rank or 0) >= nodes.max,
             (f"--node-rank {launch.node_rank} is not a place among --nnodes {nodes}; give 0 to {nodes.max - 1}"),
         )
-        yield (
-            launch.standalone and nodes.max > 1,
-            f"--standalone is one node, --nnodes {nodes} is more; remove one of them",
-        )
-    yield launch.standalone and bool(launch.spares), "--standalone is one node and has no --spares; remove one of them"
+    more = (nodes is not None and nodes.max > 1) or launch.spares or launch.node_rank
+    yield launch.standalone and bool(more), "--standalone is one node; remove --nnodes, --spares and --node-rank"
     yield (
-        launch.standalone and bool(launch.node_rank),
-        "--standalone is one node, so --node-rank can only be 0; remove one of them",
+        launch.no_python + launch.module + launch.run_path > 1,
+        "--no-python, --module and --run-path exclude each other; keep one of them",
     )
-    yield launch.no_python and launch.module, "--no-python and --module exclude each other; remove one of them"
-    yield launch.no_python and launch.run_path, "--no-python and --run-path exclude each other; remove one of them"
-    yield launch.module and launch.run_path, "--module and --run-path exclude each other; remove one of them"

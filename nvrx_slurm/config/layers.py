@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.config import rendezvous
 from nvrx_slurm.config.files import MissingSection
 from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
 from nvrx_slurm.config.kinds import did_you_mean
@@ -51,9 +50,6 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = Non
     `flags`: by `Setting.key` (`nnodes`, `ft_rank_heartbeat_timeout`), as text or typed; None = not given.
     `environ`: default `os.environ`; an empty variable counts as unset. Raises UsageError with one sentence.
     """
-    for key in flags:
-        if key not in SETTINGS:
-            raise UsageError(f"{key} is not a setting{did_you_mean(key, SETTINGS) or '; remove it'}")
     layers = [_flag_layer(flags), _environment_layer(os.environ if environ is None else environ)]
     notes: list[str] = []
     path, _ = _pick(SETTINGS["ft_cfg_path"], layers)
@@ -122,11 +118,6 @@ def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[s
     if config.ft.rank_out_of_section_timeout is not None and not config.ft.rank_section_timeouts:
         origin = origins["ft_rank_out_of_section_timeout"].name
         yield f"{origin} has no effect: there are no sections, see --ft-rank-section-timeouts"
-    for name in rendezvous.NO_EFFECT:
-        if getattr(config.launch.rdzv_conf, name) != getattr(rendezvous.RendezvousConfig(), name):
-            yield f"{origins['rdzv_conf'].name}: {name} has no effect here"
-    if config.launch.standalone and config.launch.rdzv_endpoint:
-        yield f"{origins['rdzv_endpoint'].name} has no effect: --standalone is one node"
 
 
 def _yaml_for_launch(path: str, tolerant: bool, notes: list[str]) -> Layer:

@@ -63,8 +63,6 @@ _KINDS: dict[str, Kind] = {
     "store_connect_wait_seconds": SECONDS,
     "use_libuv": BOOL,
 }
-NO_EFFECT = ("read_timeout", "close_timeout", "timeout", "store_connect_wait_seconds", "use_libuv")
-_UNSUPPORTED = ("replacement_group_size", "segment", "segment_check_interval")
 
 
 def _rdzv_conf(raw: object) -> RendezvousConfig:
@@ -75,8 +73,6 @@ def _rdzv_conf(raw: object) -> RendezvousConfig:
     for name, value in pairs(
         raw, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600"
     ).items():
-        if name in _UNSUPPORTED:
-            raise ValueError(f"{name} is not supported; leave it out")
         if name not in _KINDS:
             raise ValueError(f"{name} is not a key of --rdzv-conf{did_you_mean(name, _KINDS) or known}")
         try:

@@ -7,7 +7,7 @@ As strict as the other files: an unknown key is an error with a suggestion. Name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nvrx_slurm.config.files import read_document
@@ -21,24 +21,13 @@ from nvrx_slurm.config.kinds import (
     choice,
     did_you_mean,
     integer,
+    list_of,
     real,
 )
 from nvrx_slurm.errors import UsageError
 
 FLAG = "--config"
 MAX_BUDGET_S = 3600.0
-
-
-def _list_of(one: Kind, what: str) -> Kind:
-    """A tuple of values; also from text with commas."""
-
-    def parse(raw: object) -> tuple[Any, ...]:
-        parts = [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
-        if not isinstance(parts, Sequence):
-            raise ValueError(f"must be a list of {what}")
-        return tuple(one.parse(part) for part in parts)
-
-    return Kind(f"{one.metavar},...", parse, list)
 
 
 KINDS: dict[str, Kind] = {
@@ -49,9 +38,9 @@ KINDS: dict[str, Kind] = {
     "text": TEXT,
     "bool": BOOL,
     "unix-socket": UNIX_SOCKET,
-    "names": _list_of(TEXT, "names"),
-    "counts": _list_of(integer(0), "whole numbers"),
-    "paths": _list_of(ABSOLUTE_PATH, "absolute paths"),
+    "names": list_of(TEXT, "names"),
+    "counts": list_of(integer(0), "whole numbers"),
+    "paths": list_of(ABSOLUTE_PATH, "absolute paths"),
 }
 
 
@@ -99,24 +88,31 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     """The site file at `path`. Raises UsageError that names file, key and what to do."""
     document = read_document(path, FLAG)
     top = _mapping(document, path, ("expect", "checks", "groups", "own", "deadlines", "hooks"))
-    rules = _Rules(contexts, actions)
+    action = choice(*actions)
+    kinds = {
+        "when": list_of(choice(*contexts), "contexts"),
+        "on_fail": action,
+        "on_unknown": action,
+        "budget": _BUDGET,
+        "reuse": real(high=86400.0, unit="seconds"),
+    }
     return Site(
         path=path,
         expect=_mapping(top.get("expect"), f"{path}: expect"),
-        checks=rules.by_check(top.get("checks"), f"{path}: checks"),
+        checks=_rules(top.get("checks"), kinds, f"{path}: checks"),
         groups=tuple(
-            _group(name, raw, f"{path}: groups.{name}", rules)
+            _group(name, raw, kinds, f"{path}: groups.{name}")
             for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
         ),
-        own=tuple(_own(raw, f"{path}: own[{at}]", rules) for at, raw in enumerate(_sequence(top, path, "own"))),
-        deadlines=_typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
-        hooks=_typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
+        own=tuple(_own(raw, kinds, f"{path}: own[{at}]") for at, raw in enumerate(_sequence(top, path, "own"))),
+        deadlines=typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
+        hooks=typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
     )
 
 
 def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) -> dict[str, Any]:
     """The values of an `expect:` mapping. `kinds`: the kind (a word of KINDS) of each setting there is."""
-    return _typed(raw, {name: KINDS[kind] for name, kind in kinds.items()}, where)
+    return typed(raw, {name: KINDS[kind] for name, kind in kinds.items()}, where)
 
 
 _BUDGET = real(high=MAX_BUDGET_S, above=True, unit="seconds")
@@ -129,27 +125,15 @@ _RULE_KEYS: dict[str, str] = {
 }
 
 
-class _Rules:
-    """Reads the rules of checks."""
-
-    def __init__(self, contexts: Sequence[str], actions: Sequence[str]) -> None:
-        action = choice(*actions)
-        self._kinds = {
-            "when": _list_of(choice(*contexts), "contexts"),
-            "on_fail": action,
-            "on_unknown": action,
-            "budget": _BUDGET,
-            "reuse": real(high=86400.0, unit="seconds"),
-        }
-
-    def by_check(self, raw: object, where: str) -> dict[str, Rule]:
-        return {name: self.one(rule, f"{where}.{name}") for name, rule in _mapping(raw, where).items()}
-
-    def one(self, raw: object, where: str) -> Rule:
-        return Rule(**{_RULE_KEYS[key]: value for key, value in _typed(raw, self._kinds, where).items()})
+def _rule(raw: object, kinds: Mapping[str, Kind], where: str) -> Rule:
+    return Rule(**{_RULE_KEYS[key]: value for key, value in typed(raw, kinds, where).items()})
 
 
-def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
+def _rules(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Rule]:
+    return {name: _rule(rule, kinds, f"{where}.{name}") for name, rule in _mapping(raw, where).items()}
+
+
+def _group(name: str, raw: object, kinds: Mapping[str, Kind], where: str) -> Group:
     given = _mapping(raw, where, ("nodes", "expect", "checks"))
     if "nodes" not in given:
         raise UsageError(f"{where} has no nodes; add a host list such as nodes: dgx[01-32]")
@@ -157,23 +141,23 @@ def _group(name: str, raw: object, where: str, rules: _Rules) -> Group:
         name=name,
         nodes=str(_value(TEXT, given["nodes"], f"{where}.nodes")),
         expect=_mapping(given.get("expect"), f"{where}.expect"),
-        checks=rules.by_check(given.get("checks"), f"{where}.checks"),
+        checks=_rules(given.get("checks"), kinds, f"{where}.checks"),
     )
 
 
 _HOOK_KINDS = {
-    "allow_skip": _list_of(TEXT, "names of checks"),
+    "allow_skip": list_of(TEXT, "names of checks"),
     "kill_gpu_processes": BOOL,
     "undrain": BOOL,
 }
 
 
-def _typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
-    """A mapping whose values are of these kinds."""
+def typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """A mapping with these keys and kinds of values; {} for None. `where` begins the sentence of a UsageError."""
     return {key: _value(kinds[key], value, f"{where}.{key}") for key, value in _mapping(raw, where, kinds).items()}
 
 
-def _own(raw: object, where: str, rules: _Rules) -> SiteCheck:
+def _own(raw: object, kinds: Mapping[str, Kind], where: str) -> SiteCheck:
     given = _mapping(raw, where, ("name", "run", *_RULE_KEYS))
     if "name" not in given or "run" not in given:
         raise UsageError(f"{where} must have a name and run (a command)")
@@ -181,17 +165,18 @@ def _own(raw: object, where: str, rules: _Rules) -> SiteCheck:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
     run = tuple(_value(WORDS, given.pop("run"), f"{where}.run"))
-    return SiteCheck(name, run, rules.one(given, where))
+    return SiteCheck(name, run, _rule(given, kinds, where))
 
 
-def _mapping(raw: object, where: str, known: Iterable[str] | None = None) -> dict[str, object]:
+def _mapping(raw: object, where: str, known: Collection[str] | None = None) -> dict[str, object]:
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
         raise UsageError(f"{where} must be a mapping of names to values, not {type(raw).__name__}; indent its keys")
-    if known is not None:
-        _require_known(raw, known, where)
     for key in raw:
+        if known is not None and key not in known:
+            hint = did_you_mean(str(key), known) or f"; known: {', '.join(list(known)[:40])}"
+            raise UsageError(f"{where}: {str(key)[:80]!r} is not a key{hint}")
         if not isinstance(key, str):
             raise UsageError(f"{where}: the key {key!r} must be text; put it in quotes")
     return dict(raw)
@@ -204,15 +189,6 @@ def _sequence(top: Mapping[str, object], path: str, key: str) -> Sequence[object
     if not isinstance(raw, list):
         raise UsageError(f"{path}: {key} must be a list; begin each of its entries with a dash")
     return raw
-
-
-def _require_known(given: Iterable[object], known: Iterable[str], where: str) -> None:
-    there = list(known)
-    for key in given:
-        if key not in there:
-            text = str(key)
-            hint = did_you_mean(text, there) or f"; known: {', '.join(there[:40])}"
-            raise UsageError(f"{where}: {text[:80]!r} is not a key{hint}")
 
 
 def _value(kind: Kind, raw: object, where: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import NamedTuple
 
-from nvrx_slurm.config.kinds import TIMEOUT, Kind, as_number, did_you_mean, integer, optional
+from nvrx_slurm.config.kinds import TIMEOUT, Kind, as_number, did_you_mean, integer, list_of, optional
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
 
@@ -96,13 +96,13 @@ STREAMS = Kind("STREAMS", _streams, str)
 
 
 def _ranks(raw: object) -> tuple[int, ...]:
-    parts = raw.split(",") if isinstance(raw, str) else raw
     try:
-        if isinstance(parts, Sequence) and parts:
-            return tuple(sorted({integer(0, 1023).parse(part) for part in parts}))
+        ranks = set(list_of(integer(0, 1023), "ranks").parse(raw))
     except ValueError:
-        pass
-    raise ValueError("must be local ranks separated by commas, for example 0,1")
+        ranks = set()
+    if not ranks:
+        raise ValueError("must be local ranks separated by commas, for example 0,1")
+    return tuple(sorted(ranks))
 
 
 RANKS = Kind("RANK,...", _ranks, lambda ranks: ",".join(map(str, ranks)))
@@ -127,13 +127,9 @@ SIGNAL = Kind("SIGNAL", _signal, lambda member: member.name)
 
 
 def _user_signal(raw: object) -> signal.Signals:
-    problem = "must be SIGUSR1, SIGUSR2 or none"
-    try:
-        found = _signal(raw)
-    except ValueError:
-        raise ValueError(problem) from None
+    found = _signal(raw)
     if found not in (signal.SIGUSR1, signal.SIGUSR2):
-        raise ValueError(problem)
+        raise ValueError("must be SIGUSR1, SIGUSR2 or none")
     return found
 
 

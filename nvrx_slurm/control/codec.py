@@ -75,28 +75,20 @@ def _to_pb(record: Any) -> Any:
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if isinstance(value, Enum):
-            value = value.value
-        elif isinstance(value, str):
-            value = _sendable(value)[: _LONG_TEXT.get(field.name, _ID_CHARS)]
-        elif isinstance(value, tuple):
-            value = [_item(item) for item in value[: _LISTS[field.name]]]
-        elif dataclasses.is_dataclass(value):
-            value = _to_pb(value)
+        if isinstance(value, tuple):
+            value = [_plain(field.name, item) for item in value[: _LISTS[field.name]]]
         if value is not None:
-            fields[field.name] = value
+            fields[field.name] = _plain(field.name, value)
     return getattr(pb, type(record).__name__)(**fields)
 
 
-def _item(value: Any) -> Any:
+def _plain(field: str, value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, str):
-        return _sendable(value)[:_ID_CHARS]
+        # Output and paths of workers may hold lone surrogates, which protobuf's strings must not.
+        return value.encode("utf-8", "replace").decode("utf-8")[: _LONG_TEXT.get(field, _ID_CHARS)]
     return _to_pb(value) if dataclasses.is_dataclass(value) else value
-
-
-def _sendable(text: str) -> str:
-    """Output and paths of workers may hold lone surrogates, which protobuf's strings must not."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache

@@ -196,9 +196,10 @@ class ControlServer:
         try:
             while (envelope := await context.read()) is not grpc.aio.EOF:
                 message = codec.decode(envelope)
-                event = ev.FROM_AGENT[type(message)]
+                if isinstance(message, t.Register):
+                    raise ProtocolError("it registers twice")
                 if session is self._sessions.get(session.node_id):
-                    self._post(event(session.node_id, message))
+                    self._post(ev.FromAgent(session.node_id, message))
             session.end()
         except Exception as error:  # also bytes that are no message, for which gRPC has no error class
             session.end(f"its agent broke the protocol: {error}")
@@ -237,13 +238,11 @@ def _with_address(register: t.Register, peer: str) -> t.Register:
 
 
 def _is_free(address: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: TIME_WAIT is no obstacle
-        try:
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError:
-            return False
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()  # with SO_REUSEADDR, as gRPC does
+    except OSError:
+        return False
     return True
 
 

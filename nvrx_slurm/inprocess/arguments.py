@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -19,16 +19,18 @@ from nvrx_slurm.inprocess.plugins.initialize import Initialize
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment
 from nvrx_slurm.inprocess.plugins.terminate import Terminate
 
-_PLUGINS: dict[str, type] = {
+_OPTIONAL: dict[str, type] = {
+    "store_kwargs": Mapping,
     "initialize": Initialize,
     "abort": Abort,
     "finalize": Finalize,
     "health_check": HealthCheck,
     "completion": Completion,
     "terminate": Terminate,
+    "monitor_process_logfile": str,
+    "monitor_process_pidfile": str,
 }
 _STORE_TIMEOUT = timedelta(seconds=300)  # torch's and ours, where no `timeout` is among store_kwargs
-_FILES = ("monitor_process_logfile", "monitor_process_pidfile")
 
 # The first of each pair must be shorter than the second.
 _SHORTER = (
@@ -42,39 +44,18 @@ _SHORTER = (
     ("monitor_thread_interval", "soft_timeout"),
     ("progress_watchdog_interval", "soft_timeout"),
 )
-_MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
+_MAY_BE_ZERO = {"last_call_wait", "termination_grace_time"}
+_TIMES = {name for pair in _SHORTER for name in pair} | {"completion_timeout"} | _MAY_BE_ZERO
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """See `Wrapper`. Raises TypeError for a value of a wrong type, ValueError for values that contradict each other."""
+class Arguments(SimpleNamespace):
+    """Those of `Wrapper`, and the health check at a restart.
 
-    store_factory: Callable[..., Any]
-    store_kwargs: Mapping[str, Any] | None
-    initialize: Initialize | None
-    abort: Abort | None
-    finalize: Finalize | None
-    health_check: HealthCheck | None
-    rank_assignment: RankAssignment
-    completion: Completion | None
-    terminate: Terminate | None
-    monitor_thread_interval: timedelta
-    monitor_process_interval: timedelta
-    heartbeat_interval: timedelta
-    progress_watchdog_interval: timedelta
-    soft_timeout: timedelta
-    hard_timeout: timedelta
-    heartbeat_timeout: timedelta
-    barrier_timeout: timedelta
-    completion_timeout: timedelta
-    last_call_wait: timedelta
-    termination_grace_time: timedelta
-    monitor_process_logfile: str | None
-    monitor_process_pidfile: str | None
-    enabled: bool
-    restart_health_check: HealthCheck | None = field(default=None, kw_only=True)
+    Raises TypeError for a value of a wrong type, ValueError for values that contradict each other.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given, restart_health_check=None)
         if not dist.is_available():
             raise ValueError("the in-process wrapper needs a torch built with torch.distributed")
         self._check_types()
@@ -83,38 +64,28 @@ class Arguments:
     def _check_types(self) -> None:
         if not callable(self.store_factory):
             raise TypeError(f"store_factory must be callable, not {self.store_factory!r}")
-        if self.store_kwargs is not None and not isinstance(self.store_kwargs, Mapping):
-            raise TypeError(f"store_kwargs must be a dict or None, not {self.store_kwargs!r}")
         if not isinstance(self.rank_assignment, RankAssignment):
             hint = " (a comma behind it makes it a tuple)" if isinstance(self.rank_assignment, tuple) else ""
             raise TypeError(f"rank_assignment must be a RankAssignment, not {self.rank_assignment!r}{hint}")
-        for name, kind in _PLUGINS.items():
+        if not isinstance(self.enabled, bool):
+            raise TypeError(f"enabled must be a bool, not {self.enabled!r}")
+        for name, kind in _OPTIONAL.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} must be a {kind.__name__} or None, not {value!r}")
-        for name in _FILES:
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be a str or None, not {value!r}")
-        if not isinstance(self.enabled, bool):
-            raise TypeError(f"enabled must be a bool, not {self.enabled!r}")
 
     def _check_values(self) -> None:
-        for name in self._times():
+        for name in _TIMES:
             check_time(name, getattr(self, name), may_be_zero=name in _MAY_BE_ZERO)
         for short, long in _SHORTER:
             if not getattr(self, short) < getattr(self, long):
                 raise ValueError(
                     f"{short} ({getattr(self, short)}) must be shorter than {long} ({getattr(self, long)})"
                 )
-        for name in _FILES:
+        for name in ("monitor_process_logfile", "monitor_process_pidfile"):
             value = getattr(self, name)
             if value is not None and not Path(value).is_absolute():
                 raise ValueError(f"{name} must be an absolute path, not {value!r}")
-
-    @staticmethod
-    def _times() -> list[str]:
-        return [one.name for one in fields(Arguments) if one.type == "timedelta"]
 
     def make_store(self) -> Any:
         """A new store, or another connection to the same one. Raises TypeError if the factory makes no store."""

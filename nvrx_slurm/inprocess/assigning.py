@@ -50,7 +50,6 @@ def assign_ranks(
     try:
         return assign(assignment, RankAssignmentCtx(state, _AssigningView(this), set(terminated)))
     except (RestartError, TimeoutError, Disturbed) as error:
-        # `end` is written before the keys that wake waiters, and these before `ended`
         if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
             raise
         return error

@@ -59,23 +59,20 @@ class CallWrapper:
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
         """A block in which neither soft nor hard timeout applies. May be nested."""
-        stopper = self._stopper
         self._words[UNPROTECTED] += 1
         try:
             yield
-        finally:  # a generator that is still referenced may end the block in a later iteration, which has its own count
-            if self._stopper is stopper:
-                self._page.beat()
-                if self._words[MANUAL]:
-                    self.ping()
-                self._words[UNPROTECTED] -= 1
+        finally:
+            self._page.beat()
+            if self._words[MANUAL]:
+                self.ping()
+            self._words[UNPROTECTED] = max(0, self._words[UNPROTECTED] - 1)  # `begin` may have cleared it
 
 
 def takers(fn: Callable[..., Any]) -> list[str]:
     """Names of the parameters that are annotated with CallWrapper, or a union or Optional with it, also as a string.
 
-    A container of it does not count, nor `*args` and `**kwargs`. Raises TypeError for a positional-only parameter: the
-    wrapper passes itself by name.
+    A container of it does not count, nor `*args` and `**kwargs`.
     """
     try:
         parameters = inspect.signature(fn).parameters
@@ -86,25 +83,15 @@ def takers(fn: Callable[..., Any]) -> list[str]:
         hints = typing.get_type_hints(target)
     except Exception:  # names that exist for type checkers only
         hints = {}
-    found = [one for name, one in parameters.items() if _takes(hints.get(name, one.annotation))]
-    for one in found:
-        if one.kind is one.POSITIONAL_ONLY:
-            raise TypeError(
-                f"{getattr(fn, '__qualname__', fn)}: the CallWrapper is passed by name, but {one.name!r} is "
-                "positional-only; list it behind the '/'"
-            )
-    return [one.name for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-
-
-_UNION = re.compile(r"(?:\w+\.)*(?:Optional|Union)\[(.*)\]")
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        name for name, one in parameters.items() if one.kind not in variable and _takes(hints.get(name, one.annotation))
+    ]
 
 
 def _takes(annotation: Any) -> bool:
     if isinstance(annotation, str):  # with a name that cannot be evaluated
-        text = annotation.strip().strip("'\"")
-        if union := _UNION.fullmatch(text):
-            return any(map(_takes, union[1].split(",")))
-        return any(part.strip().split(".")[-1] == CallWrapper.__name__ for part in text.split("|"))
+        return re.search(rf"\b{CallWrapper.__name__}\b", annotation) is not None
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return CallWrapper in typing.get_args(annotation)
     return annotation is CallWrapper
@@ -113,16 +100,14 @@ def _takes(annotation: Any) -> bool:
 def with_wrapper(
     fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`args` and `kwargs`, with the wrapper for those of `names` that the caller has not passed, or passed as None."""
+    """`args` and `kwargs`, with the wrapper for those of `names` that the caller has not passed, or passed as None.
+
+    Raises TypeError for arguments that `fn` does not take.
+    """
     if not names:
         return args, dict(kwargs)
-    parameters = inspect.signature(fn).parameters
-    placed, named = list(args), dict(kwargs)
-    for place, (name, parameter) in enumerate(parameters.items()):
-        if name not in names:
-            continue
-        if place < len(args) and parameter.kind is not parameter.KEYWORD_ONLY:
-            placed[place] = call if args[place] is None else args[place]
-        elif named.get(name) is None:
-            named[name] = call
-    return tuple(placed), named
+    bound = inspect.signature(fn).bind_partial(*args, **kwargs)
+    for name in names:
+        if bound.arguments.get(name) is None:
+            bound.arguments[name] = call
+    return bound.args, bound.kwargs

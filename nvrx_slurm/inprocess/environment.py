@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import dataclass
 
-from nvrx_slurm.inprocess.meeting.tcp import is_loopback
+from nvrx_slurm.inprocess.meeting.store import is_loopback
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.system.ports import PortReservation
 
@@ -78,3 +79,18 @@ class Environment:
         os.environ["MASTER_ADDR"] = address
         os.environ["MASTER_PORT"] = str(port)
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 shall serve there
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which rank a process is or watches, in which call of a wrapped function."""
+
+    rank: int  # initial
+    world_size: int  # initial
+    prefix: str  # of the call's keys, without the slash
+    environment: Environment  # as it was when the function was called; the store's constructor reads it
+
+    @property
+    def leads(self) -> bool:
+        """Whether the monitor process of this rank serves the barriers, and the store if it can."""
+        return self.rank == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
@@ -46,3 +49,16 @@ def free_frames(error: BaseException | None) -> None:
         if one.__traceback__ is not None:
             traceback.clear_frames(one.__traceback__)
         todo += [one.__cause__, one.__context__]
+
+
+def ending_forks(function: Callable[[], Any]) -> Any:
+    """Call it; a child process that it forks ends where the function does, and never runs the wrapper's code."""
+    pid = os.getpid()
+    try:
+        return function()
+    finally:
+        if os.getpid() != pid:
+            error = sys.exc_info()[1]
+            if error is not None:
+                sys.excepthook(type(error), error, error.__traceback__)
+            os._exit(int(error is not None))

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import itertools
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.environment import Environment
+from nvrx_slurm.inprocess.environment import Environment, Identity
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.iteration_end import IterationEnd
-from nvrx_slurm.inprocess.meeting.barrier_server import ALL_LEFT, CLOSED, SERVES
-from nvrx_slurm.inprocess.meeting.barriers import Iteration
+from nvrx_slurm.inprocess.meeting.barriers import ALL_LEFT, CLOSED, SERVES, Iteration
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
-from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.monitor_thread import IterationEnd, MonitorThread
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.identity import Identity
 from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
-from nvrx_slurm.inprocess.watch.monitor_respawn import MonitorRespawn
-from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, Page
-from nvrx_slurm.inprocess.watch.progress import ProgressWatchdog
+from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
+from nvrx_slurm.inprocess.watch.progress import ProgressWatchdog, Stall
 
 logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
-_left_earlier: dict[tuple[int, int], frozenset[int]] = {}  # (rank, world size) -> ranks lost in earlier calls
 _SERVER_END_S = 6.0  # longest wait for the end of the store's server, which waits until all have read the last result
 _MONITOR_END_S = 15.0
 
@@ -46,13 +37,13 @@ class Helpers:
         self.state = State.from_env()
         self.page = Page()
         rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
-        self.me = Identity(rank, size, prefix, self.environment, _left_earlier.get((rank, size), frozenset()))
+        self.me = Identity(rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         self.end = IterationEnd(arguments, self.page)
         interval_s = arguments.seconds("progress_watchdog_interval")
-        respawn = MonitorRespawn(self.monitor, self.page, arguments.seconds("heartbeat_timeout"), interval_s)
-        looks = (respawn.look, self._look_at_store, self._look_at_terminate)
+        self._monitor_stall = Stall(interval_s)
+        looks = (self._look_at_monitor, self._look_at_store, self._look_at_terminate)
         self._watchdog = ProgressWatchdog(self.page, interval_s, looks)
         self._call: StoreView | None = None
         self._reached: StoreView | None = None  # the last connection that was made
@@ -110,6 +101,18 @@ class Helpers:
 
     # --- looks of the watchdog ----------------------------------------------------------------------------------------
 
+    def _look_at_monitor(self) -> None:
+        """A rank without its monitor process leaves: no process would see that it hangs."""
+        words = self.page.words
+        if words[LEFT] or words[LOST]:
+            return
+        if not self.monitor.alive:
+            logger.error("the monitor process of rank %d has ended, and the rank cannot go on", self.me.rank)
+            words[LOST] = 1
+        elif words[SEEN] and self._monitor_stall.seconds(words[SEEN]) >= self._arguments.seconds("heartbeat_timeout"):
+            logger.error("the monitor process of this rank is stopped or stuck, and is killed")
+            self.monitor.kill()
+
     def _look_at_store(self) -> None:
         """Shut down the connections if the store does not answer any more, or the others have gone on without this
         rank: a wait for the store might never end."""
@@ -121,13 +124,8 @@ class Helpers:
             logger.error("the store at %s is lost", self._reached.place)
         else:
             logger.warning("the others have declared rank %d gone", self.me.rank)
-        if not self._reached.hang_up():
-            threading.Thread(target=self._abandon, args=(self._reached.place,), name="nvrx-lost", daemon=True).start()
-
-    def _abandon(self, place: str) -> None:
-        """A store without connections that can be shut down: the monitor thread stays in its wait for good."""
-        self.end.stop_function()
-        self.thread.answer_instead(StoreLost(f"the store ({place}) does not answer any more; start all ranks again"))
+        if not self._reached.hang_up():  # a wait for it may last for ever, as on a file system that is away
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _look_at_terminate(self) -> None:
         """The monitor process has told the others that this rank has left, and watches it no more."""
@@ -149,13 +147,12 @@ class Helpers:
         self.page.beat()
         self._terminates = True
 
-    def all_have_finished(self, gone: frozenset[int]) -> None:
-        """All ranks but the `gone` ones return now, and may call a wrapped function again without these."""
+    def all_have_finished(self, gone: int) -> None:
+        """All ranks but the `gone` ones return now, and may call a wrapped function again."""
         self._serves = self.call.get(SERVES) == b"1"
-        _left_earlier[self.me.rank, self.me.world_size] = gone
         self._finished = True
         self.left()
-        self.has_read_the_last_result(len(gone))
+        self.has_read_the_last_result(gone)
 
     def has_read_the_last_result(self, gone: int) -> None:
         """The store's server may end when all ranks but the `gone` ones have."""
@@ -168,7 +165,7 @@ class Helpers:
         if self._watchdog.ident is not None:
             self._watchdog.stop()
         if self.monitor.pid:
-            serves = self.me.leads or self.monitor.endpoint is not None  # the others, perhaps
+            serves = self.me.leads or self.monitor.serves_groups  # the others, perhaps
             serves = serves and self._call is not None and not self._finished
             if serves or self.page.words[COUNTED]:
                 self.monitor.let_go()
@@ -187,16 +184,3 @@ def _job() -> str:
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "NVRX_TERM", "NVRX_CYCLE")
     text = "/".join(os.environ.get(name, "") for name in names)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-@contextlib.contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Exclude existing objects (torch has a million) from the garbage collection at every restart."""
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()

@@ -6,15 +6,73 @@ of a fault on any rank as soon as it is reported (the store's server pushes it),
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.inprocess.watch.page import WAITING, Page
-from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart
+import torch.distributed as dist
 
-__all__ = ["MonitorThread", "RankShouldRestart"]
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.exception import RankDiscarded
+from nvrx_slurm.inprocess.meeting.barriers import Iteration
+from nvrx_slurm.inprocess.meeting.view import StoreLost
+from nvrx_slurm.inprocess.plugins.abort import cut_again
+from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.watch.page import STOPPING, WAITING, Page
+from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart as RankShouldRestart  # a name of NVRx
+from nvrx_slurm.inprocess.watch.stopping import Stopper
+
+logger = logging.getLogger(__name__)
+
+_UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not interrupted
+
+
+class IterationEnd:
+    """Used by the monitor thread."""
+
+    def __init__(self, arguments: Arguments, page: Page) -> None:
+        self._arguments, self._page = arguments, page
+
+    def wait(self, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
+        """Until the iteration ends; True if the function has returned on all active ranks.
+
+        After a fault, also of the store, it calls `abort` and stops the function. Raises StoreLost and RankDiscarded.
+        """
+        lost: StoreLost | RankDiscarded | None = None
+        try:
+            if this.await_end():
+                return True
+        except (StoreLost, RankDiscarded) as error:
+            lost = error
+        self._page.words[STOPPING] = time.monotonic_ns()
+        wait_s = self._arguments.seconds("last_call_wait")
+        if lost is None and wait_s:  # a sleep of 0 s would hand the GIL to a function that computes
+            time.sleep(wait_s)
+        self._stop_function(state, stopper)
+        if lost is not None:
+            raise lost
+        return False
+
+    def _stop_function(self, state: FrozenState, stopper: Stopper) -> None:
+        """`abort`, and an exception in the function."""
+        stopper.begin()
+        was_initialized = dist.is_initialized()
+        breaks = self._arguments.abort is not None and was_initialized  # a collective, so the function may end
+        self._abort(state)
+        stopper.stop(self._arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0, cut_again)
+        if dist.is_initialized() and not was_initialized:  # `init_process_group` has ended between the two
+            self._abort(state)
+
+    def _abort(self, state: FrozenState) -> None:
+        if self._arguments.abort is not None:
+            try:
+                self._arguments.abort(state)
+            except Exception:
+                logger.exception("abort failed")
+
 
 _JOIN_S = 0.2
 
@@ -28,10 +86,9 @@ class Answer:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def give(self, value: Any, error: BaseException | None = None) -> None:
-        """Set the result, or the exception of the job; the first one counts."""
-        if self._result is None:
-            self._result = (value, error)
-            self._bell.put(None)
+        """Set the result, or the exception of the job."""
+        self._result = (value, error)
+        self._bell.put(None)
 
     def take(self, timeout_s: float) -> Any:
         """The result; raises the exception of the job, or TimeoutError after `timeout_s` seconds."""
@@ -55,8 +112,6 @@ class MonitorThread(threading.Thread):
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
-        self._asked = Answer()  # the last one
-        self._instead: BaseException | None = None
 
     def run(self) -> None:
         """Until `stop`."""
@@ -70,10 +125,8 @@ class MonitorThread(threading.Thread):
 
     def ask(self, job: Callable[[], Any]) -> Answer:
         """Queue a job; from the main thread."""
-        answer = self._asked = Answer()
+        answer = Answer()
         self._jobs.put((job, answer))
-        if self._instead is not None:
-            answer.give(None, self._instead)
         return answer
 
     def answer(self, asked: Answer, timeout_s: float) -> Any:
@@ -89,11 +142,6 @@ class MonitorThread(threading.Thread):
     def call(self, job: Callable[[], Any], timeout_s: float) -> Any:
         """`ask` and `answer`."""
         return self.answer(self.ask(job), timeout_s)
-
-    def answer_instead(self, error: BaseException) -> None:
-        """From another thread, when this one is stuck for good: `error` is the answer from now on."""
-        self._instead = error
-        self._asked.give(None, error)
 
     def stop(self) -> None:
         """End the thread; a thread that is stuck in a call is abandoned, as a daemon."""

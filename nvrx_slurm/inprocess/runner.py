@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,11 +17,9 @@ from nvrx_slurm.inprocess.assigning import assign_ranks
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded
-from nvrx_slurm.inprocess.exception import TimeoutError as RestartTimeout
-from nvrx_slurm.inprocess.faults import blame, free_frames, without_our_frames
+from nvrx_slurm.inprocess.faults import blame, ending_forks, free_frames, without_our_frames
 from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, serve_barrier
-from nvrx_slurm.inprocess.meeting.fallback_server import Endpoint
 from nvrx_slurm.inprocess.meeting.view import StoreLost
 from nvrx_slurm.inprocess.monitor_thread import Answer
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections
@@ -49,12 +45,12 @@ class Runner:
         self._before = replace(self._state)  # as assigned for the iteration before
         self.call_wrapper = CallWrapper(self._page)
         self._stopper = Stopper()
-        self._this: Iteration | None = None
-        self._result = BarrierResult(Outcome.NEXT, gone=helpers.me.gone)
+        self._this: Any = None  # the Iteration, from the first one on
+        self._result = BarrierResult(Outcome.NEXT)
         self._arrived: Iteration | None = None  # the last one whose barrier this rank has arrived at
         self._end: Answer | None = None  # of the iteration, from the monitor thread
         self._value: Any = None
-        self._error: BaseException | None = None
+        self._error: Any = None  # the reason why this rank leaves, or its fault
         self._cause: BaseException | None = None  # of the interruption of the last iteration
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -72,7 +68,6 @@ class Runner:
                 raise
         if machine.state is phases.Phase.DONE:
             return self._value
-        assert self._error is not None
         blame(self._error, self._cause)
         raise self._error
 
@@ -83,17 +78,9 @@ class Runner:
         except BaseException as error:
             if what == "leave":
                 raise
-            self._error = self._discarded_by(error)
+            self._error = error
             self._page.words[WATCHED] = 0  # the exception of a signal handler may have come before that was done
             return phases.Failed()
-
-    def _discarded_by(self, error: BaseException) -> BaseException:
-        """A rank that was suspended while the others went on without it may wait for keys that were deleted."""
-        if not self._page.words[GONE] or not isinstance(error, (StoreLost, TimeoutError, RestartTimeout)):
-            return error
-        discarded = RankDiscarded(f"the others have declared rank {self._helpers.me.rank} gone, and gone on")
-        discarded.__cause__ = error
-        return discarded
 
     # --- barriers -----------------------------------------------------------------------------------------------------
 
@@ -152,7 +139,7 @@ class Runner:
         if last is not None and result.why:
             logger.info("iteration %d was interrupted: %s", last.number, result.why)
         self._before = replace(self._state)
-        this = self._this = Iteration(self._helpers.call, ENTRY + 1 if last is None else last.number + 1)
+        this = self._this = Iteration(self._helpers.call, last.number + 1 if last else ENTRY + 1)
         self._page.words[ITERATION] = this.number
         self._page.words[STOPPING] = time.monotonic_ns()  # an assignment that never ends is bounded, too
         self._end = None
@@ -169,18 +156,13 @@ class Runner:
     def _meet(self, this: Iteration) -> object:
         environment, barrier_s = self._helpers.environment, self._arguments.overdue_s
         environment.release()
-        start: tuple[str, int] | None
         if self._state.active_rank == 0:
             start = environment.reserve(self._helpers.me.rank)
-            self._helpers.monitor.meet(Endpoint(this.number, start[1], start[0]))
+            self._helpers.monitor.meet(this.number, *start)
             this.publish_start(*start)
         else:
-            try:
-                wait = self._helpers.for_waiting(this).await_start
-                start = self._thread.call(lambda: wait(barrier_s), 2 * barrier_s)
-            except TimeoutError as error:  # of rank 0, which arrives at no barrier either
-                this.interrupt(self._record(Interruption.EXCEPTION, describe(error)))
-                start = None
+            wait = self._helpers.for_waiting(this).await_start
+            start = self._thread.call(lambda: wait(barrier_s), 2 * barrier_s)
         if start is not None:
             environment.meet_at(self._state, *start)
         state, stopper = self._state.freeze(), self._stopper
@@ -202,15 +184,7 @@ class Runner:
         return self._guarded(lambda: self._plugin("health_check"), phases.Done(), phases.Failed())
 
     def _call_function(self) -> None:
-        pid = os.getpid()
-        try:
-            self._value = self._function()
-        finally:
-            if os.getpid() != pid:  # a child that the function forked: it ends where the function does
-                error = sys.exc_info()[1]
-                if error is not None:
-                    sys.excepthook(type(error), error, error.__traceback__)
-                os._exit(int(error is not None))
+        self._value = ending_forks(self._function)
 
     def run_or_wait(self) -> object:
         """The function, or nothing on a reserve."""
@@ -220,7 +194,7 @@ class Runner:
 
     def complete(self) -> object:
         """The completion barrier."""
-        this = self._iteration
+        this = self._this
         this.returned(self._state.active_world_size or 0)
         timeout_s = self._arguments.seconds("completion_timeout")
         try:
@@ -232,9 +206,8 @@ class Runner:
 
     def tell_fault(self) -> object:
         """Tell all others."""
-        assert self._error is not None
-        logger.error("iteration %d: the function failed on this rank", self._iteration.number, exc_info=self._error)
-        self._iteration.interrupt(self._record(Interruption.EXCEPTION, describe(self._error)))
+        logger.error("iteration %d: the function failed on this rank", self._this.number, exc_info=self._error)
+        self._this.interrupt(self._record(Interruption.EXCEPTION, describe(self._error)))
         self._cause = self._error
         return self.await_abort()
 
@@ -263,20 +236,20 @@ class Runner:
         try:
             self._plugin(name)
         except Exception:
-            record = self._iteration.cause()
+            record = self._this.cause()
             if self._state.fn_exception is None and record is not None:
                 self._cause = InternalError(record.sentence())
             raise
 
     def arrive(self) -> object:
         """The iteration barrier."""
-        event = self._arrive(self._iteration, Status.READY)
+        event = self._arrive(self._this, Status.READY)
         self._remember_cause()
         return event
 
     def arrive_unassigned(self) -> object:
         """The iteration barrier, for ranks to be assigned again."""
-        return self._arrive(self._iteration, Status.UNASSIGNED)
+        return self._arrive(self._this, Status.UNASSIGNED)
 
     def call_completion(self) -> object:
         """The user's."""
@@ -285,13 +258,12 @@ class Runner:
 
     def conclude(self) -> object:
         """The termination barrier."""
-        event = self._arrive(self._iteration, Status.FINISHED)
-        self._helpers.all_have_finished(self._result.gone)
+        event = self._arrive(self._this, Status.FINISHED)
+        self._helpers.all_have_finished(len(self._result.gone))
         return event
 
     def leave(self) -> object:
         """Tell the others, stop calls that may block, call `terminate`."""
-        assert self._error is not None
         logger.info("rank %d leaves: %s", self._helpers.me.rank, describe(self._error))
         this, words = self._this or self._arrived, self._page.words
         if words[COUNTED] and this is not None and not isinstance(self._error, StoreLost):
@@ -316,9 +288,7 @@ class Runner:
     def _say_goodbye(self, this: Iteration) -> None:
         discarded = isinstance(self._error, RankDiscarded)
         if this.number > ENTRY and not discarded:
-            base = isinstance(self._error, BaseException) and not isinstance(self._error, Exception)
-            kind = Interruption.BASE_EXCEPTION if base else Interruption.TERMINATED
-            assert self._error is not None
+            kind = Interruption.TERMINATED if isinstance(self._error, Exception) else Interruption.BASE_EXCEPTION
             this.interrupt(self._record(kind, describe(self._error)))
         if self._end is not None and not discarded:
             try:
@@ -328,11 +298,6 @@ class Runner:
         this.write_tombstone(self._helpers.me.rank)
 
     # --- parts --------------------------------------------------------------------------------------------------------
-
-    @property
-    def _iteration(self) -> Iteration:
-        assert self._this is not None
-        return self._this
 
     def _ended(self, timeout_s: float) -> object:
         """How the iteration ended; the monitor thread answers when `abort` has returned and the function has ended."""
@@ -363,7 +328,8 @@ class Runner:
                     return phases.Stopped()
                 self._error = leaves_with
                 return phases.Failed()
-            self._error = self._state.fn_exception = without_our_frames(error)  # type: ignore[assignment]
+            self._error = without_our_frames(error)
+            self._state.fn_exception = self._error
             return faulted
         return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import threading
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.call import takers, with_wrapper
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.helpers import Helpers, frozen_heap
+from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.log import setup_logger
 from nvrx_slurm.inprocess.meeting.store import TCPStore
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
@@ -78,12 +79,11 @@ class Wrapper:
         enabled: bool = True,
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
-        arguments = Arguments(**given)
-        given["rank_assignment"] = with_defaults(arguments.rank_assignment)
-        self._arguments = arguments
+        self._arguments = Arguments(**given)
+        self._arguments.rank_assignment = with_defaults(rank_assignment)
         if enabled:
             setup_logger()
-            self._arguments = Arguments(**given, restart_health_check=_with_hardware(health_check))
+            self._arguments.restart_health_check = _with_hardware(health_check)
 
     def __call__(self, fn: F) -> F:
         """The wrapped function. Raises TypeError unless `fn` is a plain function that is not wrapped yet."""
@@ -110,14 +110,15 @@ class Wrapper:
 def _call(
     arguments: Arguments, fn: Callable[..., Any], names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    with frozen_heap():
-        helpers = Helpers(arguments)
-        try:
-            runner = Runner(arguments, helpers)
-            args, kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
-            return runner.run(lambda: fn(*args, **kwargs))
-        finally:
-            helpers.close()
+    helpers = Helpers(arguments)
+    gc.freeze()  # torch has a million objects: no collection at a restart shall go through them
+    try:
+        runner = Runner(arguments, helpers)
+        args, kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
+        return runner.run(lambda: fn(*args, **kwargs))
+    finally:
+        gc.unfreeze()
+        helpers.close()
 
 
 def _check_function(fn: Any) -> None:

@@ -34,14 +34,14 @@ _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", 
 _GONE = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 
 
-def node_address(name: str, timeout_s: float = TIMEOUT_S) -> str:
+def node_address(name: str) -> str:
     """Where other nodes reach node `name`: the name itself if it resolves, else Slurm's NodeAddr for it.
 
-    Raises UsageError when neither gives an address. Blocks for the resolver plus at most `timeout_s` seconds.
+    Raises UsageError when neither gives an address. Blocks for the resolver plus at most 10 s.
     """
     if _resolves(name):
         return name
-    answer = _ask(["scontrol", "show", "node", name, "-o"], timeout_s)
+    answer = _ask(["scontrol", "show", "node", name, "-o"])
     address = parse_fields(answer or "").get("NodeAddr", "")
     if address and address != name and _resolves(address):
         return address
@@ -51,23 +51,21 @@ def node_address(name: str, timeout_s: float = TIMEOUT_S) -> str:
     )
 
 
-def time_left_s(
-    job_id: int, env: Mapping[str, str] | None = None, now_s: float | None = None, timeout_s: float = TIMEOUT_S
-) -> float | None:
+def time_left_s(job_id: int, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> float | None:
     """Seconds until Slurm ends the job (>= 0; inf: it has no limit); None if unknown.
 
     env: where SLURM_JOB_END_TIME is looked up (23.02 and later set it; the limit may have been changed since);
-    default os.environ. now_s: Unix seconds of now, default the clock. Before 23.02 squeue(1) "%L" is asked.
+    default os.environ. Before 23.02 squeue(1) "%L" is asked.
     """
     text = (os.environ if env is None else env).get("SLURM_JOB_END_TIME", "")
     if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 33:
-        return max(0.0, int(text) - (time.time() if now_s is None else now_s))
+        return max(0.0, int(text) - time.time())
     return parse_time_left(_ask(["squeue", "-h", "-j", str(job_id), "-o", "%L"], timeout_s) or "")
 
 
-def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
+def kill_wait_s() -> float:
     """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
-    return parse_kill_wait(_ask(["scontrol", "show", "config"], timeout_s) or "")
+    return parse_kill_wait(_ask(["scontrol", "show", "config"]) or "")
 
 
 def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, frozenset[str]] | None:
@@ -75,11 +73,8 @@ def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str,
 
     Nodes that Slurm does not know are left out. See `is_gone`.
     """
-    wanted = list(names)
-    if not wanted:
-        return {}
-    answer = _ask(["scontrol", "show", "node", ",".join(wanted), "-o"], timeout_s)
-    return None if answer is None else {n: s for n, s in parse_node_states(answer).items() if n in set(wanted)}
+    answer = _ask(["scontrol", "show", "node", ",".join(names), "-o"], timeout_s)
+    return None if answer is None else parse_node_states(answer)
 
 
 def is_gone(states: frozenset[str]) -> bool:
@@ -87,35 +82,35 @@ def is_gone(states: frozenset[str]) -> bool:
     return bool(states & _GONE)
 
 
-def job_nodes(job_id: int, timeout_s: float = TIMEOUT_S) -> list[str] | None:
+def job_nodes(job_id: int) -> list[str] | None:
     """The nodes that the job has now and that Slurm does not consider dead; None if unknown.
 
     A batch script's variables keep the nodes it began with, also after a `--no-kill` job has lost some.
     """
-    answer = _ask(["scontrol", "show", "job", str(job_id), "-o"], timeout_s)
+    answer = _ask(["scontrol", "show", "job", str(job_id), "-o"])
     listed = parse_fields(answer or "").get("NodeList", "")
     if not listed or listed == "(null)":
         return None
     nodes = nodelist.expand(listed)
-    states = node_states(nodes, timeout_s) or {}
+    states = node_states(nodes) or {}
     return [node for node in nodes if not is_gone(states.get(node, frozenset()))]
 
 
-def step_id(job_id: int, step_name: str, timeout_s: float = TIMEOUT_S) -> str | None:
+def step_id(job_id: int, step_name: str) -> str | None:
     """ "JOB.STEP" of the running step of `job_id` with that name (srun --job-name); None when there is none."""
-    answer = _ask(["squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"], timeout_s) or ""
+    answer = _ask(["squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"]) or ""
     steps = (line.strip().partition("|") for line in answer.splitlines())
     return next((step for step, _, name in steps if name == step_name), None)
 
 
-def signal_step(job_id: int, step_name: str, signum: int, timeout_s: float = TIMEOUT_S) -> bool:
+def signal_step(job_id: int, step_name: str, signum: int) -> bool:
     """Have Slurm send `signum` to the tasks of the step of `job_id` that was named `step_name` (srun --job-name).
 
     False when there is no such step (any more) or Slurm does not answer. See scancel(1): unlike a signal to srun, which
     kills the step at once for SIGTERM, this delivers just the signal.
     """
-    step = step_id(job_id, step_name, timeout_s)
-    return step is not None and _ask(["scancel", f"--signal={signum}", step], timeout_s) is not None
+    step = step_id(job_id, step_name)
+    return step is not None and _ask(["scancel", f"--signal={signum}", step]) is not None
 
 
 # --- parsers: tolerant, for every version's output ------------------------------------------------------------------
@@ -174,7 +169,7 @@ def _resolves(name: str) -> bool:
         return False
 
 
-def _ask(argv: list[str], timeout_s: float) -> str | None:
+def _ask(argv: list[str], timeout_s: float = TIMEOUT_S) -> str | None:
     """Standard output of one Slurm tool; None when it is missing, fails, or does not answer within `timeout_s`.
 
     The tool ends with the calling thread, because an agent that ends does not wait for it.
@@ -186,8 +181,8 @@ def _ask(argv: list[str], timeout_s: float) -> str | None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SLURM_TIME_FORMAT"))}
     try:
         done = subprocess.run(
-            through_trampoline([tool, *argv[1:]]), env={**clean, "LC_ALL": "C"}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout_s, check=False, text=True, errors="replace",
+            through_trampoline([tool, *argv[1:]]), env={**clean, "LC_ALL": "C"}, timeout=timeout_s, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

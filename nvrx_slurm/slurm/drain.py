@@ -5,7 +5,6 @@ Each method is one call of scontrol, without a shell, with a bound: also where s
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -81,9 +80,7 @@ class Scontrol:
 
     def _run(self, *words: str) -> str:
         env = {name: value for name, value in os.environ.items() if name != "SLURM_TIME_FORMAT"}
-        error_fd = os.memfd_create("stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(error_fd, _ERROR_BYTES)
-        fcntl.fcntl(error_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)  # more than that cannot be written
+        error_fd = os.memfd_create("stderr")
 
         def work(pipe: int) -> None:
             # In the child: both the look at the path and execve(2) block on a file system that hangs.
@@ -99,7 +96,7 @@ class Scontrol:
         timeout_s = max(_MIN_S, self.until_s - time.monotonic())
         try:
             ended = bounded_process.fork(work, timeout_s, limit=_MAX_BYTES).finish()
-            said = " ".join(os.pread(error_fd, _ERROR_BYTES, 0).rstrip(b"\0").decode(errors="replace").split())
+            said = " ".join(os.pread(error_fd, _ERROR_BYTES, 0).decode(errors="replace").split())
         except OSError as error:
             raise SlurmError(f"{self.path} cannot be run: {error.strerror}") from None
         finally:

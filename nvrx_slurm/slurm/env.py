@@ -41,7 +41,6 @@ class SlurmContext:
     step_id: int = -1  # -1 outside a step
     array_task_id: int = -1  # -1 outside an array
     procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
-    nodeid: int = 0  # SLURM_NODEID: index of this node in `nodes`
     nnodes: int = 1
     nodes: tuple[str, ...] = ()
     nodename: str = ""  # SLURMD_NODENAME; "" in an salloc shell
@@ -52,7 +51,6 @@ class SlurmContext:
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
     start_time: int | None = None  # Unix seconds, from 23.02 on
-    end_time: int | None = None  # Unix seconds, from 23.02 on
     cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
 
     @property
@@ -66,9 +64,9 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
 
     Raises UsageError for malformed numbers and lists, and a step with more than one task on a node.
     """
-    if not _first(env, "SLURM_JOB_ID", "SLURM_JOBID"):
+    if not env.get("SLURM_JOB_ID"):
         return None
-    job_id = _number(env, "SLURM_JOB_ID", "SLURM_JOBID")
+    job_id = _number(env, "SLURM_JOB_ID")
     step_id = _step_id(env)
     in_step = step_id >= 0
     if in_step:
@@ -81,19 +79,17 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
         job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
         step_id=step_id,
         array_task_id=array_task,
-        procid=_number(env, "SLURM_PROCID", default=0),
-        nodeid=_number(env, "SLURM_NODEID", default=0),
-        nnodes=_nnodes(env, in_step, len(nodes)),
+        procid=_number(env, "SLURM_PROCID"),
+        nnodes=len(nodes) or _number(env, "SLURM_JOB_NUM_NODES", default=1),
         nodes=nodes,
         nodename=env.get("SLURMD_NODENAME", ""),
-        cpus_per_task=_number(env, "SLURM_CPUS_PER_TASK", default=0),
-        gpus_per_node=_number(env, "SLURM_GPUS_ON_NODE", default=0),
-        restart_count=_number(env, "SLURM_RESTART_COUNT", default=0),
+        cpus_per_task=_number(env, "SLURM_CPUS_PER_TASK"),
+        gpus_per_node=_number(env, "SLURM_GPUS_ON_NODE"),
+        restart_count=_number(env, "SLURM_RESTART_COUNT"),
         cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
         conf=env.get("SLURM_CONF", ""),
         order=_order(env),
         start_time=_optional(env, "SLURM_JOB_START_TIME"),
-        end_time=_optional(env, "SLURM_JOB_END_TIME"),
         cross_procid=_optional(env, "CROSS_SLURM_PROCID"),
     )
 
@@ -126,23 +122,14 @@ def coordinator_ports(ctx: SlurmContext) -> list[int]:
     return list(ports)
 
 
-def _first(env: Mapping[str, str], *names: str) -> str:
-    """Value of the first variable that is set and not empty, else ""."""
-    return next((env[name] for name in names if env.get(name)), "")
-
-
-def _number(env: Mapping[str, str], *names: str, default: int | None = None) -> int:
-    """The first set variable as an integer >= 0; `default` when none is set."""
-    for name in names:
-        text = env.get(name, "").strip()
-        if not text:
-            continue
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise UsageError(f"{name}={text!r} is not a whole number; Slurm sets it, so do not change it.")
-        return int(text)
-    if default is None:
-        raise UsageError(f"{names[0]} is not set; run this inside a Slurm job.")
-    return default
+def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
+    """A variable as an integer >= 0; `default` when it is not set."""
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise UsageError(f"{name}={text!r} is not a whole number; Slurm sets it, so do not change it.")
+    return int(text)
 
 
 def _optional(env: Mapping[str, str], name: str) -> int | None:
@@ -152,10 +139,10 @@ def _optional(env: Mapping[str, str], name: str) -> int | None:
 
 def _step_id(env: Mapping[str, str]) -> int:
     """Id of the srun step of this task, -1 in batch scripts, salloc shells and interactive steps."""
-    text = _first(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    text = env.get("SLURM_STEP_ID", "")
     if not text or text.lower() in _SPECIAL_STEP_NAMES or text.startswith("-"):
         return -1
-    step = _number(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    step = _number(env, "SLURM_STEP_ID")
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
@@ -167,16 +154,8 @@ def _check_one_task_per_node(env: Mapping[str, str]) -> None:
 
 
 def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
-    step = ("SLURM_STEP_NODELIST",) if in_step else ()
-    return tuple(nodelist.expand(_first(env, *step, "SLURM_JOB_NODELIST", "SLURM_NODELIST")))
-
-
-def _nnodes(env: Mapping[str, str], in_step: bool, listed: int) -> int:
-    """Number of nodes; the length of the node list counts first, because `nodes` is that list."""
-    if listed:
-        return listed
-    step = ("SLURM_STEP_NUM_NODES",) if in_step else ()
-    return _number(env, *step, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", default=1)
+    step = env.get("SLURM_STEP_NODELIST") if in_step else None
+    return tuple(nodelist.expand(step or env.get("SLURM_JOB_NODELIST", "")))
 
 
 def _order(env: Mapping[str, str]) -> tuple[int, ...]:

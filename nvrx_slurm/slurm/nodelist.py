@@ -7,23 +7,25 @@ and ranges; leading zeros pad; several brackets are a product whose last bracket
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
 from itertools import product
 
 from nvrx_slurm.errors import UsageError
 
 MAX_HOSTS = 65536  # Slurm's own bound (MAX_SLURM_NODES) on nodes of one cluster
 _MAX_TEXT = 1 << 20  # characters
+_NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
+_BRACKET = re.compile(r"(\[[^]]*\])")
+_COMMA = "\0"  # stands for a comma inside brackets
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
-_NAME = re.compile(r"[^\s,\[\]]*")
 _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
 def expand(hostlist: str) -> list[str]:
     """Names in a host list, in its order, duplicates kept; [] for "" (and Slurm's "(null)").
 
-    Raises UsageError that names the place when the text is malformed or gives more than 65536 names.
+    Raises UsageError that names the part when the text is malformed or gives more than 65536 names.
     """
     text = hostlist.strip()
     if text in ("", "(null)"):
@@ -31,8 +33,13 @@ def expand(hostlist: str) -> list[str]:
     if len(text) > _MAX_TEXT:
         raise UsageError(f"host list of {len(text)} characters is too long; at most {_MAX_TEXT} are read.")
     hosts: list[str] = []
-    for start, part in _split(text):
-        hosts.extend(_expand_one(text, start, part, MAX_HOSTS - len(hosts)))
+    for part in _BRACKET.sub(lambda found: found[0].replace(",", _COMMA), text).split(","):
+        if not _NAME.fullmatch(part):
+            raise _bad(part, "is no name with closed brackets")
+        pieces = [_numbers(piece) if piece.startswith("[") else [piece] for piece in _BRACKET.split(part)]
+        if len(hosts) + math.prod(map(len, pieces)) > MAX_HOSTS:
+            raise _bad(part, f"makes it more than {MAX_HOSTS} names")
+        hosts.extend("".join(words) for words in product(*pieces))
     return hosts
 
 
@@ -44,73 +51,26 @@ def expand_counts(text: str) -> list[int]:
     counts: list[int] = []
     for part in text.strip().split(",") if text.strip() else []:
         found = _COUNT.fullmatch(part)
-        if found is None:
-            raise UsageError(f"count list {text!r}: {part!r} is neither a number nor like 2(x3); correct it.")
-        repeat = int(found[2] or 1)
-        if len(counts) + repeat > MAX_HOSTS:
-            raise UsageError(f"count list {text!r}: more than {MAX_HOSTS} nodes; correct it.")
+        repeat = int(found[2] or 1) if found else 0
+        if found is None or len(counts) + repeat > MAX_HOSTS:
+            raise UsageError(f"count list {text!r}: {part!r} is not like 2 or 2(x3), at most {MAX_HOSTS}; correct it.")
         counts.extend([int(found[1])] * repeat)
     return counts
 
 
-def _bad(text: str, at: int, why: str) -> UsageError:
-    shown = text if len(text) <= 80 else f"{text[max(0, at - 30) : at + 30]} (a part of it)"
-    return UsageError(f"host list {shown!r}: {why} at character {at + 1}; write it like n[01-03,7]-ib[0-1].")
+def _bad(part: str, why: str) -> UsageError:
+    return UsageError(f"host list {part[:80]!r} {why}; write it like n[01-03,7]-ib[0-1].")
 
 
-def _split(text: str) -> Iterator[tuple[int, str]]:
-    """(offset, part) between the commas that are outside brackets."""
-    start, opened = 0, -1
-    for at, char in enumerate(text):
-        if char == "[":
-            if opened >= 0:
-                raise _bad(text, at, "a bracket within a bracket")
-            opened = at
-        elif char == "]":
-            if opened < 0:
-                raise _bad(text, at, "a bracket that was never opened")
-            opened = -1
-        elif char == "," and opened < 0:
-            yield start, text[start:at]
-            start = at + 1
-    if opened >= 0:
-        raise _bad(text, opened, "a bracket that is never closed")
-    yield start, text[start:]
-
-
-def _expand_one(text: str, start: int, part: str, room: int) -> list[str]:
-    """Names of one comma-free-outside-brackets part; `start` is its offset in `text`, for messages."""
-    if not part:
-        raise _bad(text, start, "an empty name")
-    pieces: list[list[str]] = []
-    total, at = 1, 0
-    for literal in re.split(r"(\[[^]]*\])", part):
-        if literal.startswith("["):
-            numbers = _bracket(text, start + at + 1, literal[1:-1], room)
-            pieces.append(numbers)
-            total *= len(numbers)
-        elif not _NAME.fullmatch(literal):
-            raise _bad(text, start + at, "a blank")
-        else:
-            pieces.append([literal])
-        at += len(literal)
-        if total > room:
-            raise _bad(text, start, f"more than {MAX_HOSTS} names")
-    return ["".join(words) for words in product(*pieces)]
-
-
-def _bracket(text: str, start: int, inside: str, room: int) -> list[str]:
+def _numbers(bracket: str) -> list[str]:
     """Numbers of one bracket as text, padded as the first number of each range is."""
     numbers: list[str] = []
-    for item in inside.split(","):
+    for item in bracket[1:-1].split(_COMMA):
         found = _RANGE.fullmatch(item)
-        if found is None:
-            raise _bad(text, start, f"{item!r}, which is neither a number nor a range,")
-        low, high = found[1], found[2] or found[1]
+        low, high = (found[1], found[2] or found[1]) if found else ("0", "-1")
         if int(high) < int(low):
-            raise _bad(text, start, f"a range that runs backwards ({item})")
-        if len(numbers) + int(high) - int(low) >= room:
-            raise _bad(text, start, f"more than {MAX_HOSTS} names")
+            raise _bad(item, "is neither a number nor a range")
+        if len(numbers) + int(high) - int(low) >= MAX_HOSTS:
+            raise _bad(item, f"makes it more than {MAX_HOSTS} names")
         numbers.extend(str(n).zfill(len(low)) for n in range(int(low), int(high) + 1))
-        start += len(item) + 1
     return numbers

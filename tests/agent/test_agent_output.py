@@ -257,7 +257,7 @@ main(sys.argv[1:])
     ("module", "target", "nnodes", "told"),
     [
         ("core.job.running", "Running.on_failed", 2, True),
-        ("core.job.membership", "Membership.on_joined", 1, False),
+        ("core.job.any_time", "AnyTime.on_joined", 1, False),
         ("agent.workers", "Workers._exited", 2, True),
         ("agent.workers", "Workers.start", 2, False),
         ("agent.link", "Link.handle", 1, False),

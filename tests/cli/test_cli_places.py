@@ -56,11 +56,6 @@ def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, o
     assert find_place(resolve(flags, full).config, full).place is expected
 
 
-def test_without_slurm_it_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_place(resolve({}, {}).config, {}).place is Place.ALONE
-
-
 @pytest.mark.parametrize("counts", ["2", "1,2", "8(x3)", "1(x2),4"])
 def test_more_than_one_task_per_node_is_an_error(counts: str) -> None:
     env = {**TASK, "SLURM_STEP_TASKS_PER_NODE": counts}
@@ -139,12 +134,6 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str,
         ({}, {**ONE_TASK, "PET_TERM_TIMEOUT": "60"}, "PET_TERM_TIMEOUT='60' is cut to 25 s"),
         ({"term_timeout": "20"}, ONE_TASK, ""),
         ({}, ONE_TASK, ""),  # the default is not what the user asked for
-        ({"ft_stop_before_end": "60"}, {}, "--ft-stop-before-end has no effect"),
-        (
-            {"ft_stop_before_end": "60"}, {"NVRX_FT_WARN_BEFORE_END": "300"},
-            "NVRX_FT_WARN_BEFORE_END and --ft-stop-before-end have no effect",
-        ),
-        ({"ft_warn_before_end": "300"}, ONE_TASK, ""),
         ({"monitor_interval": "7"}, {}, "--monitor-interval has no effect"),
         ({}, {}, ""),
     ],

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import configdoc
 import pytest
 from click.testing import CliRunner, Result
 
-from nvrx_slurm.cli import configdoc
 from nvrx_slurm.cli.options import nvrx_run_options, print_config
 from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
 from nvrx_slurm.config.groups import GROUPS
@@ -191,7 +191,7 @@ def test_print_config_and_version() -> None:
 
 def test_document_is_up_to_date() -> None:
     document = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
-    assert document == configdoc.render(), "run python -m nvrx_slurm.cli.configdoc docs/configuration.md"
+    assert document == configdoc.render(), "run python scripts/lib/configdoc.py docs/reference/configuration.md"
     for item in SETTINGS.values():
         assert all(name in document for name in (*item.flags, *item.env))
 

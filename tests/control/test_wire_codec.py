@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import is_dataclass, replace
 from enum import Enum
-from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -19,7 +18,6 @@ from nvrx_slurm.control import codec
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
-PROTO = Path(codec.__file__).with_name("control.proto")
 UNSIGNED = (4, 13)  # uint64 and uint32 of descriptor.proto
 
 
@@ -74,20 +72,6 @@ def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: type
         return
 
 
-@settings(max_examples=300)
-@given(FROM_AGENT, st.data())
-def test_damaged_messages_are_an_error_or_a_message_within_bounds(message: t.AgentMessage, data: st.DataObject) -> None:
-    wire = bytearray(codec.from_agent(message).SerializeToString())
-    for _ in range(data.draw(st.integers(1, 4))):
-        if wire:
-            wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        got = codec.decode(pb.FromAgent.FromString(bytes(wire)))
-    except (DecodeError, ProtocolError):
-        return
-    assert codec.decode(codec.from_agent(got)) == got  # whatever it is, it is a message of ours
-
-
 FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
 
 
@@ -140,30 +124,6 @@ def test_texts_that_are_not_unicode_are_sent_all_the_same() -> None:
     fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
     got = codec.decode(codec.from_agent(t.Failed(1, 0, (fault,))))
     assert got.faults[0].message == "caf? ?" and got.faults[0].log == "/logs/?"
-
-
-# --- the generated module is of the .proto beside it ---------------------------------------------------------------
-
-
-def test_generated_code_matches_the_proto() -> None:
-    """Names, numbers, types and labels of every field, read from the .proto by its own (simple) grammar."""
-    source = re.sub(r"//.*", "", PROTO.read_text())
-    wanted: dict[str, set[tuple[str, int, str, bool]]] = {}
-    for name, body in re.findall(r"message (\w+) \{((?:[^{}]|\{[^{}]*\})*)\}", source):
-        found = re.findall(r"(repeated )?([\w.]+) (\w+) = (\d+);", body)
-        wanted[name] = {(field, int(number), kind, bool(repeated)) for repeated, kind, field, number in found}
-    assert len(wanted) >= 16 and "Plan" in wanted
-    kinds = {4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32", 17: "sint32", 18: "sint64"}
-    built: dict[str, set[tuple[str, int, str, bool]]] = {}
-    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
-        built[name] = {
-            (f.name, f.number, f.message_type.name if f.message_type else kinds[f.type], _repeated(f))
-            for f in message.fields
-        }
-    assert built == wanted
-    rpcs = set(re.findall(r"rpc (\w+)", source))
-    assert {m.name for m in pb.DESCRIPTOR.services_by_name["Control"].methods} == rpcs
-    assert pb.DESCRIPTOR.package in source
 
 
 def _repeated(field: object) -> bool:

@@ -37,16 +37,8 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         assert server.server.send(joined.message.node.node_id, PLAN)
         assert await client.inbox.next(t.Plan) == PLAN
         client.client.send(t.Succeeded(1, 0))
-        assert (await server.inbox.next(ev.GotSucceeded)).message == t.Succeeded(1, 0)
+        assert (await server.inbox.next(ev.FromAgent)).message == t.Succeeded(1, 0)
         assert server.inbox.empty() and client.inbox.empty()
-
-
-@story
-async def test_messages_go_both_ways_and_both_ends_part() -> None:
-    async with Server() as server:
-        async with good_agent(server):
-            pass
-        assert (await server.inbox.next(ev.Lost)).node_id == "n0"
 
 
 @story
@@ -218,40 +210,14 @@ async def test_authenticated_agent_that_breaks_the_protocol_is_lost_and_nothing_
 
 
 @story
-async def test_garbage_and_silence_do_not_reach_the_job() -> None:
-    async with Server() as server, good_agent(server):
-        for data in (b"", b"\0" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(data)
-            writer.close()
-        async with Raw(server.port) as raw:
-            await raw.say(b"\xff" * 50)
-            assert await raw.hear() is None
-        async with Raw(server.port) as raw:  # larger than any message may be
-            await raw.say(pb.FromAgent(hello=pb.Hello(version=1, nonce=b"n" * (1 << 21), job=JOB)))
-            assert await raw.hear() is None
-
-
-@story
-async def test_flood_of_silent_connections_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.5)
-    async with Server() as server, good_agent(server):
-        sockets = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
-        streams = [Raw(server.port) for _ in range(100)]
-        for raw in streams:
-            await raw.say(pb.FromAgent(hello=HELLO))
-        for raw in streams:
-            assert (await raw.hear()).WhichOneof("what") == "challenge"
-        async with Client(server.port, node=replace(NODE, node_id="n1", infra_rank=1)) as second:
-            await second.inbox.next(ag.Connected)
-            assert (await server.inbox.next(ev.Joined)).message.node.node_id == "n1"
-        assert (await server.inbox.next(ev.Lost)).node_id == "n1"
-        assert "in time" in await _refusal(streams[0])  # no stream stays open without a proof
-        for raw in streams:
-            await raw.__aexit__()
-        for _, writer in sockets:
-            writer.close()
-        assert len(server.said) <= 6  # a flood of strangers is no flood of log lines
+async def test_a_stream_without_a_proof_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 0.5)
+    async with Server() as server, good_agent(server), Raw(server.port) as raw, Raw(server.port) as garbage:
+        await garbage.say(b"\xff" * 50)
+        assert await garbage.hear() is None
+        await raw.say(pb.FromAgent(hello=HELLO))
+        assert (await raw.hear()).WhichOneof("what") == "challenge"
+        assert "in time" in await _refusal(raw)
 
 
 # --- fake coordinators and foreign listeners --------------------------------------------------------------------------
@@ -332,16 +298,6 @@ async def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pyt
             await client.inbox.next(ag.Connected)
             await server.inbox.next(ev.Joined)
     foreign.close()
-
-
-@story
-async def test_another_jobs_coordinator_on_the_first_port() -> None:
-    async with Server(job="another", token="its own") as other, Server(ports=(other.port, 0)) as server:
-        assert server.port != other.port
-        async with Client(other.port, server.port) as client:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
-        assert other.inbox.empty()
 
 
 @story

@@ -161,19 +161,6 @@ async def test_other_users_get_no_token_and_cannot_give_one() -> None:
         assert fake.inbox.empty() and server.inbox.empty()
 
 
-@story
-async def test_no_credentials_at_all_is_said() -> None:
-    async with Server() as server, Client(server.port, token="", credentials=None) as client:
-        await client.hear("NVRX_TOKEN is not set and there is no MUNGE")
-        assert client.inbox.empty()
-
-
-@story
-async def test_coordinator_without_munge_hands_out_nothing() -> None:
-    async with Server() as server:
-        assert await _ask(server.port, "x") is grpc.StatusCode.UNIMPLEMENTED
-
-
 def test_munge_that_is_not_there_is_an_error_not_a_crash(tmp_path: Path) -> None:
     munge = Munge.find(str(tmp_path / "nobody"))
     if munge is None:

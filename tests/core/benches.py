@@ -5,19 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
-from nvrx_slurm.types import (
-    AgentMessage,
-    FaultKind,
-    History,
-    Node,
-    Plan,
-    RankFault,
-    WorkloadAction,
-)
 
 
 class Bench:
@@ -52,21 +44,21 @@ class Bench:
         return self.core.state.name
 
 
-def a_node(rank: int, life: int = 0, nproc: int = 2) -> Node:
+def a_node(rank: int, life: int = 0, nproc: int = 2) -> t.Node:
     """The agent's `life` on the host with that infra rank."""
-    return Node(f"h{rank}.{life}", rank, f"h{rank}", f"10.0.0.{rank}", nproc)
+    return t.Node(f"h{rank}.{life}", rank, f"h{rank}", f"10.0.0.{rank}", nproc)
 
 
-def a_fault(rank: int, kind: FaultKind = FaultKind.EXIT, code: int = 1, local_rank: int = 0) -> RankFault:
+def a_fault(rank: int, kind: t.FaultKind = t.FaultKind.EXIT, code: int = 1, local_rank: int = 0) -> t.RankFault:
     """Of a worker on the host with infra rank `rank`."""
-    return RankFault(kind, f"h{rank}", rank, 2 * rank + local_rank, local_rank, 4711, code, "boom")
+    return t.RankFault(kind, f"h{rank}", rank, 2 * rank + local_rank, local_rank, 4711, code, "boom")
 
 
-def a_plan(cycle: int = 0, group_rank: int = 0, term: int = 1, active: int = 2, used: int | None = None) -> Plan:
+def a_plan(cycle: int = 0, group_rank: int = 0, term: int = 1, active: int = 2, used: int | None = None) -> t.Plan:
     """Nodes with two workers each; group_rank -1 = for a spare."""
     offset = 2 * group_rank if group_rank >= 0 else -1
-    history = History(cycle if used is None else used)
-    return Plan(term, cycle, history, 3, active, 2 * active, "10.0.0.0", 1000, group_rank, offset)
+    history = t.History(cycle if used is None else used)
+    return t.Plan(term, cycle, history, 3, active, 2 * active, "10.0.0.0", 1000, group_rank, offset)
 
 
 class AgentBench(Bench):
@@ -131,17 +123,17 @@ class AgentBench(Bench):
         fault = a_fault(1, code=code, local_rank=local_rank) if code else None
         self.tell(ag.WorkerExited(local_rank, fault))
 
-    def asks(self, action: WorkloadAction) -> None:
+    def asks(self, action: t.WorkloadAction) -> None:
         """Its first worker asks for something."""
         self.tell(ag.RankAsked(0, action, "too hot"))
 
     def hangs(self, local_rank: int) -> None:
         """A monitor reports a hang."""
-        self.tell(ag.HangSeen(a_fault(1, FaultKind.HANG, -9, local_rank)))
+        self.tell(ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9, local_rank)))
 
     # --- what the last event led to ------------------------------------------------------------------------
 
-    def sent(self) -> list[AgentMessage]:
+    def sent(self) -> list[t.AgentMessage]:
         """Messages to the coordinator."""
         return [command.message for command in self.did(ag.Send)]
 

@@ -19,34 +19,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.core.machine import Say, Tick
-from nvrx_slurm.types import (
-    Asked,
-    Doing,
-    EndJob,
-    Failed,
-    FaultKind,
-    Finish,
-    Plan,
-    RankFault,
-    RanksGone,
-    Refused,
-    Register,
-    RestartPolicy,
-    Stop,
-    Stopped,
-    Succeeded,
-    Warn,
-    WarnJob,
-    WorkloadAction,
-)
 
 from .benches import a_fault, a_node, a_plan
 
-_ACTIONS = dict(zip(("continue", "exclude", "shutdown"), WorkloadAction, strict=True))
+_ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict=True))
 _AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
 
 
@@ -88,7 +69,7 @@ class Story:
         limits = {field.name for field in fields(RestartLimits)}
         for name, _, value in (item.partition("=") for item in more):
             typed: Any = (
-                RestartPolicy(value) if name == "policy" else float(value) if name.endswith("_s") else int(value)
+                t.RestartPolicy(value) if name == "policy" else float(value) if name.endswith("_s") else int(value)
             )
             if name in limits:
                 settings = replace(settings, limits=replace(settings.limits, **{name: typed}))
@@ -131,35 +112,35 @@ class Story:
             return ev.Lost(node_id, "connection reset")
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
         messages = {
-            "fails": lambda: Failed(1, cycle, _faults(rank, rest)),
-            "succeeds": lambda: Succeeded(1, cycle, "early" in rest),
-            "stops": lambda: Stopped(1, cycle, 2000 + rank),
-            "offers": lambda: Stopped(0, 0, 2000 + rank),
-            "ends": lambda: EndJob(143, "got signal 15"),
-            "warns": lambda: WarnJob(cycle, "soon"),
-            "asks": lambda: Asked(1, 0, _ACTIONS[rest[1]], 2 * rank, "too hot"),
-            "unfit": lambda: Asked(0, 0, WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
+            "fails": lambda: t.Failed(1, cycle, _faults(rank, rest)),
+            "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
+            "stops": lambda: t.Stopped(1, cycle, 2000 + rank),
+            "offers": lambda: t.Stopped(0, 0, 2000 + rank),
+            "ends": lambda: t.EndJob(143, "got signal 15"),
+            "warns": lambda: t.WarnJob(cycle, "soon"),
+            "asks": lambda: t.Asked(1, 0, _ACTIONS[rest[1]], 2 * rank, "too hot"),
+            "unfit": lambda: t.Asked(0, 0, t.WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
         }
         message = messages[word]()
-        return ev.FROM_AGENT[type(message)](node_id, message)
+        return ev.FromAgent(node_id, message)
 
 
-def _faults(rank: int, rest: list[str]) -> tuple[RankFault, ...]:
-    return () if "empty" in rest else (a_fault(rank, FaultKind.HANG if "hang" in rest else FaultKind.EXIT),)
+def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
+    return () if "empty" in rest else (a_fault(rank, t.FaultKind.HANG if "hang" in rest else t.FaultKind.EXIT),)
 
 
-def _register(rank: int, life: int, rest: str) -> Register:
+def _register(rank: int, life: int, rest: str) -> t.Register:
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
     node, port = a_node(rank, life), 1000 + rank
     if rest in ("", "preparing"):
-        return Register(node, port, None, Doing(rest or "idle"))
+        return t.Register(node, port, None, t.Doing(rest or "idle"))
     match = _AS.fullmatch(rest)
     assert match is not None, rest
     doing, group_rank, active, cycle, used, excluded, early, fault = match.groups()
     plan = a_plan(int(cycle), -1 if group_rank == "-" else int(group_rank), 1, int(active), used and int(used))
     if excluded:
         plan = replace(plan, history=replace(plan.history, excluded=(excluded,)))
-    return Register(node, port, plan, Doing(doing), (a_fault(rank),) if fault else (), bool(early))
+    return t.Register(node, port, plan, t.Doing(doing), (a_fault(rank),) if fault else (), bool(early))
 
 
 def effects(commands: list[Any]) -> Iterator[str]:
@@ -182,16 +163,16 @@ def effects(commands: list[Any]) -> Iterator[str]:
 
 def _message(message: Any) -> tuple[str, str]:
     """A message as a word for all receivers, and what is the receiver's own."""
-    if isinstance(message, Plan):
+    if isinstance(message, t.Plan):
         group_rank = str(message.group_rank) if message.active else "-"
         term = f"@{message.term}" if message.term > 1 else ""
         return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
     kinds = {
-        Stop: lambda: "stop",
-        Finish: lambda: f"end:{int(message.code)}",
-        Refused: lambda: "refuse",
-        Warn: lambda: f"warn:{message.signum}",
-        RanksGone: lambda: "gone:" + ",".join(map(str, message.ranks)),
+        t.Stop: lambda: "stop",
+        t.Finish: lambda: f"end:{int(message.code)}",
+        t.Refused: lambda: "refuse",
+        t.Warn: lambda: f"warn:{message.signum}",
+        t.RanksGone: lambda: "gone:" + ",".join(map(str, message.ranks)),
     }
     return kinds[type(message)](), ""
 

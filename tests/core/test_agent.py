@@ -2,55 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.machine import Tick
-from nvrx_slurm.types import (
-    Doing,
-    EndJob,
-    Failed,
-    FaultKind,
-    Finish,
-    Plan,
-    Refused,
-    Register,
-    Stop,
-    Stopped,
-    Succeeded,
-)
 
 from .benches import AgentBench, a_fault, a_node, a_plan
 
 TERM, KILL, CONT = 15, 9, 18
 
 
-def register(agent: AgentBench) -> Register:
+def register(agent: AgentBench) -> t.Register:
     [message] = agent.sent()
-    assert isinstance(message, Register)
+    assert isinstance(message, t.Register)
     return message
 
 
-def told(agent: AgentBench) -> tuple[Plan | None, Doing]:
+def told(agent: AgentBench) -> tuple[t.Plan | None, t.Doing]:
     message = register(agent)
     return message.plan, message.doing
 
 
+# --- one event --------------------------------------------------------------------------------------------------
+
+HANG = ag.HangSeen(a_fault(1, t.FaultKind.HANG))
+SIGNAL = "node 1 (h1) got signal 15"
+ONE_EVENT: list[tuple[Callable[[], AgentBench], Any, str, str, Any]] = [
+    (AgentBench, ag.Connected(), "IDLE", "sent", [t.Register(a_node(1), 0)]),
+    (AgentBench, a_plan(), "RUNNING", "started", [0]),
+    (AgentBench, a_plan(), "RUNNING", "said", ["cycle 0: group rank 0, ranks 0..1"]),
+    (AgentBench, t.Stop(1, 4, "why not"), "IDLE", "sent", [t.Stopped(1, 4, 0)]),
+    (AgentBench, HANG, "IDLE", "commands", []),
+    (AgentBench, t.Finish(1, "all is lost"), "GONE", "exit", ag.Exit(1, "all is lost")),
+    (AgentBench, t.Refused(95, "excluded"), "GONE", "exit", ag.Exit(95, "excluded")),
+    (AgentBench, ag.Signalled(15), "GONE", "sent", [t.EndJob(143, SIGNAL, 15)]),
+    (AgentBench.running, ag.WorkerExited(0, a_fault(1)), "STOPPING", "sent", [t.Failed(1, 0, (a_fault(1),))]),
+    (AgentBench.running, ag.WorkerExited(0, a_fault(1)), "STOPPING", "signals", [TERM]),
+    (AgentBench.running, t.Stop(1, 0, "rank 5 failed"), "STOPPING", "signals", [TERM]),
+    (AgentBench.running, t.Stop(1, -1, "an older cycle"), "RUNNING", "commands", []),
+    (AgentBench.running, t.Stop(0, 0, "an older term"), "RUNNING", "commands", []),
+    (AgentBench.succeeded, t.Finish(0, "all ranks finished"), "GONE", "exit", ag.Exit(0, "all ranks finished")),
+    (AgentBench.succeeded, a_plan(term=2), "SUCCEEDED", "started", []),
+    (AgentBench.succeeded, a_plan(cycle=1), "RUNNING", "started", [1]),
+    (AgentBench.succeeded, a_plan(1, -1), "IDLE", "started", []),
+    (AgentBench.succeeded, HANG, "SUCCEEDED", "commands", []),
+    (AgentBench.succeeded, ag.Signalled(15), "GONE", "exit", ag.Exit(143, SIGNAL)),
+    (AgentBench.succeeded, t.Refused(95, "replaced"), "GONE", "exit", ag.Exit(95, "replaced")),
+    (AgentBench.stopping, ag.WorkerExited(1, a_fault(1, code=-15, local_rank=1)), "IDLE", "sent", [t.Stopped(1, 0, 0)]),
+    (AgentBench.stopping, t.Stop(1, 0, "again"), "STOPPING", "commands", []),
+    (AgentBench.stopping, HANG, "STOPPING", "commands", []),
+]
+
+
+def test_one_event() -> None:
+    """The state and the result of one query after it."""
+    for bench, event, state, query, wanted in ONE_EVENT:
+        agent = bench()
+        agent.tell(event)
+        got = getattr(agent, query)
+        assert (agent.state, got() if callable(got) else got) == (state, wanted), event
+
+
 # --- from the start to a cycle -----------------------------------------------------------------------------
-
-
-def test_a_fresh_agent_registers_as_soon_as_it_is_connected() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Connected())
-    assert register(agent) == Register(a_node(1), 0)
-
-
-def test_an_active_node_starts_its_workers() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Connected())
-    agent.tell(a_plan())
-    assert (agent.state, agent.started()) == ("RUNNING", [0])
-    assert agent.said == ["cycle 0: group rank 0, ranks 0..1"]
 
 
 def test_a_spare_waits_and_is_promoted() -> None:
@@ -87,37 +103,6 @@ def test_an_idle_agent_that_lost_its_coordinator_looks_for_it_for_a_while() -> N
     assert (agent.now, agent.exit()) == (30.0, ag.Exit(96, "no coordinator could be reached within 30 s"))
 
 
-def test_an_idle_agent_says_again_that_it_has_stopped() -> None:
-    agent = AgentBench()
-    agent.tell(Stop(1, 4, "why not"))
-    assert (agent.state, agent.sent()) == ("IDLE", [Stopped(1, 4, 0)])
-
-
-def test_an_idle_agent_has_nobody_to_warn_and_nobody_hangs() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Warned(10))
-    agent.tell(ag.HangSeen(a_fault(1, FaultKind.HANG)))
-    assert (agent.state, agent.commands) == ("IDLE", [])
-
-
-def test_the_end_finds_an_idle_agent() -> None:
-    agent = AgentBench()
-    agent.tell(Finish(1, "all is lost"))
-    assert (agent.state, agent.exit()) == ("GONE", ag.Exit(1, "all is lost"))
-
-
-def test_a_node_that_is_not_wanted_leaves() -> None:
-    agent = AgentBench()
-    agent.tell(Refused(95, "excluded"))
-    assert (agent.state, agent.exit()) == ("GONE", ag.Exit(95, "excluded"))
-
-
-def test_a_signal_finds_an_idle_agent() -> None:
-    agent = AgentBench()
-    agent.tell(ag.Signalled(2))
-    assert (agent.state, agent.sent()) == ("GONE", [EndJob(130, "node 1 (h1) got signal 2", 2)])
-
-
 # --- workers that run --------------------------------------------------------------------------------------
 
 
@@ -126,21 +111,14 @@ def test_all_workers_end_well() -> None:
     agent.exits(0)
     assert (agent.state, agent.commands) == ("RUNNING", [])
     agent.exits(1)
-    assert (agent.state, agent.sent()) == ("SUCCEEDED", [Succeeded(1, 0)])
-
-
-def test_a_failed_worker_is_reported_at_once_and_stops_the_other() -> None:
-    agent = AgentBench.running()
-    agent.exits(0, code=7)
-    assert agent.sent() == [Failed(1, 0, (a_fault(1, code=7),))]
-    assert (agent.state, agent.signals()) == ("STOPPING", [TERM])
+    assert (agent.state, agent.sent()) == ("SUCCEEDED", [t.Succeeded(1, 0)])
 
 
 def test_when_the_last_worker_fails_there_is_nothing_to_stop() -> None:
     agent = AgentBench.running()
     agent.exits(0)
     agent.exits(1, code=7)
-    assert (agent.state, agent.sent()[-1], agent.signals()) == ("IDLE", Stopped(1, 0, 0), [])
+    assert (agent.state, agent.sent()[-1], agent.signals()) == ("IDLE", t.Stopped(1, 0, 0), [])
 
 
 def test_a_hung_worker_should_die_in_a_moment() -> None:
@@ -156,7 +134,7 @@ def test_a_hung_worker_that_cannot_be_killed_is_not_waited_for() -> None:
     agent.hangs(0)
     agent.wait()
     assert (agent.now, agent.state) == (10.0, "STOPPING")
-    assert agent.sent() == [Failed(1, 0, (a_fault(1, FaultKind.HANG, -9),))]
+    assert agent.sent() == [t.Failed(1, 0, (a_fault(1, t.FaultKind.HANG, -9),))]
 
 
 def test_a_hung_worker_that_finishes_after_all_has_finished() -> None:
@@ -181,25 +159,6 @@ def test_a_timer_that_is_a_hair_early_is_set_again() -> None:
     assert (agent.state, agent.core.deadline()) == ("RUNNING", 10.0)
 
 
-def test_a_warning_is_passed_on() -> None:
-    agent = AgentBench.running()
-    agent.tell(ag.Warned(10))
-    assert (agent.state, agent.did(ag.PassOn)) == ("RUNNING", [ag.PassOn(10)])
-
-
-def test_a_stop_stops() -> None:
-    agent = AgentBench.running()
-    agent.tell(Stop(1, 0, "rank 5 failed"))
-    assert (agent.state, agent.signals()) == ("STOPPING", [TERM])
-
-
-def test_a_late_stop_stops_nothing() -> None:
-    agent = AgentBench.running()
-    for late in (Stop(1, -1, "an older cycle"), Stop(0, 0, "an older term")):
-        agent.tell(late)
-        assert (agent.state, agent.commands) == ("RUNNING", [])
-
-
 def test_a_new_coordinator_carries_on_with_the_cycle() -> None:
     agent = AgentBench.running()
     agent.tell(a_plan(term=2))
@@ -212,7 +171,7 @@ def test_a_later_cycle_has_to_wait_for_the_workers_of_this_one() -> None:
     assert (agent.state, agent.signals(), agent.started()) == ("STOPPING", [TERM], [])
     agent.exits(0, code=-15)
     agent.exits(1, code=-15)
-    assert (agent.state, agent.sent(), agent.started()) == ("RUNNING", [Stopped(1, 0, 0)], [1])
+    assert (agent.state, agent.sent(), agent.started()) == ("RUNNING", [t.Stopped(1, 0, 0)], [1])
 
 
 # --- without a coordinator ---------------------------------------------------------------------------------
@@ -230,7 +189,7 @@ def test_a_new_stream_within_that_while_changes_nothing() -> None:
     agent = AgentBench.running()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert told(agent) == (a_plan(), Doing.RUNNING)
+    assert told(agent) == (a_plan(), t.Doing.RUNNING)
     assert (agent.state, agent.core.deadline()) == ("RUNNING", None)
 
 
@@ -238,7 +197,7 @@ def test_an_agent_that_is_stopping_says_that_it_cannot_carry_on() -> None:
     agent = AgentBench.stopping()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert told(agent) == (a_plan(), Doing.STOPPING)
+    assert told(agent) == (a_plan(), t.Doing.STOPPING)
     assert [fault.local_rank for fault in register(agent).faults] == [0]
     assert agent.state == "STOPPING"
 
@@ -247,7 +206,7 @@ def test_an_agent_that_is_done_says_so_again() -> None:
     agent = AgentBench.succeeded()
     agent.tell(ag.Disconnected("reset"))
     agent.tell(ag.Connected())
-    assert told(agent) == (a_plan(), Doing.SUCCEEDED)
+    assert told(agent) == (a_plan(), t.Doing.SUCCEEDED)
 
 
 def test_an_agent_that_is_done_does_not_look_for_a_coordinator_for_ever() -> None:
@@ -260,55 +219,20 @@ def test_an_agent_that_is_done_does_not_look_for_a_coordinator_for_ever() -> Non
 # --- done, but the others are not --------------------------------------------------------------------------
 
 
-def test_the_end_after_success() -> None:
-    agent = AgentBench.succeeded()
-    agent.tell(Finish(0, "all ranks finished"))
-    assert (agent.state, agent.exit()) == ("GONE", ag.Exit(0, "all ranks finished"))
-
-
 def test_others_failed_after_our_success() -> None:
     agent = AgentBench.succeeded()
-    agent.tell(Stop(1, -1, "long ago"))
+    agent.tell(t.Stop(1, -1, "long ago"))
     assert agent.state == "SUCCEEDED"
-    agent.tell(Stop(1, 0, "rank 5 failed"))
-    assert (agent.state, agent.sent()) == ("IDLE", [Stopped(1, 0, 0)])
-
-
-def test_after_success_a_plan_may_carry_on_start_anew_or_make_a_spare() -> None:
-    for plan, state in ((a_plan(term=2), "SUCCEEDED"), (a_plan(cycle=1), "RUNNING"), (a_plan(1, -1), "IDLE")):
-        agent = AgentBench.succeeded()
-        agent.tell(plan)
-        assert agent.state == state
-
-
-def test_after_success_there_is_nobody_to_warn_and_nobody_hangs() -> None:
-    agent = AgentBench.succeeded()
-    agent.tell(ag.Warned(10))
-    agent.hangs(0)
-    assert (agent.state, agent.commands) == ("SUCCEEDED", [])
-
-
-def test_after_success_a_signal_or_a_refusal_ends_it() -> None:
-    for event, code in ((ag.Signalled(15), 143), (Refused(95, "replaced"), 95)):
-        agent = AgentBench.succeeded()
-        agent.tell(event)
-        end = agent.exit()
-        assert end is not None
-        assert (agent.state, end.code) == ("GONE", code)
+    agent.tell(t.Stop(1, 0, "rank 5 failed"))
+    assert (agent.state, agent.sent()) == ("IDLE", [t.Stopped(1, 0, 0)])
 
 
 # --- stopping for the next cycle ---------------------------------------------------------------------------
 
 
-def test_when_the_last_one_is_gone_the_node_is_ready() -> None:
-    agent = AgentBench.stopping()
-    agent.exits(1, code=-15)
-    assert (agent.state, agent.sent()) == ("IDLE", [Stopped(1, 0, 0)])
-
-
 def test_with_more_workers_each_exit_is_one_fewer() -> None:
     agent = AgentBench.running()
-    agent.tell(Stop(1, 0, "rank 5 failed"))
+    agent.tell(t.Stop(1, 0, "rank 5 failed"))
     agent.exits(0, code=-15)
     assert (agent.state, agent.commands) == ("STOPPING", [])
 
@@ -331,16 +255,8 @@ def test_the_newest_plan_waits_until_they_are_gone() -> None:
     assert (agent.state, agent.started()) == ("RUNNING", [2])
 
 
-def test_what_does_not_matter_while_stopping() -> None:
-    agent = AgentBench.stopping()
-    agent.tell(Stop(1, 0, "again"))
-    agent.tell(ag.Warned(10))
-    agent.hangs(1)
-    assert (agent.state, agent.commands) == ("STOPPING", [])
-
-
 def test_the_end_while_stopping_sends_no_second_sigterm() -> None:
-    for event in (Finish(1, "no restart left"), Refused(95, "replaced"), ag.Signalled(15)):
+    for event in (t.Finish(1, "no restart left"), t.Refused(95, "replaced"), ag.Signalled(15)):
         agent = AgentBench.stopping()
         agent.tell(event)
         assert (agent.state, agent.signals()) == ("LEAVING", [])
@@ -354,7 +270,7 @@ def test_the_end_while_stopping_sends_no_second_sigterm() -> None:
 def test_a_signal_is_passed_on_once_and_ends_with_128_plus_n() -> None:
     agent = AgentBench.running()
     agent.tell(ag.Signalled(15))
-    assert (agent.sent(), agent.signals()) == ([EndJob(143, "node 1 (h1) got signal 15", 15)], [TERM])
+    assert (agent.sent(), agent.signals()) == ([t.EndJob(143, "node 1 (h1) got signal 15", 15)], [TERM])
     agent.exits(0, code=-15)
     assert agent.state == "LEAVING"
     agent.exits(1, code=-15)
@@ -371,7 +287,7 @@ def test_a_signal_that_slurm_sends_to_all_processes_is_not_passed_on() -> None:
 
 def test_in_a_step_the_end_by_signal_waits_for_slurms_own() -> None:
     agent = AgentBench.running(in_step=True)
-    agent.tell(Finish(143, "node 0 (h0) got signal 15", 15))
+    agent.tell(t.Finish(143, "node 0 (h0) got signal 15", 15))
     assert (agent.state, agent.signals()) == ("LEAVING", [])
     agent.wait()
     assert (agent.now, agent.signals()) == (3.0, [TERM])
@@ -379,7 +295,7 @@ def test_in_a_step_the_end_by_signal_waits_for_slurms_own() -> None:
 
 def test_in_a_step_slurms_own_signal_comes_and_ours_does_not() -> None:
     agent = AgentBench.running(in_step=True)
-    agent.tell(Finish(143, "node 0 (h0) got signal 15", 15))
+    agent.tell(t.Finish(143, "node 0 (h0) got signal 15", 15))
     agent.now = 1.0
     agent.tell(ag.Signalled(15, everybody=True))
     agent.wait()
@@ -409,14 +325,14 @@ def test_workers_that_survive_everything_do_not_keep_the_agent() -> None:
 
 def test_the_job_ends_with_one_code_on_all_nodes() -> None:
     agent = AgentBench.leaving()
-    agent.tell(Finish(130, "node 0 (h0) got signal 2", 2))
+    agent.tell(t.Finish(130, "node 0 (h0) got signal 2", 2))
     agent.exits(0, code=-15)
     agent.exits(1, code=-15)
     assert agent.exit() == ag.Exit(130, "node 0 (h0) got signal 2")
 
 
 def test_the_end_and_a_refusal_stop_what_runs() -> None:
-    for event in (Finish(1, "no restart left"), Refused(95, "replaced")):
+    for event in (t.Finish(1, "no restart left"), t.Refused(95, "replaced")):
         agent = AgentBench.running()
         agent.tell(event)
         assert (agent.state, agent.signals(), agent.core.deadline()) == ("LEAVING", [TERM], 15.0)
@@ -424,7 +340,7 @@ def test_the_end_and_a_refusal_stop_what_runs() -> None:
 
 def test_what_does_not_matter_any_more() -> None:
     agent = AgentBench.leaving()
-    for event in (ag.Connected(), a_plan(cycle=1), Stop(1, 0, "why"), Refused(95, "replaced"), ag.Warned(10)):
+    for event in (ag.Connected(), a_plan(cycle=1), t.Stop(1, 0, "why"), t.Refused(95, "replaced"), ag.Warned(10)):
         agent.tell(event)
         assert (agent.state, agent.commands) == ("LEAVING", [])
     agent.hangs(0)

@@ -57,14 +57,14 @@ def test_the_snapshot_has_the_whole_state_as_json(state: str) -> None:
     assert (snapshot["state"], snapshot["means"]) == (state, core.state.value)
     assert snapshot["deadline"] == core.deadline()
     assert snapshot["job"].keys() == {field.name for field in fields(JobData)}
-    assert snapshot["parts"].keys() == {"gathering", "takeover", "running", "stopping", "ending"}
+    assert snapshot["parts"].keys() >= {"gathering", "takeover", "running", "stopping", "ending"}
 
 
 def test_the_snapshot_tells_of_members_slots_and_timers() -> None:
     snapshot = come_to("STOPPING").core.snapshot()
     job, stopping = snapshot["job"], snapshot["parts"]["stopping"]
     assert (stopping["pending"], stopping["stop_by"], snapshot["deadline"]) == (["h0.0"], 60.0, 60.0)
-    assert {node_id: member["busy"] for node_id, member in job["members"]["by_id"].items()} == {"h0.0": 0, "h1.0": -1}
+    assert {node_id: member["busy"] for node_id, member in job["members"].items()} == {"h0.0": 0, "h1.0": -1}
     assert job["assignment"]["slots"] == {"0": {"node_id": "h0.0", "first_rank": 0, "nproc": 2}}
     assert (job["cycle"], job["budget"]["history"]["restarts_used"], job["cause"]["kind"]) == (0, 1, "EXIT")
     with pytest.raises(TypeError, match="no data"):

@@ -1,10 +1,11 @@
-"""docs/state-machines.md is what the tables say."""
+"""docs/reference/state-machines.md is what the tables say."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from nvrx_slurm.core import diagram
+import diagram
+
 from nvrx_slurm.core.job.agent import Agent
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md"
@@ -12,7 +13,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md
 
 def test_the_document_is_generated() -> None:
     fresh = DOCUMENT.read_text() == diagram.document()
-    assert fresh, "run: python -m nvrx_slurm.core.diagram > docs/state-machines.md"
+    assert fresh, "run: python scripts/lib/diagram.py > docs/reference/state-machines.md"
 
 
 def test_a_diagram_begins_ends_and_leaves_out_what_does_nothing() -> None:

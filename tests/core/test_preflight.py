@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job.agent import Agent, State
-from nvrx_slurm.types import (
-    Asked,
-    Doing,
-    FaultKind,
-    Finish,
-    RanksGone,
-    Refused,
-    Register,
-    Stop,
-    Stopped,
-    Warn,
-    WorkloadAction,
-)
 
 from .benches import AgentBench, a_fault, a_node, a_plan
 
-EXCLUDE = WorkloadAction.ExcludeThisNode
+EXCLUDE = t.WorkloadAction.ExcludeThisNode
 SICK = "gpu-recovery: GPU 3 needs GPU_RESET"
-UNFIT = Asked(0, 0, EXCLUDE, -1, SICK)
+UNFIT = t.Asked(0, 0, EXCLUDE, -1, SICK)
 
 # --- the agent -------------------------------------------------------------------------------------------------
 
@@ -52,16 +40,16 @@ def spare() -> AgentBench:
 
 def test_it_registers_at_once_and_is_offered_when_it_is_prepared() -> None:
     agent = has_preflight()
-    assert agent.sent() == [Register(a_node(1), 0, None, Doing.PREPARING)]
+    assert agent.sent() == [t.Register(a_node(1), 0, None, t.Doing.PREPARING)]
     agent.tell(ag.Prepared())
-    assert (agent.sent(), agent.state) == ([Stopped(0, 0, 0)], "IDLE")
+    assert (agent.sent(), agent.state) == ([t.Stopped(0, 0, 0)], "IDLE")
 
 
 def test_prepared_before_it_is_connected_it_is_offered_as_ever() -> None:
     agent = has_preflight(connected=False)
     agent.tell(ag.Prepared())
     agent.tell(ag.Connected())
-    assert agent.sent() == [Register(a_node(1), 0, None, Doing.IDLE)]
+    assert agent.sent() == [t.Register(a_node(1), 0, None, t.Doing.IDLE)]
 
 
 def test_a_plan_that_comes_too_early_waits() -> None:
@@ -77,10 +65,10 @@ def test_an_unfit_node_says_so_instead_and_on_every_stream() -> None:
     agent.tell(ag.Prepared(SICK))
     assert (agent.sent(), agent.said) == ([UNFIT], [f"this node is not fit for the job: {SICK}"])
     agent.tell(ag.Connected())
-    assert agent.sent() == [Register(a_node(1), 0, None, Doing.PREPARING), UNFIT]
+    assert agent.sent() == [t.Register(a_node(1), 0, None, t.Doing.PREPARING), UNFIT]
     agent.tell(a_plan())
     assert (agent.started(), agent.state) == ([], "PREPARING")
-    agent.tell(Refused(95, "not healthy"))
+    agent.tell(t.Refused(95, "not healthy"))
     assert agent.state == "GONE"
 
 
@@ -89,14 +77,14 @@ def test_after_a_cycle_it_is_prepared_before_it_is_offered() -> None:
     agent.exits(0, code=1)
     agent.exits(1, code=1)
     assert (agent.did(ag.Prepare), agent.sent(), agent.state) == ([ag.Prepare(True, 1)], [], "PREPARING")
-    agent.tell(Stop(1, 0, "rank 0 failed"))
+    agent.tell(t.Stop(1, 0, "rank 0 failed"))
     assert (agent.did(ag.Prepare), agent.sent()) == ([], [])
     agent.tell(ag.Connected())
-    assert agent.sent()[0].doing is Doing.STOPPING
+    assert agent.sent()[0].doing is t.Doing.STOPPING
     agent.tell(ag.Prepared())
-    assert agent.sent() == [Stopped(1, 0, 0)]
-    agent.tell(Stop(1, 0, "rank 0 failed"))
-    assert (agent.did(ag.Prepare), agent.sent()) == ([], [Stopped(1, 0, 0)])
+    assert agent.sent() == [t.Stopped(1, 0, 0)]
+    agent.tell(t.Stop(1, 0, "rank 0 failed"))
+    assert (agent.did(ag.Prepare), agent.sent()) == ([], [t.Stopped(1, 0, 0)])
 
 
 def test_the_next_plan_is_taken_when_it_is_prepared() -> None:
@@ -106,7 +94,7 @@ def test_the_next_plan_is_taken_when_it_is_prepared() -> None:
     agent.exits(1, code=-15)
     assert agent.started() == []
     agent.tell(ag.Prepared())
-    assert (agent.sent(), agent.started()) == ([Stopped(1, 0, 0)], [1])
+    assert (agent.sent(), agent.started()) == ([t.Stopped(1, 0, 0)], [1])
 
 
 def test_an_unfit_node_does_not_take_it() -> None:
@@ -115,21 +103,21 @@ def test_an_unfit_node_does_not_take_it() -> None:
     agent.exits(0, code=-15)
     agent.exits(1, code=-15)
     agent.tell(ag.Prepared(SICK))
-    assert (agent.sent(), agent.started()) == ([Asked(1, 0, EXCLUDE, -1, SICK)], [])
+    assert (agent.sent(), agent.started()) == ([t.Asked(1, 0, EXCLUDE, -1, SICK)], [])
 
 
 def test_a_spare_is_looked_at_before_it_may_be_promoted() -> None:
     agent = spare()
-    agent.tell(Stop(1, 0, "it may be needed"))
+    agent.tell(t.Stop(1, 0, "it may be needed"))
     assert (agent.did(ag.Prepare), agent.sent()) == ([ag.Prepare(False, 1)], [])
     agent.tell(ag.Prepared())
-    assert agent.sent() == [Stopped(1, 0, 0)]
+    assert agent.sent() == [t.Stopped(1, 0, 0)]
     agent.tell(a_plan(cycle=1))
     assert agent.started() == [1]
 
 
 def test_a_node_that_falls_sick_asks_to_be_left_out() -> None:
-    asked = [Asked(1, 0, EXCLUDE, -1, SICK)]
+    asked = [t.Asked(1, 0, EXCLUDE, -1, SICK)]
     for agent in (spare(), running()):
         agent.tell(ag.Sick(SICK))
         assert agent.sent() == asked
@@ -150,9 +138,9 @@ def test_a_node_that_is_done_may_fall_sick_but_is_not_used_once_more() -> None:
     agent.exits(1)
     agent.tell(ag.Sick(SICK))
     assert (agent.state, agent.sent()) == ("SUCCEEDED", [])
-    agent.tell(Stop(1, 0, "another rank failed"))
+    agent.tell(t.Stop(1, 0, "another rank failed"))
     agent.tell(ag.Prepared())
-    assert agent.sent() == [Asked(1, 0, EXCLUDE, -1, SICK)]
+    assert agent.sent() == [t.Asked(1, 0, EXCLUDE, -1, SICK)]
 
 
 def test_who_leaves_does_not_care() -> None:
@@ -182,12 +170,12 @@ def test_without_a_coordinator_nothing_is_sent() -> None:
 
 def test_what_can_happen_while_the_preflight_runs() -> None:
     """The state and the commands for each event that neither starts nor ends anything."""
-    hang = ag.HangSeen(a_fault(1, FaultKind.HANG, -9))
-    for event in (hang, RanksGone(0, (3,), "gone"), ag.RankAsked(0, WorkloadAction.Continue, "x")):
+    hang = ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9))
+    for event in (hang, t.RanksGone(0, (3,), "gone"), ag.RankAsked(0, t.WorkloadAction.Continue, "x")):
         agent = has_preflight()
         agent.tell(event)
         assert (agent.state, agent.commands) == ("PREPARING", [])
-    for event in (ag.Warned(10), Warn(10, "why"), ag.Disconnected("reset")):
+    for event in (ag.Warned(10), t.Warn(10, "why"), ag.Disconnected("reset")):
         agent = has_preflight()
         agent.tell(event)
         assert (agent.state, agent.did(ag.PassOn), len(agent.said)) == ("PREPARING", [], 1)
@@ -196,7 +184,7 @@ def test_what_can_happen_while_the_preflight_runs() -> None:
 
 
 def test_what_ends_a_node_while_the_preflight_runs() -> None:
-    for event, code in ((Finish(1, "x"), 1), (Refused(95, "x"), 95), (ag.Signalled(15), 143)):
+    for event, code in ((t.Finish(1, "x"), 1), (t.Refused(95, "x"), 95), (ag.Signalled(15), 143)):
         agent = has_preflight()
         agent.tell(event)
         assert (agent.state, agent.exit().code) == ("GONE", code)

@@ -82,16 +82,27 @@ def a_budget(max_restarts: int = 9, **limits: object) -> Budget:
     return Budget(max_restarts, replace(RestartLimits(), **limits))
 
 
+def test_a_port_that_another_program_took_uses_no_restart() -> None:
+    budget = a_budget(max_restarts=1)
+    taken = replace(a_fault(0), traceback="DistNetworkError: ... port: 29400 ... EADDRINUSE, address already in use")
+    assert [budget.after(taken, 2.0).restart for _ in range(3)] == [True] * 3
+    assert budget.history.restarts_used == 0 and budget.after(taken, 2.0).restart  # the fourth time it is a fault
+    assert budget.history.restarts_used == 1 and not budget.after(taken, 2.0).restart
+
+
+@pytest.mark.parametrize(("rank", "lasted_s", "said"), [(1, 2.0, "EADDRINUSE"), (0, 500.0, "EADDRINUSE"), (0, 2.0, "")])
+def test_other_faults_use_a_restart(rank: int, lasted_s: float, said: str) -> None:
+    budget = a_budget(max_restarts=1)
+    budget.after(replace(a_fault(rank), message=said), lasted_s)
+    assert budget.history.restarts_used == 1
+
+
 def test_a_kind_of_fault_may_have_a_budget_of_its_own() -> None:
     budget = a_budget(by_kind=(KindCount(FaultKind.HANG, 1), KindCount(FaultKind.SPAWN, 0)))
     assert [budget.after(fault, 100.0).restart for fault in (HANG, EXIT, EXIT, HANG)] == [True, True, True, False]
     assert budget.history == History(3, (KindCount(FaultKind.EXIT, 2), KindCount(FaultKind.HANG, 1)))
-    assert budget.after(HANG, 100.0).why.endswith(
-        "; all 1 restarts for hang faults are used (--ft-max-restarts-by-fault)"
-    )
-    assert budget.after(SPAWN, 100.0).why.endswith(
-        "; no restart for spawn faults was allowed (--ft-max-restarts-by-fault)"
-    )
+    assert budget.after(HANG, 100.0).why.endswith("; no restart for hang faults is left (--ft-max-restarts-by-fault)")
+    assert budget.after(SPAWN, 100.0).why.endswith("; no restart for spawn faults is left (--ft-max-restarts-by-fault)")
 
 
 def test_a_rank_that_dies_at_its_start_again_and_again_is_given_time() -> None:

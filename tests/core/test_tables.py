@@ -17,7 +17,7 @@ import pytest
 from nvrx_slurm.core.inprocess.phases import Restarts
 from nvrx_slurm.core.job.agent import Agent, State
 from nvrx_slurm.core.job.coordinator import Coordinator
-from nvrx_slurm.core.machine import Composed, Machine, Part, Row, rows
+from nvrx_slurm.core.machine import Machine, rows
 from nvrx_slurm.errors import UnknownTransition
 
 from . import test_agent, test_agent_requests, test_coordinator, test_phases, test_preflight
@@ -61,7 +61,7 @@ def visits() -> dict[type[Machine], Visits]:
                 def recorded(self: Machine, event: object, now: float, scenario: Scenario = scenario) -> list[object]:
                     before = self.state
                     commands = step(self, event, now)
-                    found[type(self)].setdefault((before, type(event)), (scenario, set()))[1].add(self.state)
+                    found[type(self)].setdefault((before, self.kind(event)), (scenario, set()))[1].add(self.state)
                     return commands
 
                 patch.setattr(Machine, "step", recorded)
@@ -84,7 +84,7 @@ def test_rows_lead_wherever_they_say(machine: type[Machine], visits) -> None:
     """Of an agent each row does; of the coordinator, some row of the state does."""
     reached, declared = defaultdict(set), defaultdict(set)
     for (state, event), row in machine.table.items():
-        key = state if issubclass(machine, Composed) else (state, event)
+        key = state if machine is Coordinator else (state, event)
         reached[key] |= {to.name for to in visits[machine][state, event][1]}
         declared[key] |= {to.name for to in row.to}
     lies = {(key, to) for key, names in declared.items() for to in names - reached[key]}
@@ -93,19 +93,17 @@ def test_rows_lead_wherever_they_say(machine: type[Machine], visits) -> None:
 
 @MACHINES
 def test_rows_name_a_method_and_a_reason(machine: type[Machine]) -> None:
-    homes = machine.parts if issubclass(machine, Composed) else (machine,)
-    for home in homes:
-        for row in home.table.values():
-            assert callable(getattr(home, row.do)) and row.why and len(set(row.to)) == len(row.to)
+    for key, row in machine.table.items():
+        home = machine.part_of_row[key] if issubclass(machine, Coordinator) else machine
+        assert callable(getattr(home, row.do)) and row.why and len(set(row.to)) == len(row.to)
 
 
 def test_a_state_and_event_have_one_row() -> None:
-    again = (State.IDLE,), Agent, Row("ignore", ())
+    again = State.IDLE, Agent, "ignore", (), "twice"
     with pytest.raises(TypeError, match="two rows"):
-        rows({}, again, again)
-    part = type("One", (Part,), {"table": rows({}, again)}), type("Two", (Part,), {"table": rows({}, again)})
-    with pytest.raises(TypeError, match="two parts"):
-        type("Both", (Composed,), {"parts": part})
+        rows(again, again)
+    parts = set(Coordinator.part_of_row.values())
+    assert len(Coordinator.table) == sum(len(part.table) for part in parts)
 
 
 def test_an_event_without_a_row_raises() -> None:

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Tick
-from nvrx_slurm.types import (
-    Asked,
-    Doing,
-    EndJob,
-    Failed,
-    FaultKind,
-    History,
-    Node,
-    Plan,
-    RankFault,
-    Register,
-    RestartPolicy,
-    Stopped,
-    Succeeded,
-    WarnJob,
-    WorkloadAction,
-)
 
-_KINDS = (FaultKind.EXIT, *FaultKind)
+_KINDS = (t.FaultKind.EXIT, *t.FaultKind)
 
 
 class Walk:
@@ -41,7 +26,7 @@ class Walk:
                 min_nodes=least,
                 max_nodes=max(least, rng.choice((1, 2, 3, 4))),
                 max_restarts=rng.choice((1, 9, 99)),
-                policy=rng.choice(list(RestartPolicy)),
+                policy=rng.choice(list(t.RestartPolicy)),
                 has_preflight=rng.random() < 0.5,
                 tracks_progress=rng.random() < 0.4,
                 time_limited=rng.random() < 0.4,
@@ -63,18 +48,21 @@ class Walk:
 
     def _event(self) -> Any:
         rng, node = self.rng, self._node()
+        told = partial(ev.FromAgent, node.node_id)
         return rng.choices(
             (
                 lambda: ev.Joined(
-                    Register(node, 1, self._plan(node), rng.choice(list(Doing)), self._faults(), _rare(rng))
+                    t.Register(node, 1, self._plan(node), rng.choice(list(t.Doing)), self._faults(), _rare(rng))
                 ),
                 lambda: ev.Lost(node.node_id, "reset"),
-                lambda: ev.GotFailed(node.node_id, Failed(1, self._cycle(), self._faults())),
-                lambda: ev.GotSucceeded(node.node_id, Succeeded(1, self._cycle(), _rare(rng))),
-                lambda: ev.GotStopped(node.node_id, Stopped(rng.randrange(2), self._cycle(), 1)),
-                lambda: ev.GotAsked(node.node_id, Asked(1, self._cycle(), rng.choice(list(WorkloadAction)), 0, "so")),
-                lambda: ev.GotWarnJob(node.node_id, WarnJob(10, "soon")),
-                lambda: ev.GotEndJob(node.node_id, EndJob(143, "told", 15)),
+                lambda: told(t.Failed(1, self._cycle(), self._faults())),
+                lambda: told(t.Succeeded(1, self._cycle(), _rare(rng))),
+                lambda: told(t.Stopped(rng.randrange(2), self._cycle(), 1)),
+                lambda: ev.FromAgent(
+                    node.node_id, t.Asked(1, self._cycle(), rng.choice(list(t.WorkloadAction)), 0, "so")
+                ),
+                lambda: told(t.WarnJob(10, "soon")),
+                lambda: told(t.EndJob(143, "told", 15)),
                 lambda: ev.TimeLeft(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
                 lambda: ev.ProgressRead(rng.choice((-1, self.core.job.cycle)), rng.choice((None, 5, 9))),
                 lambda: Tick(),
@@ -82,24 +70,24 @@ class Walk:
             (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12),
         )[0]()
 
-    def _node(self) -> Node:
+    def _node(self) -> t.Node:
         host = self.rng.randrange(3)
         rank = host if self.rng.random() < 0.95 else self.rng.randrange(-1, 4)
-        return Node(f"h{host}.{int(_rare(self.rng))}", rank, f"h{host}", "", self.rng.choice((1, 2)))
+        return t.Node(f"h{host}.{int(_rare(self.rng))}", rank, f"h{host}", "", self.rng.choice((1, 2)))
 
     def _cycle(self) -> int:
         cycle = self.core.job.cycle
         return cycle if self.rng.random() < 0.9 else self.rng.choice((cycle - 1, cycle + 1, -1, 0, 9, 10**7))
 
-    def _faults(self) -> tuple[RankFault, ...]:
+    def _faults(self) -> tuple[t.RankFault, ...]:
         return tuple(
-            RankFault(
+            t.RankFault(
                 self.rng.choice(_KINDS), "h1", 1, self.rng.choice((-1, 0, 0)), 0, 1, self.rng.randrange(-9, 9), "x"
             )
             for _ in range(self.rng.choice((0, 1, 1, 2)))
         )
 
-    def _plan(self, node: Node) -> Plan | None:
+    def _plan(self, node: t.Node) -> t.Plan | None:
         rng, here = self.rng, self.core.job.assignment.group_rank(node.node_id)
         if rng.random() < 0.4:
             return None
@@ -108,8 +96,8 @@ class Walk:
             here if here is not None and rng.random() < 0.8 else rng.choice((-1, int(node.host[1:]), rng.randrange(4)))
         )
         excluded = tuple(rng.sample(["0@h0", "2@h2"], 1)) if rng.random() < 0.02 else ()
-        history = History(rng.randrange(2), (), 0, rng.randrange(-1, 9), excluded)
-        return Plan(1, self._cycle(), history, 3, active, 2 * active, "a", 1, group_rank, 2 * group_rank)
+        history = t.History(rng.randrange(2), (), 0, rng.randrange(-1, 9), excluded)
+        return t.Plan(1, self._cycle(), history, 3, active, 2 * active, "a", 1, group_rank, 2 * group_rank)
 
 
 def _rare(rng: random.Random) -> bool:

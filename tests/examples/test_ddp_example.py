@@ -135,14 +135,3 @@ def test_damaged_newest_checkpoint_is_skipped(
     assert f"warning: skipping checkpoint {newest}" in stderr
     assert f"resumed from step {EVERY}" in again
     assert again[-1] == first[-1]
-
-
-def test_a_finished_run_started_again_says_the_same(
-    zygote: Zygote, finished: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    """A fault after the last step restarts a training that has nothing left to do."""
-    directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
-    again, _ = run_to_end(zygote, directory, 2 * EVERY, world_size=1)
-
-    assert [line for line in first if "no rank monitor" in line] == [first[0]], "said once"
-    assert again[1:] == [f"resumed from step {2 * EVERY}", first[-1]]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hooks_harness import DRAIN, FAILED, LUSTRE, SHOW, SLACK_S, SUCCESS, UNDRAIN, Hooks, as_root, drained, made, script
+from hooks_harness import DRAIN, FAILED, SHOW, SLACK_S, SUCCESS, UNDRAIN, Hooks, as_root, drained, made
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 
@@ -67,10 +67,8 @@ def test_all_checks_that_failed_are_in_the_reason(hooks: Hooks) -> None:
 @pytest.mark.parametrize(
     ("note", "said"),
     [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"),
-     (drained("nvrx:fan:x", who="alice"), "already"),
      (drained("keep: a fan"), "already"), ("NodeName=n1 State=DOWN* Reason=Not responding", "already"),
-     ("NodeName=n1 State=IDLE+MAINT", "already"), ("", "does not tell"), ("junk", "does not tell"),
-     ("NodeName=n2 State=IDLE", "does not tell"), ("NodeName=n1 Reason=keep: fan [alice@Unknown]", "does not tell")],
+     ("junk", "does not tell"), ("NodeName=n2 State=IDLE", "does not tell")],
 )  # fmt: skip
 def test_a_drain_and_a_reason_of_others_are_never_overwritten(hooks: Hooks, note: str, said: str) -> None:
     """A node whose note cannot be read may be drained by others. The exit code keeps the job away, and Slurm drains."""
@@ -123,14 +121,11 @@ def test_a_comment_skips_what_the_site_allows(hooks: Hooks, allowed: tuple[str, 
 
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog", "healthcheck"])
-@pytest.mark.parametrize(("own", "said"), [({"run": "/nowhere/check"}, "mine: unknown: /nowhere/check")])
-def test_a_check_of_the_site_that_cannot_be_run_hides_no_other(
-    hooks: Hooks, own: dict[str, object], said: str, hook: str
-) -> None:
-    hooks.site(own=[{"name": "mine", **own}])
+def test_a_check_of_the_site_that_cannot_be_run_hides_no_other(hooks: Hooks, hook: str) -> None:
+    hooks.site(own=[{"name": "mine", "run": "/nowhere/check"}])
     hooks.break_lustre()
     ran = hooks.run(hook, **FAILED)
-    assert said in ran.log and "lustre: fail: " in ran.log and DRAIN in hooks.asked()
+    assert "mine: unknown: /nowhere/check" in ran.log and "lustre: fail: " in ran.log and DRAIN in hooks.asked()
 
 
 @pytest.mark.parametrize(("nodes", "told"), [("other[1-9]", True), ("n[1-9]", False)])
@@ -196,27 +191,11 @@ def test_it_takes_back_what_hooks_drained(hooks: Hooks, by: str) -> None:
     assert len(hooks.asked()) == asked + 4, "asked although nothing can be drained"
 
 
-@pytest.mark.parametrize(
-    "note",
-    [
-        drained("fan 3 is loud"), drained(f"{LUSTRE} and a fan, see ticket 5".replace("nvrx:", "NVRX:")),
-        drained(f"see {LUSTRE}"), drained(who="alice"), drained(states="DOWN+DRAIN"), drained(states="DOWN*+DRAIN"),
-        drained(states="IDLE+DRAIN+MAINT"), drained(states="IDLE*+DRAIN"), drained(states="IDLE+DRAIN+REBOOT_ISSUED"),
-        drained(states="IDLE+FAIL"), drained(states="IDLE+DRAIN+REBOOT@"), drained(states="IDLE+DRAIN+POWERED_DOWN"),
-        drained(states="IDLE+DRAIN+MAINTENANCE"), drained(states="IDLE"), drained("nvrx:lustre,no-such-check:gone"),
-        drained("nvrx:nvlink-of-old:gone"), "NodeName=n1 State=IDLE+DRAIN", "garbage", "",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("note", [drained("fan 3 is loud"), drained(who="alice"), drained(states="IDLE+DRAIN+MAINT"),
+                                  drained("nvrx:lustre,no-such-check:gone"), drained(states="IDLE"), ""])  # fmt: skip
 def test_a_drain_that_is_not_plainly_ours_is_not_taken_back(hooks: Hooks, note: str) -> None:
     hooks.slurm_says(note)
     assert hooks.run("healthcheck").code == 0 and hooks.updates() == []
-
-
-@pytest.mark.parametrize("states", ["IDLE+CLOUD+DRAIN", "MIXED+DRAIN+DYNAMIC_NORM", "IDLE+DRAIN+PLANNED"])
-def test_a_permanent_state_does_not_keep_a_node_out(hooks: Hooks, states: str) -> None:
-    hooks.slurm_says(drained(states=states))
-    hooks.run("healthcheck")
-    assert hooks.updates() == [UNDRAIN]
 
 
 @pytest.mark.parametrize(
@@ -250,14 +229,6 @@ def test_only_a_pass_takes_back(hooks: Hooks, broken: str) -> None:
         os.unlink(hooks.node / "sys/fs/lustre/health_check")
     hooks.run("healthcheck")
     assert hooks.updates() == []
-
-
-def test_the_prolog_asks_no_other_program(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """squeue and scontrol may hang in a busy slurmctld: design.md 7."""
-    monkeypatch.setenv("PATH", str(hooks.root))
-    for name in ("squeue", "sinfo", "sacct"):
-        script(hooks.root / name, f"echo {name} >>{hooks.root}/asked")
-    assert hooks.run("prolog").code == 0 and hooks.asked() == []
 
 
 def test_a_module_that_is_not_trusted_changes_no_verdict(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from recorded import Node, ended
 from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health.service import daemon as service
-from nvrx_slurm.system.files import file_lock
 
 pytestmark = pytest.mark.xdist_group("nvhcd daemon")  # most tests share one
 
@@ -159,26 +158,6 @@ def test_different_questions_wait_and_too_many_are_refused(shared: Daemon) -> No
     assert shared.lines("log") == ["start", "stop"] * 17
 
 
-def test_a_peer_without_a_call_holds_up_nobody(shared: Daemon) -> None:
-    """gRPC itself ends connections that are not its protocol's; the others are idle."""
-    shared.script("")
-    begins = [
-        b"",
-        b"PRI * H",
-        b"\xff" * 100_000,
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 9,
-    ]
-    with contextlib.ExitStack() as stack:
-        for begin in begins * 20:
-            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
-            peer.connect(str(shared.socket))
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                peer.sendall(begin)
-        assert shared.answer().success
-    assert shared.answer().success
-
-
 # --- processes --------------------------------------------------------------------------------------------------------
 
 LEAVES = "setsid sh -c 'echo $$ > pid; echo > go; exec sleep 600' & read x < go"  # with our stdout and stderr open
@@ -266,13 +245,12 @@ signal.pidfd_send_signal = lambda *args: None
 
 async def main():
     runs = module.Runs(module.Script(sys.argv[1]), 1.0, {})
-    working = asyncio.ensure_future(runs.work())
     print((await runs.ask(())).text)
     print((await runs.ask(())).text)
     kill(runs._pid, signal.SIGKILL)
     os.waitid(os.P_PID, runs._pid, os.WEXITED | os.WNOWAIT)
     print((await runs.ask(("well",))).success)
-    await runs.stop(working)
+    await runs.stop()
 
 asyncio.run(main())
 """
@@ -343,7 +321,7 @@ def test_a_socket_on_which_a_process_listens_is_left_alone(daemon: Daemon) -> No
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "link", "socket"])
-def test_only_a_dead_socket_is_replaced_and_only_its_own_removed(daemon: Daemon, what: str) -> None:
+def test_only_a_dead_socket_is_replaced(daemon: Daemon, what: str) -> None:
     kept = daemon.dir / "kept"
     with socket.socket(socket.AF_UNIX) as other:
         make = {
@@ -356,22 +334,7 @@ def test_only_a_dead_socket_is_replaced_and_only_its_own_removed(daemon: Daemon,
             make()
             assert "not a socket" in refused(daemon)
             daemon.socket.rmdir() if what == "directory" else daemon.socket.unlink()
-        daemon.start("")
-        daemon.socket.rename(kept)
-        make()
-        before = daemon.socket.lstat()
-        assert daemon.process is not None
-        daemon.process.terminate()
-        assert daemon.process.wait(BOUND_S) == 0 and daemon.socket.lstat() == before
-
-
-def test_of_daemons_that_start_at_once_one_serves(daemon: Daemon) -> None:
-    """Each takes a lock from its look at the path until its socket is there."""
-    daemon.script("")
-    with file_lock(daemon.dir / ".s.lock", 1.0):
-        assert "just starting" in refused(daemon)
-    daemon.start()
-    assert "listens there already" in refused(daemon) and daemon.answer().success
+        assert daemon.start("").answer().success
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -380,7 +343,7 @@ def test_of_daemons_that_start_at_once_one_serves(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"socket_pth": "/run/s"}, "did you mean socket_path?"),
+        ({"socket_pth": "/run/s"}, "did you mean socket_path"),
         ({"users": ["root"]}, "known: socket_path, healthcheck_path, log_level, timeout, group"),
         ({"socket_path": "s"}, "socket_path must"),
         ({"socket_path": "/nowhere/s"}, "/nowhere"),
@@ -462,11 +425,3 @@ def test_the_wrapper_in_the_docs_works(shared: Daemon, bcm: str, count: int) -> 
     assert (found.success, json.loads(found.output)["fail_count"]) == (not count, count)
     assert found.error == ("2 GPUs are gone" if count else "") and shared.lines("args") == ["--no-slurm"]
     assert any(line.startswith("SLURMD_NODENAME=") for line in shared.lines("env"))
-
-
-def test_the_unit_starts_what_there_is() -> None:
-    unit = (DOCS.parents[2] / "prolog" / "nvrx-health.service").read_text()
-    (command,) = re.findall(r"^ExecStart=\S+/nvrx (.*)$", unit, re.M)
-    argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", *command.split()[:2], "--help"]
-    help_text = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=True).stdout
-    assert all(word in help_text for word in command.split() if word.startswith("--"))

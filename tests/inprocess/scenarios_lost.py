@@ -16,7 +16,6 @@ from scenarios import Rank, block, files, pause, scenario, throw
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess.helpers import _job
-from nvrx_slurm.inprocess.meeting.barriers import Iteration
 
 
 class Injection:
@@ -77,27 +76,6 @@ def leaves_at_entry(rank: Rank) -> None:
         return inprocess.store.TCPStore()
 
     rank.call(rank.entered, store_factory=make, monitor_process_logfile=str(rank.tmp / "monitor{rank}.log"))
-
-
-@scenario
-def no_start(rank: Rank) -> None:
-    """The address that rank 0 publishes for iteration 1 is lost."""
-    publish = Iteration.publish_start
-
-    def lose(this: Iteration, address: str, port: int) -> None:
-        rank.say("fault") if this.number == 1 else publish(this, address, port)
-
-    Iteration.publish_start = lose  # type: ignore[method-assign]
-
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0 and rank.initial == 2:
-            raise ValueError("wanted")
-        if call.iteration < 2:
-            block()
-        return "done"
-
-    rank.call(fn)
 
 
 @scenario

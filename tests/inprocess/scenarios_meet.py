@@ -22,7 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 from scenarios import Rank, block, files, pause, scenario, throw
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess import CallWrapper, iteration_end
+from nvrx_slurm.inprocess import CallWrapper, monitor_thread
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 
 FAULTS: dict[str, Callable[[], Any]] = {
@@ -163,25 +163,13 @@ def half_made(rank: Rank) -> None:
 
 @scenario
 def two_calls(rank: Rank) -> None:
-    """One after the other; rank `victim` is lost in the first one, as `how` says."""
-    victim = rank.arguments.get("victim", -1)
+    """One after the other."""
 
-    def first(call: CallWrapper) -> str:
-        if call.iteration == 0 and victim >= 0:
-            FAULTS[rank.arguments["how"]]() if rank.initial == victim else block()
-        return "first"
-
-    def second(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0 and "fault_in_second" in rank.arguments:
-            rank.together("second", gone=1)
-            throw(ValueError("second")) if rank.initial == rank.arguments["fault_in_second"] else block()
+    def second() -> str:
         return f"second of {os.environ['WORLD_SIZE']}"
 
-    left: Any = SystemExit if rank.arguments.get("comes_back") else ()
-    with contextlib.suppress(left):
-        rank.call(first, **files(rank))
-    rank.call(second, **files(rank))
+    rank.call(lambda: "first")
+    rank.call(second)
 
 
 @scenario
@@ -199,7 +187,7 @@ def gives_up(rank: Rank) -> None:
 @scenario
 def cleans_up(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
-    iteration_end._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
+    monitor_thread._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
 
     def fn(call: CallWrapper) -> str:
         if call.iteration == 0:
@@ -315,31 +303,6 @@ def unprotected(rank: Rank) -> None:
             before = wake_ups(monitor)
             ctypes.PyDLL(None).usleep(2 * hard_us)
             return call.iteration, wake_ups(monitor) - before
-
-    rank.call(fn)
-
-
-@scenario
-def left_open(rank: Rank) -> None:
-    """A generator keeps a block of iteration 0 open, and is closed in iteration 1, which hangs."""
-    kept: list[Any] = []
-
-    def open_in(block_of_call: contextlib.AbstractContextManager[None]) -> Any:
-        with block_of_call:
-            yield 1
-
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            kept.append(open_in(getattr(call, rank.arguments["block"])()))
-            next(kept[0])
-            raise ValueError("first")
-        if call.iteration == 1:
-            rank.say("open", blocks=len(kept))
-            kept.clear()
-            call.ping()
-            block()
-        return "done"
 
     rank.call(fn)
 

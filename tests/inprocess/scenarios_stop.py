@@ -64,24 +64,12 @@ def _exit(rank: Rank, call: CallWrapper) -> None:
         block()
 
 
-def _handler(rank: Rank, call: CallWrapper) -> None:
-    def leave(*_: Any) -> None:
-        _met(rank)
-        stopper = call._stopper
-        while not (stopper and stopper._deferred):
-            pass
-        sys.exit(5)
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.raise_signal(signal.SIGTERM)
-
-
 def _met(rank: Rank) -> None:
     rank.say("met")
     (rank.tmp / "met").touch()
 
 
-STOPPED = {"task group": _task_group, "exit": _exit, "handler": _handler}
+STOPPED = {"task group": _task_group, "exit": _exit}
 
 
 @scenario
@@ -141,17 +129,6 @@ class _LogsWithSigurg(_Logs):
         return super().left() + self.came
 
 
-class _LogsWithPipe(_Logs):
-    """To which each signal writes a byte, or complains that it cannot; almost full."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._read, write = os.pipe()
-        os.set_blocking(write, False)
-        os.write(write, bytes((1 << 16) - 20))
-        signal.set_wakeup_fd(write)
-
-
 class _Autocasts:
     def __call__(self) -> None:
         import torch
@@ -203,7 +180,6 @@ class _Starts:
 MIDDLES = {
     "logging": _Logs,
     "logging, SIGURG handled": _LogsWithSigurg,
-    "logging, a signal pipe": _LogsWithPipe,
     "autocast": _Autocasts,
     "starting processes": _Starts,
 }

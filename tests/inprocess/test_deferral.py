@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.watch.deferral import Defer, Deferral
+from nvrx_slurm.inprocess.watch.stopping import Defer, Deferral
 
 
 class Lock:
@@ -154,14 +153,6 @@ def in_a_fork(look: Callable[[FrameType], None]) -> int:
     return 1
 
 
-@pytest.fixture
-def on_usr2() -> Iterator[list[Callable[[FrameType], None]]]:
-    to_call: list[Callable[[FrameType], None]] = []
-    before = signal.signal(signal.SIGUSR2, lambda *_: to_call[0](sys._getframe()))
-    yield to_call
-    signal.signal(signal.SIGUSR2, before)
-
-
 @pytest.mark.parametrize("place", [in_a_with_block, in_popen, in_a_fork])
 def test_what_would_stay_half_done_is_put_off(place: Callable[[Callable[[FrameType], None]], int]) -> None:
     said: list[list[Defer]] = []
@@ -169,18 +160,11 @@ def test_what_would_stay_half_done_is_put_off(place: Callable[[Callable[[FrameTy
     assert said == [[Defer.A_WHILE] * 3] * times
 
 
-def test_handlers_of_signals_are_put_off(on_usr2: list[Callable[[FrameType], None]]) -> None:
-    said: list[list[Defer]] = []
-    on_usr2.append(lambda frame: said.append(looks(Deferral(), frame)))
-    signal.raise_signal(signal.SIGUSR2)
-    assert said == [[Defer.A_WHILE] * 3]
-
-
 def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a second after the first time."""
     said: list[Defer] = []
     deferral, times = Deferral(), iter([100.0, 101.0, 101.1])
-    monkeypatch.setattr("nvrx_slurm.inprocess.watch.deferral.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("nvrx_slurm.inprocess.watch.stopping.time.monotonic", lambda: next(times))
 
     def look(frame: FrameType) -> None:
         said.append(deferral.look(frame, False))

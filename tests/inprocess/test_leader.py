@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
+from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.meeting.barriers import Iteration
 from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
 from nvrx_slurm.inprocess.meeting.store import StoreView
@@ -67,23 +67,6 @@ class Waiting:
     def end(self) -> None:
         self.thread.join(BOUND_S)
         assert not self.thread.is_alive(), "the rank still waits"
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_lost_rank_wakes_those_who_wait_for_it(rounds: list[Iteration], before: bool) -> None:
-    """Leader, deputy and a third one, whose waits would last minutes; told before they wait, or while they do."""
-    if before:
-        rounds[0].interrupt(LOST)
-    views = [this.keys.under("assign", this.call.under("stable")) for this in rounds[1:]]
-    ranks = [Waiting(leadership(view, rank, size=4)) for rank, view in enumerate(views)]
-    for one in ranks:
-        assert one.given.wait(BOUND_S)
-    if not before:
-        rounds[0].interrupt(LOST)
-    for one in ranks:
-        one.end()
-        assert [type(error) for error in one.raised] == [InternalError]
-        assert "a rank was lost meanwhile" in str(one.raised[0])
 
 
 def test_what_has_begun_is_not_disturbed(rounds: list[Iteration]) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +13,13 @@ import pytest
 import torch.distributed as dist
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess import Wrapper
-from nvrx_slurm.inprocess.environment import Environment
 from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.meeting.view import StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.watch import detach, heartbeats, progress
+from nvrx_slurm.inprocess.watch import detach, progress, store_link
 from nvrx_slurm.inprocess.watch.board import Board
-from nvrx_slurm.inprocess.watch.heartbeats import Heartbeats
-from nvrx_slurm.inprocess.watch.identity import Identity
-from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
+from nvrx_slurm.inprocess.watch.store_link import Heartbeats
 
 WAIT_S = 30.0
 
@@ -38,7 +32,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(heartbeats.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(store_link.time, "monotonic", lambda: self.now_s)
         view = StoreView(dist.HashStore(), "p/")
         self.ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in range(8)]
 
@@ -57,7 +51,6 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(monkeypatch)
-    made.ranks[0].begin()
     assert made.pass_s(5, set()) == {}
     return made
 
@@ -83,14 +76,6 @@ def test_an_observer_that_was_suspended_blames_no_rank(world: World) -> None:
     assert world.ranks[0].silent(()) == {}
     assert world.pass_s(29, {1}) == {}
     assert world.pass_s(2, {1}).keys() == {1}
-
-
-def test_a_rank_that_has_not_been_started_is_not_silent_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch)
-    assert world.pass_s(100, {1, 2}) == {}
-    world.ranks[0].begin()
-    assert world.pass_s(30, {1, 2}) == {}
-    assert world.pass_s(6, {1, 2}).keys() == {1, 2}
 
 
 def test_the_dead_are_passed_over(world: World) -> None:
@@ -203,38 +188,7 @@ def test_an_answer_can_be_taken_again(thread: MonitorThread) -> None:
     assert thread.call(lambda: "second", WAIT_S) == "second"
 
 
-def test_when_the_thread_is_stuck_another_one_answers(thread: MonitorThread) -> None:
-    free = threading.Event()
-    asked = thread.ask(lambda: free.wait(WAIT_S))
-    with pytest.raises(TimeoutError):
-        thread.answer(asked, 0.05)
-    thread.answer_instead(ConnectionError("lost"))
-    for one in (asked, thread.ask(lambda: "too late")):
-        with pytest.raises(ConnectionError):
-            thread.answer(one, 1.0)
-    free.set()
-
-
 # --- the fork ---------------------------------------------------------------------------------------------------------
-
-
-def test_warning_filters_that_change_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of the main thread may, while the watchdog thread replaces a monitor process."""
-    children = []
-
-    def fork() -> int:
-        warnings.filterwarnings("ignore", "put there meanwhile")
-        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
-        return children[0].pid
-
-    monkeypatch.setattr(os, "fork", fork)
-    monitor = MonitorProcess(Wrapper()._arguments, Identity(0, 1, "p", Environment()), Page())
-    with warnings.catch_warnings():
-        monitor.start()
-        assert any(text and text.pattern == "put there meanwhile" for _, text, *_ in warnings.filters)
-    monitor.kill()
-    monitor.leave(WAIT_S)
-    assert children[0].wait(WAIT_S) is not None
 
 
 @pytest.mark.parametrize("name", [LOGGER_NAME, f"{LOGGER_NAME}.barriers", None])
@@ -243,11 +197,9 @@ def test_no_log_file_of_the_parent_is_written_to(tmp_path: Path, name: str | Non
     logger, handler = logging.getLogger(name), logging.FileHandler(tmp_path / "of the user")
     logger.addHandler(handler)
     try:
-        loggers = detach.loggers()
         if (pid := os.fork()) == 0:
-            os.close(handler.stream.fileno())
-            del handler
-            detach.log_to(str(tmp_path / "ours"), loggers)
+            detach._disconnect_all_but(())
+            detach.log_to(str(tmp_path / "ours"))
             logging.getLogger(f"{LOGGER_NAME}.barriers").warning("a word")
             logging.getLogger("another").warning("lost")
             os._exit(0)

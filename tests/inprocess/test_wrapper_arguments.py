@@ -177,7 +177,7 @@ def unresolvable_union(call: inprocess.CallWrapper | None, other: NoSuchName) ->
 def unresolvable_text(call: "Union['CallWrapper', NoSuchName]") -> Any: ...  # type: ignore # noqa
 def annotated(call: Annotated[Optional[CallWrapper], "ours"]) -> Any: ...  # noqa: UP007, UP045, E302
 def contained(calls: list[CallWrapper], by_name: dict[str, CallWrapper], make: Callable[[], CallWrapper]) -> Any: ...
-def contained_unresolvable(calls: list[CallWrapper], of: NoSuchName[CallWrapper], like: "Call Wrapper") -> Any: ...  # type: ignore # noqa
+def contained_unresolvable(like: "Call Wrapper", other: NoSuchName) -> Any: ...  # type: ignore # noqa
 def kind(call: type[CallWrapper], other: type[CallWrapper] | None = None) -> Any: ...
 def rest(*calls: CallWrapper, **more: CallWrapper) -> Any: ...
 def without(x: int, call=None) -> Any: ...  # type: ignore[no-untyped-def]
@@ -201,28 +201,21 @@ def test_no_other_parameter_is_filled(fn: Any) -> None:
     assert takers(fn) == []
 
 
-def test_a_positional_only_parameter_is_refused() -> None:
-    def fn(x: int, call: CallWrapper, /) -> None: ...
-
-    def other(x: int, /, call: CallWrapper) -> None: ...
-
-    with pytest.raises(TypeError, match="'call' is positional-only; list it behind"):
-        Wrapper()(fn)
-    assert takers(other) == ["call"]
-
-
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:
     """NVRx wants a parameter without a default to be filled by the caller."""
     call, own = CallWrapper(Page()), CallWrapper(Page())
 
+    def placed(a: int, call: CallWrapper, /) -> None: ...
+
     def behind(a: int, *rest: int, call: CallWrapper) -> None: ...
 
     for fn, args, kwargs, filled in (
-        (plain, (1,), {}, ((1,), {"call": call})),
+        (plain, (1,), {}, ((1, call), {})),
         (plain, (1, own), {}, ((1, own), {})),
-        (plain, (1,), {"call": own}, ((1,), {"call": own})),
+        (plain, (1,), {"call": own}, ((1, own), {})),
         (plain, (1, None), {}, ((1, call), {})),
-        (plain, (1,), {"call": None}, ((1,), {"call": call})),
+        (plain, (1,), {"call": None}, ((1, call), {})),
+        (placed, (1,), {}, ((1, call), {})),
         (behind, (1, 2, 3), {}, ((1, 2, 3), {"call": call})),
     ):
         assert with_wrapper(fn, ["call"], call, args, kwargs) == filled  # type: ignore[arg-type]

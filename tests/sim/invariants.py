@@ -14,7 +14,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop
+from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop, Stopped
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -65,8 +65,12 @@ class _Reign:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
-        elif isinstance(event, ev.GotStopped) and event.message.cycle >= self.busy.get(event.node_id, READY):
-            self.busy.pop(event.node_id, None)
+        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Stopped):
+            self._hear_stopped(event.node_id, message)
+
+    def _hear_stopped(self, node_id: str, message: Stopped) -> None:
+        if message.cycle >= self.busy.get(node_id, READY):
+            self.busy.pop(node_id, None)
 
     def _hear_active(self, message: Register, plan: Plan) -> None:
         node_id = message.node.node_id
@@ -223,7 +227,8 @@ class Invariants:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
         elif end.code == ExitCode.FAILED:
             self.check("restart" in end.reason, f"no word about restarts: {end.reason}")
-            spent = core.restarts_used == core.settings.max_restarts or "for exit faults" in end.reason
+            used = core.job.budget.history.restarts_used
+            spent = used == core.settings.max_restarts or "for exit faults" in end.reason
             self.check(spent, "the job ends with restarts left")
         elif end.code == ExitCode.NO_RESTART:
             asked = world.fired["asks-to-shut-down"] > 0 and "asked to shut down" in end.reason
@@ -243,7 +248,8 @@ class Invariants:
         else:
             self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
         harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)
-        self.check(core.restarts_used <= harm, f"{core.restarts_used} restarts for {harm} faults")
+        used = core.job.budget.history.restarts_used
+        self.check(used <= harm, f"{used} restarts for {harm} faults")
 
     def _is_success(self) -> bool:
         """any-failed: all ranks of a cycle have ended with 0; min-healthy: those of enough whole nodes."""

@@ -80,7 +80,7 @@ class SimCoordinator(Process):
             self.streams[node_id] = stream
             self.step(ev.Joined(message))
         elif self.streams.get(node_id) is stream:
-            self.step(ev.FROM_AGENT[type(message)](node_id, message))
+            self.step(ev.FromAgent(node_id, message))
 
     def lost(self, stream: Connection, why: str) -> None:
         """A stream broke."""

@@ -27,7 +27,9 @@ while life == "0" and not monitor.should_stop():
 
 def script(mark: str) -> str:
     """The script of the document that has `mark` in it."""
-    scripts = re.findall(r"^```bash\n(.*?)^```", (REPO / "docs/how-to/requeue-and-chain.md").read_text(), re.MULTILINE | re.DOTALL)
+    scripts = re.findall(
+        r"^```bash\n(.*?)^```", (REPO / "docs/how-to/requeue-and-chain.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     (text,) = (text for text in scripts if mark in text)
     return text
 

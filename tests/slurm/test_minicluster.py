@@ -12,17 +12,10 @@ from pathlib import Path
 import minicluster_init as init
 import pytest
 from minicluster import MiniCluster
-from minicluster_conf import (
-    Settings,
-    check_root,
-    free_ports,
-    render_slurm_conf,
-)
 
 from nvrx_slurm.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[2]
-SAY_NODE = '#!/bin/sh\nsrun -l sh -c "echo \\$SLURMD_NODENAME"\n'
 # Each task has a child in its own session: what a kill by process group or session would miss.
 SLEEPERS = '#!/bin/sh\nsrun --no-kill -i none -o none sh -c "setsid sleep 1000 & exec sleep 1001"\n'
 SLEEPERS_THAT_TELL = """#!/bin/sh
@@ -41,36 +34,6 @@ def gone(one: init.Process) -> bool:
 
 
 # --- without Slurm --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [{"nodes": 0}, {"nodes": 65}, {"cpus_per_node": 0}, {"kill_wait_s": 0}])
-def test_settings_are_bounded(settings: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(settings))}=.* out of range"):
-        Settings(**settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("root", ["/" + "x" * 71, "/tmp/with blank", "/tmp/100%"])
-def test_roots_that_cannot_work_are_refused(root: str) -> None:
-    with pytest.raises(UsageError, match=r"; use (one|another)"):
-        check_root(Path(root))
-
-
-def test_ports_are_distinct_and_conf_names_only_its_root() -> None:
-    ports = free_ports(5)
-    assert len(set(ports)) == 5 and all(10000 <= port < 20000 for port in ports)
-    text = render_slurm_conf(Path("/r"), Settings(kill_wait_s=7, extra=("DebugFlags=Steps",)), ports, "me", "host")
-    assert "KillWait=7\n" in text and text.endswith("DebugFlags=Steps\n")
-    paths = [line.rpartition("=")[2] for line in text.splitlines() if "=/" in line and "MailProg" not in line]
-    assert paths and all(path.startswith("/r/") for path in paths)
-
-
-def test_attach_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no cluster in"):
-        MiniCluster.attach(tmp_path)
-    (tmp_path / "state.json").write_text("{}")
-    if len(str(tmp_path)) < 60:
-        with pytest.raises(UsageError, match="damaged"):
-            MiniCluster.attach(tmp_path)
 
 
 def start_init(command: str, lifeline: int = -1) -> subprocess.Popen[str]:
@@ -109,43 +72,7 @@ def test_init_takes_its_tree_down(how: str) -> None:
     assert gone(sleeper)
 
 
-def test_a_reused_pid_is_never_hit() -> None:
-    with subprocess.Popen(["sleep", "1000"]) as child:
-        now = init.process(child.pid)
-        assert now is not None
-        assert not init.signal_process(now._replace(start=now.start - 1), signal.SIGKILL)
-        assert child.poll() is None
-        assert init.signal_process(now, signal.SIGKILL)
-
-
 # --- with Slurm -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slurm
-def test_jobs_run_and_their_ends_are_told(minicluster: MiniCluster) -> None:
-    jobs = [minicluster.submit(SAY_NODE, *FOUR), minicluster.submit("#!/bin/sh\nexit 93\n")]
-    ends = [minicluster.wait_job(job, 30) for job in jobs]
-    assert [(end.state, end.exit_code, end.signal) for end in ends] == [("COMPLETED", 0, 0), ("FAILED", 93, 0)]
-    assert sorted(minicluster.output(jobs[0]).split("\n")[:4]) == ["0: n1", "1: n2", "2: n3", "3: n4"]
-
-
-@pytest.mark.slurm
-def test_a_job_that_ends_meanwhile_does_not_disturb_a_reset(
-    minicluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """squeue has told of jobs of which one is not known any more when they are cancelled."""
-    job, run, told = minicluster.submit(SLEEPERS_THAT_TELL, *FOUR), minicluster.run, []
-
-    def late(*argv: str, **options: float) -> str:
-        if argv[0] == "squeue" and not told:
-            told.extend([str(job + 1000), str(job)])
-            return "\n".join(told)
-        return run(*argv, **options)
-
-    minicluster.wait_output(job, "all are up", 30)
-    monkeypatch.setattr(minicluster, "run", late)
-    minicluster.reset()
-    assert told and minicluster.job(job)["JobState"] == "CANCELLED"
 
 
 @pytest.mark.slurm
@@ -166,22 +93,6 @@ def test_a_lost_node_takes_all_its_processes_and_no_others_and_comes_back(minicl
     minicluster.run("scancel", str(job))
     minicluster.restart_node("n3")
     assert minicluster.wait_job(job, 30).state == "CANCELLED" and minicluster.status()["n3"] == "idle"
-
-
-@pytest.mark.slurm
-def test_two_clusters_side_by_side_and_nothing_left(minicluster: MiniCluster, cluster_root: Path) -> None:
-    with_job = minicluster.submit(SLEEPERS, *FOUR)
-    minicluster.wait_job(with_job, 30, until="RUNNING")
-    other = MiniCluster(cluster_root, nodes=2, die_with_owner=True).up()
-    try:
-        job = other.submit(SLEEPERS, "--nodes=2")
-        other.wait_job(job, 30, until="RUNNING")
-        with pytest.raises(UsageError, match="running cluster"):
-            MiniCluster(cluster_root).up()
-    finally:
-        assert other.down() == []
-    assert other.scan() == []
-    assert minicluster.job(with_job)["JobState"] == "RUNNING"
 
 
 @pytest.mark.slurm

@@ -26,9 +26,9 @@ def test_expand(text: str, hosts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("n[1-3", "closed at character 2"), ("n1]", "opened at character 3"), ("n[1-[2]]", "bracket at character 5"),
-        ("n1,,n2", "name at character 4"), ("n1,", "name at character 4"), ("n[3-1]", "(3-1) at character 3"),
-        ("n[1,x]", "'x'"), ("n[]", "''"), ("n[1-2-3]", "'1-2-3'"), ("n[٣]", "neither a number"), ("n1 n2", "a blank"),
+        ("n[1-3", "'n[1-3'"), ("n1]", "'n1]'"), ("n[1-[2]]", "'n[1-[2]]'"), ("n1,,n2", "''"), ("n1,", "''"),
+        ("n[3-1]", "'3-1'"), ("n[1,x]", "'x'"), ("n[]", "''"), ("n[1-2-3]", "'1-2-3'"), ("n[٣]", "'٣'"),
+        ("n1 n2", "'n1 n2'"),
         ("n[0-65536]", "65536 names"), ("n[0-255]x[0-256]", "65536 names"), ("n[0-65535],m", "65536 names"),
         ("n[0-999999999999999999]", "65536 names"),
     ],
@@ -41,12 +41,6 @@ def test_expand_refuses(text: str, why: str) -> None:
 
 def test_the_bound_itself_is_allowed() -> None:
     assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integers(1, 4)), max_size=60))
-def test_names_without_brackets_are_themselves(parts: list[tuple[str, int, int]]) -> None:
-    hosts = [f"{prefix}{number:0{width}}" for prefix, number, width in parts]
-    assert expand(",".join(hosts)) == hosts
 
 
 @given(st.integers(0, 1200), st.integers(0, 300), st.integers(1, 5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -52,34 +51,7 @@ def test_tasks_of_a_job_array_are_jobs_of_their_own(jobs: Jobs) -> None:
         assert json.loads(result.read_text())["code"] == 0
 
 
-def test_a_dry_run_in_a_batch_script_starts_nothing(jobs: Jobs) -> None:
-    job = jobs.submit("", "--dry-run --spares=1 --nproc-per-node=2", nodes=3)
-    assert job.wait_end().state == "COMPLETED"
-    said = job.said()
-    assert "srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none --nodes=3" in said
-    assert "plan of cycle 0: 2 active nodes x 2 ranks, 1 spare nodes" in said
-    assert "n3" in said and "WORLD_SIZE=4" in said
-    assert job.marks("up") == [] and not (job.directory / "nvrx_logs").exists()
-
-
-def test_on_a_login_node_it_says_what_to_do(jobs: Jobs) -> None:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | jobs.cluster.env()
-    argv = [sys.executable, "-m", "nvrx_slurm.cli.run", "worker.py"]
-    done = subprocess.run(argv, env=env, cwd=REPO, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 2 and "sbatch" in done.stderr and "--standalone" in done.stderr
-
-
 # --- the demo -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.torch
-@pytest.mark.timeout(300)  # about a minute on two idle cores
-@pytest.mark.skipif("NVRX_TEST_DEMO" not in os.environ, reason="scripts/demo checks itself; NVRX_TEST_DEMO=1 runs it")
-def test_the_demo_holds_all_its_checks(needs_slurm: None) -> None:
-    argv = [sys.executable, "scripts/lib/demo.py"]
-    done = subprocess.run(argv, cwd=REPO, stdout=subprocess.PIPE, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("  ok  ") == 8 and "FAILED" not in done.stdout
 
 
 @pytest.mark.torch

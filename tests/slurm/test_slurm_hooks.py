@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from minicluster import MiniCluster
 
-from nvrx_slurm.health.hooks import drain_policy as drain
+from nvrx_slurm.health.hooks import drains as drain
 from nvrx_slurm.slurm.drain import Note, parse_note
 from nvrx_slurm.system.inotify import Inotify
 

@@ -37,57 +37,46 @@ class Phase(Enum):
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Called:
     """The wrapped function was called."""
 
 
-@dataclass(frozen=True, slots=True)
 class Released:
     """All ranks have come to the barrier or have left."""
 
 
-@dataclass(frozen=True, slots=True)
 class Assigned:
     """This rank has its place in the new iteration."""
 
 
-@dataclass(frozen=True, slots=True)
 class Disturbed:
     """A rank was lost while ranks were being assigned, so they are assigned again."""
 
 
-@dataclass(frozen=True, slots=True)
 class Done:
     """A plug-in, or another step, has ended."""
 
 
-@dataclass(frozen=True, slots=True)
 class Returned:
     """The function has returned on this rank."""
 
 
-@dataclass(frozen=True, slots=True)
 class Faulted:
     """The function, or `initialize`, raised an Exception."""
 
 
-@dataclass(frozen=True, slots=True)
 class Stopped:
     """The function, or a step before it, was interrupted because of another rank or a timeout."""
 
 
-@dataclass(frozen=True, slots=True)
 class Completed:
     """The function has returned on all active ranks."""
 
 
-@dataclass(frozen=True, slots=True)
 class Interrupted:
     """The iteration ended with a fault on some rank, and `abort` has been called here."""
 
 
-@dataclass(frozen=True, slots=True)
 class Failed:
     """This rank cannot go on: a BaseException, an unhealthy or discarded rank, a lost store."""
 

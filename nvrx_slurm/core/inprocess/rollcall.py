@@ -100,15 +100,9 @@ def call_roll(arrivals: Mapping[int, Arrival], gone: Iterable[int], why: str = "
     places = {(a.rank_before, a.world_size_before) if again else (a.rank, a.world_size) for a in alive.values()}
     sizes = {size for _, size in places}
     if len(sizes) != 1 or len(places) != len(alive):
-        return BarrierResult(Outcome.REFUSED, gone=left, why=_disagreement(sizes, alive))
+        what = f"the world size ({sorted(sizes)[:4]})" if len(sizes) > 1 else "their ranks"
+        why = f"ranks do not agree on {what}: rank assignment must give the same result everywhere"
+        return BarrierResult(Outcome.REFUSED, gone=left, why=why)
     terminated = frozenset(range(sizes.pop())) - {rank for rank, _ in places}
     finished = any(one.status is Status.FINISHED for one in alive.values())
     return BarrierResult(Outcome.FINISHED if finished else Outcome.NEXT, terminated, left, again, why)
-
-
-def _disagreement(sizes: set[int], alive: Mapping[int, Arrival]) -> str:
-    if len(sizes) > 1:
-        by_size = {size: to_runs(i for i, a in alive.items() if a.world_size == size) for size in sorted(sizes)}
-        said = "; ".join(f"ranks {ranks}: {size}" for size, ranks in list(by_size.items())[:4])
-        return f"ranks do not agree on the world size ({said}): rank assignment must give the same result everywhere"
-    return "two ranks were assigned the same rank: rank assignment must give the same result everywhere"

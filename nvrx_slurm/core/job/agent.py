@@ -8,146 +8,67 @@ Workers start in IDLE and PREPARING only, and from PREPARING only by the event t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
-from typing import ClassVar
-
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
-from nvrx_slurm.core.machine import Row, Say, Tick
-from nvrx_slurm.types import (
-    Asked,
-    Doing,
-    Failed,
-    Finish,
-    Plan,
-    RankFault,
-    RanksGone,
-    Refused,
-    Register,
-    RestartPolicy,
-    Stop,
-    Stopped,
-    Succeeded,
-    Warn,
-    WorkloadAction,
-)
+from nvrx_slurm.core.machine import Say, Tick, rows
+from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 __all__ = ["Agent", "State"]
 
-_DOING: dict[Enum, Doing] = {
-    State.PREPARING: Doing.STOPPING,
-    State.IDLE: Doing.IDLE,
-    State.RUNNING: Doing.RUNNING,
-    State.SUCCEEDED: Doing.SUCCEEDED,
-    State.STOPPING: Doing.STOPPING,
-}
-_STOP = (State.STOPPING, State.PREPARING)
-_END = (State.LEAVING, State.GONE)
-_OUT = (State.GONE,)
-_LEAVE = (State.LEAVING,)
+_MAX_CONTINUES = 100  # per cycle
+_EMPTY = (State.PREPARING, State.IDLE, State.SUCCEEDED)  # without workers
+_BUSY = (State.RUNNING, State.STOPPING)
+_STAYS = (*_EMPTY, *_BUSY)
+_AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
+_TOO_LATE = (
+    *(ev.Connected, ev.Disconnected, ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
+    *(t.Plan, t.Stop, t.Refused, t.RanksGone, t.Warn),
+)
 
 
 class Agent(AgentState):
     """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
     commands = ev.COMMANDS
-    # fmt: off
-    table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
-        (State.PREPARING, ev.Connected): Row("on_connected", (State.PREPARING,), "register"),
-        (State.PREPARING, ev.Disconnected): Row("on_disconnected", (State.PREPARING,), "look for the coordinator"),
-        (State.PREPARING, Plan): Row("on_plan_early", (State.PREPARING,), "keep it until the preflight has passed"),
-        (State.PREPARING, Stop): Row("on_stop_preparing", (State.PREPARING,), "answer when the preflight has passed"),
-        (State.PREPARING, Finish): Row("on_finish", _OUT, "the end"),
-        (State.PREPARING, Refused): Row("on_finish", _OUT, "not wanted"),
-        (State.PREPARING, ev.HangSeen): Row("ignore", (State.PREPARING,), "the rank is gone"),
-        (State.PREPARING, ev.RankAsked): Row("on_asked", (State.PREPARING,), "a request of a rank that is gone counts"),
-        (State.PREPARING, RanksGone): Row("ignore", (State.PREPARING,), "no wrappers to tell"),
-        (State.PREPARING, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
-        (State.PREPARING, ev.Warned): Row("on_warned", (State.PREPARING, State.GONE), "for the ranks that will run"),
-        (State.PREPARING, Warn): Row("on_warn", (State.PREPARING,), "for the ranks that will run"),
-        (State.PREPARING, ev.Prepared): Row(
-            "on_prepared", (State.PREPARING, State.IDLE, State.RUNNING), "passed: offer the node; unfit: say so"
-        ),
-        (State.PREPARING, ev.Sick): Row("on_sick", (State.PREPARING,), "ask to be left out"),
-        (State.PREPARING, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
-        (State.IDLE, ev.Connected): Row("on_connected", (State.IDLE,), "register"),
-        (State.IDLE, ev.Disconnected): Row("on_disconnected", (State.IDLE,), "look for the coordinator"),
-        (State.IDLE, Plan): Row("on_plan_idle", (State.IDLE, State.RUNNING), "active: start; spare: wait"),
-        (State.IDLE, Stop): Row("on_stop_idle", (State.IDLE, State.PREPARING), "a spare is checked first"),
-        (State.IDLE, Finish): Row("on_finish", _OUT, "the end"),
-        (State.IDLE, Refused): Row("on_finish", _OUT, "not wanted"),
-        (State.IDLE, ev.HangSeen): Row("ignore", (State.IDLE,), "the rank is gone"),
-        (State.IDLE, ev.RankAsked): Row("on_asked", (State.IDLE,), "a request of a rank that is gone counts"),
-        (State.IDLE, RanksGone): Row("ignore", (State.IDLE,), "no wrappers to tell"),
-        (State.IDLE, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
-        (State.IDLE, ev.Warned): Row("on_warned", (State.IDLE, State.GONE), "for the ranks that will run"),
-        (State.IDLE, Warn): Row("on_warn", (State.IDLE,), "for the ranks that will run"),
-        (State.IDLE, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
-        (State.IDLE, ev.Sick): Row("on_sick", (State.PREPARING,), "ask to be left out"),
-        (State.RUNNING, ev.Connected): Row("on_connected", (State.RUNNING,), "register with what runs"),
-        (State.RUNNING, ev.Disconnected): Row("on_disconnected", (State.RUNNING,), "workers go on for a while"),
-        (State.RUNNING, Plan): Row("on_plan_running", (State.RUNNING, State.STOPPING), "a new term, or a new cycle"),
-        (State.RUNNING, Stop): Row("on_stop", (State.RUNNING, State.STOPPING), "stop them"),
-        (State.RUNNING, Finish): Row("on_finish", _LEAVE, "the end"),
-        (State.RUNNING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
-        (State.RUNNING, ev.WorkerExited): Row(
-            "on_exit_running", (State.RUNNING, State.SUCCEEDED, *_STOP), "any-failed: one fault stops all"
-        ),
-        (State.RUNNING, ev.RankAsked): Row("on_asked", (State.RUNNING,), "pass it on"),
-        (State.RUNNING, RanksGone): Row("on_ranks_gone", (State.RUNNING,), "pass it on"),
-        (State.RUNNING, ev.HangSeen): Row("on_hang", (State.RUNNING,), "it should be dead in a moment"),
-        (State.RUNNING, ev.Signalled): Row("on_signalled", _LEAVE, "end the job"),
-        (State.RUNNING, ev.Warned): Row("on_warned", (State.RUNNING, State.LEAVING), "pass on; the second ends it"),
-        (State.RUNNING, Warn): Row("on_warn", (State.RUNNING,), "warn the ranks"),
-        (State.RUNNING, ev.Sick): Row("on_sick", (State.RUNNING,), "ask to be left out"),
-        (State.RUNNING, Tick): Row("on_tick_running", (State.RUNNING, State.STOPPING), "orphan, or a hung rank lives"),
-        (State.SUCCEEDED, ev.Connected): Row("on_connected", (State.SUCCEEDED,), "register with the success"),
-        (State.SUCCEEDED, ev.Disconnected): Row("on_disconnected", (State.SUCCEEDED,), "look for the coordinator"),
-        (State.SUCCEEDED, Plan): Row("on_plan_succeeded", (State.SUCCEEDED, State.PREPARING), "once more"),
-        (State.SUCCEEDED, Stop): Row("on_stop_succeeded", (State.SUCCEEDED, State.PREPARING), "others failed"),
-        (State.SUCCEEDED, Finish): Row("on_finish", _OUT, "the end"),
-        (State.SUCCEEDED, Refused): Row("on_finish", _OUT, "not wanted any more"),
-        (State.SUCCEEDED, ev.HangSeen): Row("ignore", (State.SUCCEEDED,), "it finished after all"),
-        (State.SUCCEEDED, ev.RankAsked): Row("on_asked", (State.SUCCEEDED,), "a request of a rank that is gone counts"),
-        (State.SUCCEEDED, RanksGone): Row("ignore", (State.SUCCEEDED,), "no wrappers to tell"),
-        (State.SUCCEEDED, ev.Signalled): Row("on_signalled", _OUT, "end the job"),
-        (State.SUCCEEDED, ev.Warned): Row("on_warned", (State.SUCCEEDED, State.GONE), "for the ranks that will run"),
-        (State.SUCCEEDED, Warn): Row("on_warn", (State.SUCCEEDED,), "for the ranks that will run"),
-        (State.SUCCEEDED, ev.Sick): Row("on_sick_succeeded", (State.SUCCEEDED,), "its work is done; not once more"),
-        (State.SUCCEEDED, Tick): Row("on_tick_alone", _OUT, "no coordinator in time"),
-        (State.STOPPING, ev.Connected): Row("on_connected", (State.STOPPING,), "register with what still runs"),
-        (State.STOPPING, ev.Disconnected): Row("on_disconnected", (State.STOPPING,), "finish stopping first"),
-        (State.STOPPING, Plan): Row("on_plan_early", (State.STOPPING,), "for when they are gone"),
-        (State.STOPPING, Stop): Row("ignore", (State.STOPPING,), "doing it"),
-        (State.STOPPING, Finish): Row("on_finish", _LEAVE, "the end"),
-        (State.STOPPING, Refused): Row("on_finish", _LEAVE, "not wanted any more"),
-        (State.STOPPING, ev.WorkerExited): Row("on_exit_stopping", _STOP, "one fewer"),
-        (State.STOPPING, ev.HangSeen): Row("ignore", (State.STOPPING,), "it is being stopped anyway"),
-        (State.STOPPING, ev.RankAsked): Row("on_asked", (State.STOPPING,), "pass it on"),
-        (State.STOPPING, RanksGone): Row("ignore", (State.STOPPING,), "they are being stopped"),
-        (State.STOPPING, ev.Signalled): Row("on_signalled", _LEAVE, "end the job"),
-        (State.STOPPING, ev.Warned): Row("on_warned", (State.STOPPING, State.LEAVING), "for the ranks that will run"),
-        (State.STOPPING, Warn): Row("on_warn", (State.STOPPING,), "for the ranks that will run"),
-        (State.STOPPING, ev.Sick): Row("on_sick", (State.STOPPING,), "ask to be left out"),
-        (State.STOPPING, Tick): Row("on_tick_ladder", (State.STOPPING, State.GONE), "next rung of the stop ladder"),
-        (State.LEAVING, ev.Connected): Row("ignore", (State.LEAVING,), "too late"),
-        (State.LEAVING, ev.Disconnected): Row("ignore", (State.LEAVING,), "leaving anyway"),
-        (State.LEAVING, Plan): Row("ignore", (State.LEAVING,), "too late"),
-        (State.LEAVING, Stop): Row("ignore", (State.LEAVING,), "doing it"),
-        (State.LEAVING, Finish): Row("on_finish_leaving", (State.LEAVING,), "the same end for all"),
-        (State.LEAVING, Refused): Row("ignore", (State.LEAVING,), "leaving anyway"),
-        (State.LEAVING, ev.WorkerExited): Row("on_exit_leaving", _END, "one fewer"),
-        (State.LEAVING, ev.HangSeen): Row("ignore", (State.LEAVING,), "it is being stopped anyway"),
-        (State.LEAVING, ev.Signalled): Row("on_signalled_again", (State.LEAVING,), "a second signal: kill now"),
-        (State.LEAVING, ev.RankAsked): Row("ignore", (State.LEAVING,), "too late"),
-        (State.LEAVING, RanksGone): Row("ignore", (State.LEAVING,), "they are being stopped"),
-        (State.LEAVING, ev.Warned): Row("ignore", (State.LEAVING,), "they are being stopped"),
-        (State.LEAVING, Warn): Row("ignore", (State.LEAVING,), "they are being stopped"),
-        (State.LEAVING, ev.Sick): Row("ignore", (State.LEAVING,), "leaving anyway"),
-        (State.LEAVING, Tick): Row("on_tick_ladder", _END, "next rung of the stop ladder"),
-    }
-    # fmt: on
+    table = rows(
+        (_STAYS, ev.Connected, "on_connected", (), "register with what runs"),
+        (_STAYS, ev.Disconnected, "on_disconnected", (), "look for the coordinator; workers go on for a while"),
+        ((State.PREPARING, State.STOPPING), t.Plan, "on_plan_early", (), "keep it until the preflight has passed"),
+        (State.IDLE, t.Plan, "on_plan_idle", (State.RUNNING,), "active: start; spare: wait"),
+        (State.RUNNING, t.Plan, "on_plan", (State.STOPPING,), "a new term, or a new cycle"),
+        (State.SUCCEEDED, t.Plan, "on_plan", (State.PREPARING,), "a new term, or once more"),
+        (State.PREPARING, t.Stop, "on_stop_preparing", (), "answer when the preflight has passed"),
+        (State.IDLE, t.Stop, "on_stop_idle", (State.PREPARING,), "nothing runs; a spare is checked first"),
+        (State.RUNNING, t.Stop, "on_stop", (State.STOPPING,), "stop them"),
+        (State.SUCCEEDED, t.Stop, "on_stop", (State.PREPARING,), "others failed"),
+        (State.STOPPING, t.Stop, "ignore", (), "doing it"),
+        (_EMPTY, (t.Finish, t.Refused), "on_finish", (State.GONE,), "the end"),
+        (_BUSY, (t.Finish, t.Refused), "on_finish", (State.LEAVING,), "the end"),
+        (State.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
+        (State.RUNNING, ev.WorkerExited, "on_exit_running", _AFTER, "any-failed: one fault stops all"),
+        (State.STOPPING, ev.WorkerExited, "on_exit_stopping", (State.PREPARING,), "one fewer"),
+        (State.LEAVING, ev.WorkerExited, "on_exit_stopping", (State.GONE,), "one fewer"),
+        (State.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
+        ((*_EMPTY, State.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
+        (_STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
+        (State.RUNNING, t.RanksGone, "on_ranks_gone", (), "pass it on"),
+        ((*_EMPTY, State.STOPPING), t.RanksGone, "ignore", (), "no wrappers to tell"),
+        (_EMPTY, ev.Signalled, "on_signalled", (State.GONE,), "end the job"),
+        (_BUSY, ev.Signalled, "on_signalled", (State.LEAVING,), "end the job"),
+        (State.LEAVING, ev.Signalled, "on_signalled_again", (), "a second signal: kill now"),
+        (_EMPTY, ev.Warned, "on_warned", (State.GONE,), "for the ranks that will run; the second ends it"),
+        (_BUSY, ev.Warned, "on_warned", (State.LEAVING,), "pass on; the second ends it"),
+        (_STAYS, t.Warn, "on_warn", (), "warn the ranks, also those that will run"),
+        (State.PREPARING, ev.Prepared, "on_prepared", (State.IDLE, State.RUNNING), "offer the node; unfit: say so"),
+        ((State.PREPARING, *_BUSY), ev.Sick, "on_sick", (), "ask to be left out"),
+        (State.IDLE, ev.Sick, "on_sick", (State.PREPARING,), "ask to be left out"),
+        (State.SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
+        (_EMPTY, Tick, "on_tick_alone", (State.GONE,), "no coordinator in time"),
+        (State.RUNNING, Tick, "on_tick_running", (State.STOPPING,), "orphan, or a hung rank lives"),
+        ((State.STOPPING, State.LEAVING), Tick, "on_tick_ladder", (State.GONE,), "next rung of the stop ladder"),
+        (State.LEAVING, _TOO_LATE, "ignore", (), "leaving anyway"),
+    )
 
     # --- the stream ---------------------------------------------------------------------------------------
 
@@ -155,62 +76,62 @@ class Agent(AgentState):
         """Tell the coordinator who we are and what we run."""
         self._met = self._connected = True
         self._connect_by = self._orphan_by = None
-        self.send(Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early))
+        self.send(t.Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early))
         for message in (self._request, self._warn_job):
             if message is not None:
                 self.send(message)
 
-    def _doing(self) -> Doing:
-        if self.plan is not None and self.plan.active:
-            return _DOING[self.state]
-        return Doing.PREPARING if self.state is State.PREPARING else Doing.IDLE
+    def _doing(self) -> t.Doing:
+        active = self.plan is not None and self.plan.active
+        if self.state is State.PREPARING:
+            return t.Doing.STOPPING if active else t.Doing.PREPARING
+        return t.Doing[self.state.name] if active else t.Doing.IDLE
+
+    def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
+        """The shell keeps looking for a coordinator; we bound how long that is any use."""
+        self._connected = False
+        self.emit(Say(f"no coordinator: {event.why}"))
+        self._connect_by = now + self.settings.reconnect_timeout_s
+        self._orphan_by = now + self.settings.orphan_grace_s
+
+    def on_tick_alone(self, event: Tick, now: float) -> None:
+        """Without workers and without a coordinator there is nothing left to do."""
+        s = self.settings
+        within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
+        why = f"no coordinator could be reached within {within}"
+        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
 
     # --- plans ----------------------------------------------------------------------------------------------
 
-    def on_plan_idle(self, event: Plan, now: float) -> None:
+    def on_plan_idle(self, event: t.Plan, now: float) -> None:
         """Start, or be a spare."""
         if self._is_new(event):
             self._take(event, now)
 
-    def on_plan_succeeded(self, event: Plan, now: float) -> None:
-        """The others failed and the cycle is run again, or a new coordinator took over."""
-        if self._carries_on(event):
-            self._carry_on(event)
-        elif self._is_new(event):
-            self._next_plan = event
-            self._stopped(now)
-
-    def on_plan_running(self, event: Plan, now: float) -> None:
-        """A new coordinator carries on with our cycle; or a later cycle, for which ours has to end first."""
-        if self._carries_on(event):
-            self._carry_on(event)
+    def on_plan(self, event: t.Plan, now: float) -> None:
+        """A new coordinator carries on with this cycle; or a later cycle is planned, and this one has to end first."""
+        mine = self.plan
+        assert mine is not None
+        if event.term >= self.term and (event.cycle, event.group_rank) == (mine.cycle, mine.group_rank):
+            self.plan, self.term = event, event.term
         elif self._is_new(event):
             self._next_plan = event
             self._stop(f"cycle {event.cycle} is planned", now)
 
-    def on_plan_early(self, event: Plan, now: float) -> None:
+    def on_plan_early(self, event: t.Plan, now: float) -> None:
         """Keep the newest plan until the workers are gone and the preflight has passed."""
         kept = self._next_plan
         if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
             self._next_plan = event
 
-    def _is_new(self, plan: Plan) -> bool:
-        return plan.term >= self.term and (self.plan is None or plan.cycle > self.plan.cycle or self._respare(plan))
+    def _is_new(self, plan: t.Plan) -> bool:
+        """A later cycle; or a node that lost its place in this very cycle is told that it is a spare of it."""
+        if self.plan is None or plan.term < self.term:
+            return plan.term >= self.term
+        spare_now = not plan.active and self.state in (State.IDLE, State.PREPARING)
+        return plan.cycle > self.plan.cycle or (plan.cycle == self.plan.cycle and spare_now)
 
-    def _respare(self, plan: Plan) -> bool:
-        """A node that lost its place in this very cycle may be told that it is a spare of it."""
-        assert self.plan is not None
-        return plan.cycle == self.plan.cycle and not plan.active and self.state in (State.IDLE, State.PREPARING)
-
-    def _carries_on(self, plan: Plan) -> bool:
-        mine = self.plan
-        assert mine is not None
-        return plan.term >= self.term and plan.cycle == mine.cycle and plan.group_rank == mine.group_rank
-
-    def _carry_on(self, plan: Plan) -> None:
-        self.plan, self.term = plan, plan.term
-
-    def _take(self, plan: Plan, now: float) -> None:
+    def _take(self, plan: t.Plan, now: float) -> None:
         again = self.plan is not None and plan.cycle == self.plan.cycle
         self.plan, self.term = plan, plan.term
         self._next_plan = None
@@ -247,7 +168,7 @@ class Agent(AgentState):
             return
         self.state = State.SUCCEEDED
         self.emit(Say(f"cycle {self.plan.cycle}: all workers of this node finished"))
-        self.send(Succeeded(self.plan.term, self.plan.cycle, self._early))
+        self.send(t.Succeeded(self.plan.term, self.plan.cycle, self._early))
 
     def on_hang(self, event: ev.HangSeen, now: float) -> None:
         """The monitor kills the rank; if that does not work within the kill timeout, go on without waiting."""
@@ -255,6 +176,60 @@ class Agent(AgentState):
             return  # late word: it has ended
         self.emit(Say(f"local rank {event.fault.local_rank} hangs: its monitor ends it"))
         self._hung[event.fault.local_rank] = now + self.settings.kill_timeout_s, event.fault
+
+    def on_asked(self, event: ev.RankAsked, now: float) -> None:
+        """The coordinator decides; what changes something is told again should the stream break."""
+        plan = self.plan
+        if plan is None or not plan.active:
+            return
+        rank = plan.rank_offset + event.local_rank
+        why = "".join(c if c.isprintable() else " " for c in event.description)  # it goes to terminals and logs
+        request = t.Asked(plan.term, plan.cycle, event.action, rank, why)
+        if event.action is not t.WorkloadAction.Continue:
+            self._request = request
+        elif self._continues >= _MAX_CONTINUES:
+            return  # a rank that asks in a loop shall not fill everybody's log
+        else:
+            self._continues += 1
+        self.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
+        self.send(request)
+
+    def on_ranks_gone(self, event: t.RanksGone, now: float) -> None:
+        """For the in-process wrappers of this cycle."""
+        if self.plan is not None and event.cycle == self.plan.cycle:
+            self.emit(ev.PostGone(event.cycle, event.ranks, event.reason))
+
+    def on_warned(self, event: ev.Warned, now: float) -> None:
+        """The warning signal reaches every rank of the job once; who sends it a second time wants an end. Other user
+        signals are the workers' business."""
+        if event.signum != self.settings.warning_signum:
+            if self._alive and self.state is State.RUNNING and not event.everybody:
+                self.emit(Say(f"passing signal {event.signum} on to the workers"))
+                self.emit(ev.PassOn(event.signum))
+        elif self._warned_at is None:
+            self._warned_at = now
+            if not event.everybody:
+                self._warn_job = t.WarnJob(event.signum, self._got(event.signum))
+                self.send(self._warn_job)
+            self._warn(event.signum, self._got(event.signum), event.everybody)
+        elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
+            code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
+            self.send(t.EndJob(code, why))
+            self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
+
+    def on_warn(self, event: t.Warn, now: float) -> None:
+        """The coordinator has it from another node, or from the clock."""
+        self._warn(event.signum, event.reason, False)
+
+    def _warn(self, signum: int, why: str, everybody: bool) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        self.emit(Say(f"{why}: the job is about to end, ranks are told to save their work"))
+        if self._alive and self.state is State.RUNNING:
+            self.emit(ev.WarnRanks())
+            if not everybody:
+                self.emit(ev.PassOn(signum))
 
     def on_tick_running(self, event: Tick, now: float) -> None:
         """A hung rank that cannot be killed, or no coordinator for too long."""
@@ -267,51 +242,43 @@ class Agent(AgentState):
             self._stop(f"no coordinator for {self.settings.orphan_grace_s:g} s", now)
 
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> None:
-        """When the last one is gone we are ready for the next cycle."""
+        """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._alive.discard(event.local_rank)
-        if not self._alive:
+        if self._alive:
+            return
+        if self.state is State.LEAVING:
+            self._gone()
+        else:
             self._stopped(now)
 
-    def on_exit_leaving(self, event: ev.WorkerExited, now: float) -> None:
-        """When the last one is gone we go, too."""
-        self._alive.discard(event.local_rank)
-        if not self._alive:
-            self._gone()
-
-    def _fail(self, fault: RankFault, now: float) -> None:
+    def _fail(self, fault: t.RankFault, now: float) -> None:
         assert self.plan is not None
         self._faults.append(fault)
-        self.send(Failed(self.plan.term, self.plan.cycle, (fault,)))
-        if self.settings.policy is RestartPolicy.ANY_FAILED:
+        self.send(t.Failed(self.plan.term, self.plan.cycle, (fault,)))
+        if self.settings.policy is t.RestartPolicy.ANY_FAILED:
             self._stop(f"local rank {fault.local_rank} failed", now)
         else:
             self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
-    def on_stop(self, event: Stop, now: float) -> None:
-        """Stop our workers, unless the message is about a cycle that was over before ours."""
+    def on_stop(self, event: t.Stop, now: float) -> None:
+        """Stop our workers, if any is left, unless the message is about a cycle that was over before ours."""
         assert self.plan is not None
         if event.term >= self.term and event.cycle >= self.plan.cycle:
             self._stop(event.reason, now)
 
-    def on_stop_succeeded(self, event: Stop, now: float) -> None:
-        """The others failed after we were done; we are ready for another cycle."""
-        assert self.plan is not None
-        if event.term >= self.term and event.cycle >= self.plan.cycle:
-            self._stopped(now)
-
-    def on_stop_idle(self, event: Stop, now: float) -> None:
+    def on_stop_idle(self, event: t.Stop, now: float) -> None:
         """Nothing runs here. A spare is checked before it may be promoted."""
         if self.plan is None or not self.plan.active:
-            self._offer = Stopped(event.term, event.cycle, 0)
+            self._offer = t.Stopped(event.term, event.cycle, 0)
             self._prepare()
         else:
-            self.send(Stopped(event.term, event.cycle, 0))
+            self.send(t.Stopped(event.term, event.cycle, 0))
 
-    def on_stop_preparing(self, event: Stop, now: float) -> None:
+    def on_stop_preparing(self, event: t.Stop, now: float) -> None:
         """The answer waits until the preflight has passed."""
-        self._offer = Stopped(event.term, event.cycle, 0)
+        self._offer = t.Stopped(event.term, event.cycle, 0)
 
     def _stop(self, why: str, now: float) -> None:
         assert self.plan is not None
@@ -325,11 +292,11 @@ class Agent(AgentState):
 
     def _stopped(self, now: float) -> None:
         assert self.plan is not None
-        self._kill_at = self._give_up_at = None
+        self._ladder = []
         self._hung = {}
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
-        self._offer = Stopped(self.plan.term, self.plan.cycle, 0)
+        self._offer = t.Stopped(self.plan.term, self.plan.cycle, 0)
         self._prepare()
 
     # --- fit for another cycle? ---------------------------------------------------------------------------------
@@ -350,7 +317,7 @@ class Agent(AgentState):
             return
         self.state = State.IDLE
         offer, self._offer = self._offer, None
-        self.send(offer or Stopped(0, 0, 0))  # term 0: it has never run anything
+        self.send(offer or t.Stopped(0, 0, 0))  # term 0: it has never run anything
         if self._next_plan is not None:
             self._take(self._next_plan, now)
 
@@ -368,7 +335,7 @@ class Agent(AgentState):
 
     def _declare_unfit(self) -> None:
         term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
-        self._request = Asked(term, cycle, WorkloadAction.ExcludeThisNode, -1, self._unfit)
+        self._request = t.Asked(term, cycle, t.WorkloadAction.ExcludeThisNode, -1, self._unfit)
         self.emit(ev.EndHeld())
         self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
         self.send(self._request)

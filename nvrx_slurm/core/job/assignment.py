@@ -37,11 +37,6 @@ class Assignment:
         self.gone: set[int] = set()  # those of them that are out for good: their ranks were declared dead
 
     @classmethod
-    def of(cls, places: Mapping[int, str]) -> Assignment:
-        """Group ranks without a plan: of a cycle that is over."""
-        return cls(None, {g: Slot(node_id, 0, 0) for g, node_id in places.items()})
-
-    @classmethod
     def plan(cls, active: Sequence[Member], term: int, cycle: int, history: History, max_restarts: int) -> Assignment:
         """The plan of a new cycle: `active` (at least one) in the order of their group ranks."""
         slots: dict[int, Slot] = {}

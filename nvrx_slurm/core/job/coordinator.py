@@ -4,45 +4,78 @@
 
 Each part handles some states or some events; its module tells that part of the story:
 `gathering` (wait for nodes, plan), `takeover` (carry on with a cycle of an older term), `running`, `stopping` (a cycle
-failed), `ending`; `membership` (agents come and go) and `requests` (of ranks, people and Slurm) work in all states
-before the end. The parts share `job_data.JobData`.
+failed), `ending`; `any_time` (agents that come and go, requests) works in all states before the end. The parts share
+`job_data.JobData`.
 
 Cycles only grow, also across terms, so a delayed or repeated message about an old cycle is recognised by its cycle.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
+from nvrx_slurm.core.job.any_time import AnyTime
+from nvrx_slurm.core.job.coordinator_events import FromAgent
 from nvrx_slurm.core.job.ending import Ending
 from nvrx_slurm.core.job.gathering import Gathering
 from nvrx_slurm.core.job.job_data import CoordinatorSettings, JobData, Phase
-from nvrx_slurm.core.job.membership import Membership
-from nvrx_slurm.core.job.requests import Requests
+from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.running import Running
 from nvrx_slurm.core.job.stopping import Stopping
 from nvrx_slurm.core.job.takeover import Takeover
-from nvrx_slurm.core.machine import Composed, plain
+from nvrx_slurm.core.machine import Machine, plain
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
 
+_PARTS = (Gathering, Takeover, Running, Stopping, Ending, AnyTime)
 
-class Coordinator(Composed):
+
+class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
     through = {Phase.RETURNING: Phase.FINISHED, Phase.CLOSED: Phase.FINISHED}
-    parts = (Gathering, Takeover, Running, Stopping, Ending, Membership, Requests)
+    table = {key: row for part in _PARTS for key, row in part.table.items()}
+    part_of_row = {key: part for part in _PARTS for key in part.table}
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
+        super().__init__(Phase.JOINING, now)
         self.settings = settings
         self.job = JobData.at_start(settings, now)
-        super().__init__(Phase.JOINING, now, self.job)
+        self._parts: dict[type[JobPart], JobPart] = {part: part(self, self.job) for part in _PARTS}
+        self._owner: dict[Enum, JobPart] = {owned: part for part in self._parts.values() for owned in part.states}
+        self.owner.enter(now)
 
     @property
-    def restarts_used(self) -> int:
-        """Over all terms."""
-        return self.job.budget.history.restarts_used
+    def owner(self) -> JobPart:
+        """The part that owns the current state: it decides what a change of the members means."""
+        return self._owner[self.state]
+
+    def go(self, state: Phase, now: float) -> None:
+        """Change the state; a part whose states are entered from another part's is told."""
+        before, self.state = self.owner, state
+        if self.owner is not before:
+            self.owner.enter(now)
+
+    def deadline(self) -> float | None:
+        """That of the part that owns the state (monotonic seconds), or None."""
+        return self.owner.deadline()
+
+    def kind(self, event: object) -> type:
+        """Messages of agents are known by their own type."""
+        return type(event.message if isinstance(event, FromAgent) else event)
+
+    def _handler(self, state: Enum, kind: type) -> JobPart:
+        return self._parts[self.part_of_row[state, kind]]
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole state as data that JSON can hold. Times are monotonic seconds of this host, as is `started`."""
-        return {**super().snapshot(), "job": plain(self.job)}
+        """The state, what it means, the next deadline, the job, and the data of each part, as JSON can hold them.
+
+        Times are monotonic seconds of this host, as is `started`.
+        """
+        own = {"state": self.state.name, "means": self.state.value, "deadline": self.deadline()}
+        parts = {
+            type(part).__name__.lower(): {name: plain(getattr(part, name)) for name in type(part).__annotations__}
+            for part in self._parts.values()
+        }
+        return {**own, "started": self.started, "job": plain(self.job), "parts": parts}

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from nvrx_slurm.types import (
-    AgentMessage,
-    Asked,
-    CoordinatorMessage,
-    EndJob,
-    Failed,
-    JobReport,
-    RankFault,
-    Register,
-    Stopped,
-    Succeeded,
-    WarnJob,
-)
+from nvrx_slurm import types as t
 
-# --- events: messages of agents ---------------------------------------------------
+Message = TypeVar("Message", bound=t.AgentMessage, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     """An agent registered on a fresh stream."""
 
-    message: Register
+    message: t.Register
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,57 +26,11 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class FromAgent:
-    """A message from `node_id`; one subclass for each type of message."""
+class FromAgent(Generic[Message]):
+    """A later message from `node_id`. The coordinator's table knows it by the type of the message."""
 
     node_id: str
-    message: AgentMessage
-
-
-class GotFailed(FromAgent):
-    """Ranks failed."""
-
-    message: Failed
-
-
-class GotSucceeded(FromAgent):
-    """All workers ended with 0."""
-
-    message: Succeeded
-
-
-class GotStopped(FromAgent):
-    """No worker is left."""
-
-    message: Stopped
-
-
-class GotEndJob(FromAgent):
-    """The job is to end."""
-
-    message: EndJob
-
-
-class GotAsked(FromAgent):
-    """A rank or a check made a request."""
-
-    message: Asked
-
-
-class GotWarnJob(FromAgent):
-    """The job is about to end."""
-
-    message: WarnJob
-
-
-FROM_AGENT: dict[type, type[FromAgent]] = {
-    Failed: GotFailed,
-    Succeeded: GotSucceeded,
-    Stopped: GotStopped,
-    EndJob: GotEndJob,
-    Asked: GotAsked,
-    WarnJob: GotWarnJob,
-}
+    message: Message
 
 
 # --- events: answers of our own program -----------------------------------------------------------------
@@ -116,7 +59,7 @@ class SendTo:
     """Push a message down the stream of one agent."""
 
     node_id: str
-    message: CoordinatorMessage
+    message: t.CoordinatorMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,5 +87,5 @@ class Done:
 
     code: int
     reason: str
-    cause: RankFault | None
-    report: JobReport = JobReport()
+    cause: t.RankFault | None
+    report: t.JobReport = t.JobReport()

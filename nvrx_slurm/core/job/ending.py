@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
+from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import Phase, rows
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.FINISHED, Phase.RETURNING)
 _NAMES_SHOWN = 16
-_TOO_LATE = (ev.GotSucceeded, ev.GotStopped, ev.GotAsked, ev.GotWarnJob, ev.GotEndJob, ev.TimeLeft, ev.ProgressRead)
+_TOO_LATE = (t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob, ev.TimeLeft, ev.ProgressRead)
 
 
-@dataclass(eq=False)
 class Ending(JobPart):
     """Owns the states after the decision. `job.end` is that decision."""
 
     states = (*_MINE, Phase.CLOSED)
-    table: ClassVar[Table] = rows(
-        (_MINE, ev.Joined, Row("on_joined", (Phase.FINISHED,), "it learns the end, too")),
-        (_MINE, ev.Lost, Row("on_lost", (*_MINE, Phase.CLOSED), "it has left")),
-        (_MINE, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
-        (_MINE, Tick, Row("on_tick", (Phase.CLOSED,), "the end waits for a bounded time")),
-        *((_MINE, event, Row("ignore", (), "the end is decided")) for event in _TOO_LATE),
+    table = rows(
+        (_MINE, ev.Joined, "on_joined", (Phase.FINISHED,), "it learns the end, too"),
+        (_MINE, ev.Lost, "on_lost", (*_MINE, Phase.CLOSED), "it has left"),
+        (_MINE, t.Failed, "more_faults", (), "for the first cause and the failure table"),
+        (_MINE, Tick, "on_tick", (Phase.CLOSED,), "the end waits for a bounded time"),
+        (_MINE, _TOO_LATE, "ignore", (), "the end is decided"),
     )
 
     leave_by: float = 0.0

@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.placement import Placement, place
-from nvrx_slurm.core.machine import Row, Table, Tick, earliest
+from nvrx_slurm.core.machine import Tick, earliest
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
 
 
-@dataclass(eq=False)
 class Gathering(JobPart):
     """Owns the states from the first agent, or from the end of a failed cycle, to the next plan."""
 
     states = _MINE
-    table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, ev.GotSucceeded, Row("ignore", (), "of a cycle that is over")),
-        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "one more is ready")),
-        (
-            _MINE,
-            Tick,
-            Row("on_tick", ANY, "join timeout, last call or pause is over"),
-        ),
+    table = rows(
+        (_MINE, t.Failed, "ignore", (), "of a cycle that is over"),
+        (_MINE, t.Succeeded, "ignore", (), "of a cycle that is over"),
+        (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "one more is ready"),
+        (_MINE, Tick, "on_tick", ANY, "join timeout, last call or pause is over"),
     )
 
     join_by: float = 0.0
     announce_at: float | None = None
     last_call_until: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.join_by = self.core.started + self.job.settings.join_timeout_s
-        self.announce_at = self.core.started + self.job.settings.announce_s
-
     def enter(self, now: float) -> None:
-        """The workers of a failed cycle are gone, or a takeover has come to nothing."""
+        """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
         if now < self.job.pause_until:
             self.core.go(Phase.PAUSED, now)
         else:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        if not self.job.fresh:
+        if not self.job.fresh or not self.join_by:
             self.join_by = now + self.job.settings.join_timeout_s
         self.core.go(Phase.JOINING, now)
         self._plan_if_possible(now)
@@ -66,8 +53,8 @@ class Gathering(JobPart):
         if self.job.inherited.running:
             self.core.go(Phase.TAKEOVER, now)
             return
-        if mine and not is_busy(message):
-            self.add_faults(message.faults, now)
+        if mine and not message.busy:
+            self.job.add_faults(message.faults, now)
         elif not mine:
             self.stop_old_workers(message)
         self._plan_if_possible(now)
@@ -76,10 +63,9 @@ class Gathering(JobPart):
         """One fewer."""
         self._plan_if_possible(now)
 
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
         """A node has passed its preflight, or has stopped workers of an older cycle."""
-        if self.job.members.note_stopped(event.node_id, event.message):
-            self._plan_if_possible(now)
+        self._plan_if_possible(now)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -106,10 +92,9 @@ class Gathering(JobPart):
     def _wait(self, now: float) -> None:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
         self.core.go(Phase.JOINING, now)
-        if len(self.job.members) < self.job.settings.min_nodes:
+        self.announce_at = now + self.job.settings.announce_s
+        if 0 < len(self.job.members) < self.job.settings.min_nodes:
             self._announce(now)
-        else:
-            self.announce_at = now + self.job.settings.announce_s
 
     def _announce(self, now: float) -> None:
         self.announce_at = None

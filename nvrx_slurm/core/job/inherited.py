@@ -73,14 +73,8 @@ class Inherited:
         self.plan, self.places, self.running = None, {}, Assignment()
 
 
-def is_busy(message: Register) -> bool:
-    """Whether the agent that registers has workers, or had them until they were all done."""
-    idle = message.doing in (Doing.IDLE, Doing.PREPARING)
-    return message.plan is not None and message.plan.active and not idle
-
-
 def busy_cycle(message: Register) -> int:
     """The cycle of which it may still run workers, PREPARING or READY."""
     if message.doing is Doing.PREPARING:
         return PREPARING
-    return message.plan.cycle if is_busy(message) and message.plan is not None else READY
+    return message.plan.cycle if message.busy and message.plan is not None else READY

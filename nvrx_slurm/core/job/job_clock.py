@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from nvrx_slurm.core.machine import earliest
-
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
+
+_ASK, _ANSWER, _ACT = "ask", "answer", "act"  # the steps
 
 
 class Due(Enum):
@@ -24,10 +24,8 @@ class JobClock:
     def __init__(self, limited: bool, warn_before_s: float, stop_before_s: float, now: float) -> None:
         self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
         self._end_at: float | None = None
-        self._ask_at: float | None = now if limited else None
-        self._answer_by: float | None = None
-        self._act_at: float | None = None
-        self._last_time = False  # the question under way is the last one before acting
+        self._at: float | None = now if limited else None  # when the next step is due
+        self._next = _ASK
         self._warned = warn_before_s <= 0.0
 
     @property
@@ -37,46 +35,33 @@ class JobClock:
 
     def deadline(self) -> float | None:
         """When `look` is due (monotonic seconds), or None."""
-        return earliest(self._ask_at, self._answer_by, self._act_at)
+        return self._at
 
     def look(self, now: float) -> Due:
-        """What is due at `now`."""
-        if self._answer_by is not None and now >= self._answer_by:
-            return self.answer(None, now)
-        if self._ask_at is not None and now >= self._ask_at:
-            self._ask_at, self._answer_by = None, now + _ANSWER_S
-            self._last_time = self._is_near(now)
+        """The action that is due at `now`."""
+        if self._at is None or now < self._at:
+            return Due.NOTHING
+        if self._next == _ASK:
+            self._at, self._next = now + _ANSWER_S, _ANSWER
             return Due.ASK
-        if self._act_at is not None and now >= self._act_at:
-            self._act_at = None
-            return self._act(now)
-        return Due.NOTHING
+        if self._next == _ANSWER:
+            return self.answer(None, now)
+        self._at = None
+        return self._act(now)
 
     def answer(self, left_s: float | None, now: float) -> Due:
-        """`left_s` seconds are left; None = no answer: what was known before holds."""
-        self._answer_by = self._ask_at = self._act_at = None
-        if left_s is not None:
-            self._end_at = now + left_s
-        if self._end_at is None:
-            return Due.NOTHING
-        due = self._due_at(self._end_at)
-        if due is None or now >= due:
-            return self._act(now)
-        if self._last_time and self._is_near(now):
-            self._act_at = due
-        else:
-            self._ask_at = max(now, due - _ANSWER_S)
-        return Due.NOTHING
-
-    def _is_near(self, now: float) -> bool:
-        """Whether there is no time to ask more than once."""
-        due = self._due_at(self._end_at) if self._end_at is not None else None
-        return due is not None and due - now <= 2 * _ANSWER_S
-
-    def _due_at(self, end_at: float) -> float | None:
-        """When to warn, or once that is done, to stop."""
+        """`left_s` seconds are left; None = no answer: the time that was known before holds."""
+        self._at = None
+        self._end_at = self._end_at if left_s is None else now + left_s
         before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
-        return end_at - before_s if before_s > 0.0 else None
+        if self._end_at is None or before_s <= 0.0:
+            return Due.NOTHING
+        due = self._end_at - before_s
+        if now >= due:
+            return self._act(now)
+        ask_again = due - now > 2 * _ANSWER_S
+        self._at, self._next = (due - _ANSWER_S, _ASK) if ask_again else (due, _ACT)
+        return Due.NOTHING
 
     def _act(self, now: float) -> Due:
         assert self._end_at is not None
@@ -86,5 +71,5 @@ class JobClock:
             return Due.NOTHING
         self._warned = True
         if self._stop_before_s > 0.0:
-            self._ask_at = max(now, self._end_at - self._stop_before_s - _ANSWER_S)
+            self._at, self._next = max(now, self._end_at - self._stop_before_s - _ANSWER_S), _ASK
         return Due.WARN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -53,7 +54,7 @@ FOLLOWS: Follows = {
     Phase.RETURNING: (Phase.FINISHED, Phase.CLOSED),
 }
 ANY = tuple(Phase)
-rows = partial(machine.rows, FOLLOWS)
+rows = partial(machine.rows, follows=FOLLOWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,9 @@ class JobData:
         """How many nodes may still come at most: those that were expected, without the excluded ones."""
         return self.settings.max_nodes - len(self.budget.history.excluded)
 
-    def add_fault(self, fault: RankFault, now: float) -> None:
-        """Note a fault of the last cycle. A fault that is told again counts once."""
-        if fault not in self.faults and len(self.faults) < _MAX_FAULTS:
-            self.faults[fault] = None
-            self.report.add_fault(fault, self.cycle, now)
+    def add_faults(self, faults: Iterable[RankFault], now: float) -> None:
+        """Note faults of the last cycle. A fault that is told again counts once."""
+        for fault in faults:
+            if fault not in self.faults and len(self.faults) < _MAX_FAULTS:
+                self.faults[fault] = None
+                self.report.add_fault(fault, self.cycle, now)

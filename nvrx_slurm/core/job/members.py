@@ -22,43 +22,30 @@ class Member:
     busy: int = READY  # highest cycle of which it may still run workers
 
 
-class Members:
+class Members(dict[str, Member]):
     """Connected agents by node_id; every query the coordinator makes per message is O(1)."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Member] = {}
+        super().__init__()
         self._by_infra: dict[int, str] = {}
         self.ready = 0  # how many have no workers
 
-    def __contains__(self, node_id: object) -> bool:
-        return node_id in self._by_id
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __getitem__(self, node_id: str) -> Member:
-        return self._by_id[node_id]
-
-    def get(self, node_id: str) -> Member | None:
-        """The member, or None if it is not connected."""
-        return self._by_id.get(node_id)
-
     def same_place(self, node: Node) -> Member | None:
         """The connected member that `node` replaces: the same agent life, or the same infra rank."""
-        known = node.node_id if node.node_id in self._by_id else self._by_infra.get(node.infra_rank, "")
-        return self._by_id.get(known)
+        known = node.node_id if node.node_id in self else self._by_infra.get(node.infra_rank, "")
+        return self.get(known)
 
     def put(self, node: Node, port: int, busy: int) -> None:
         """Add a member, or note what has become of it."""
         self.remove(node.node_id)
-        self._by_id[node.node_id] = Member(node, port, busy)
+        self[node.node_id] = Member(node, port, busy)
         self.ready += busy == READY
         if node.infra_rank >= 0:
             self._by_infra[node.infra_rank] = node.node_id
 
     def remove(self, node_id: str) -> Member | None:
         """Forget a member; None if it is not here."""
-        member = self._by_id.pop(node_id, None)
+        member = self.pop(node_id, None)
         if member is None:
             return None
         self.ready -= member.busy == READY
@@ -68,18 +55,18 @@ class Members:
 
     def set_busy(self, node_id: str, cycle: int) -> None:
         """Note that a member may run workers of `cycle`, or with READY that it runs none."""
-        member = self._by_id[node_id]
+        member = self[node_id]
         self.ready += (cycle == READY) - (member.busy == READY)
         member.busy = cycle
 
     def may_run(self, node_id: str) -> bool:
         """Whether it is connected and may have workers."""
-        member = self._by_id.get(node_id)
+        member = self.get(node_id)
         return member is not None and member.busy != READY
 
     def note_stopped(self, node_id: str, message: Stopped) -> bool:
         """Whether this message makes a busy member ready; a repeated or stale one does not."""
-        member = self._by_id.get(node_id)
+        member = self.get(node_id)
         if member is None or member.busy == READY:
             return False
         first = message.term == 0  # it has never run anything
@@ -91,11 +78,11 @@ class Members:
 
     def ready_nodes(self) -> list[Node]:
         """The nodes that can be part of a plan now."""
-        return [m.node for m in self._by_id.values() if m.busy == READY]
+        return [m.node for m in self.values() if m.busy == READY]
 
     def in_order(self) -> list[Node]:
         """All connected nodes in infra order."""
-        return sorted((m.node for m in self._by_id.values()), key=infra_order)
+        return sorted((m.node for m in self.values()), key=infra_order)
 
     def missing(self, expected: Sequence[str], at_least: int) -> str:
         """One sentence: how many are here and, as far as names are known, which are missing."""

@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
-from nvrx_slurm.core.machine import Part, Say, Tick, earliest
+from nvrx_slurm.core.machine import Say, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.job.coordinator import Coordinator
 
 _SIGTERM = 15
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 
 
-@dataclass(eq=False)
-class JobPart(Part):
-    """A part of the coordinator. A part that owns states overrides `joined`, `left`, `timer_at` and `on_timer`."""
+class JobPart:
+    """A part of the coordinator. A part that owns states overrides the hooks below."""
 
-    job: JobData
+    states: ClassVar[tuple[Phase, ...]] = ()  # that it owns: it is told when the machine enters the first of them
+    table: ClassVar[Table]  # rows that it handles, of its own states or of those of other parts
 
-    @property
-    def owner(self) -> JobPart:
-        """The part that owns the current state: it decides what a change of the members means."""
-        return cast(JobPart, self.core.owner)
+    def __init__(self, core: Coordinator, job: JobData) -> None:
+        self.core, self.job = core, job
+
+    def ignore(self, event: object, now: float) -> None:
+        """Handler of rows where nothing is to be done (the row says why)."""
 
     # --- what a part that owns states is told ---------------------------------------------------------------
+
+    def enter(self, now: float) -> None:
+        """The machine has come from a state of another part to one of this part's."""
 
     def joined(self, message: t.Register, now: float) -> None:
         """An agent has registered; it is a member already."""
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """A member is gone and removed; `fault` says why."""
+
+    def stopped(self, node_id: str, now: float) -> None:
+        """A member has become ready: no worker is left on its node, which has passed its preflight."""
+
+    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
+        """A node has stopped its workers; a repeated or stale message changes nothing."""
+        if self.job.members.note_stopped(event.node_id, event.message):
+            self.stopped(event.node_id, now)
 
     def timer_at(self) -> float | None:
         """When this part has something to do (monotonic seconds), or None."""
@@ -80,7 +92,7 @@ class JobPart(Part):
 
     def stop_old_workers(self, message: t.Register) -> None:
         """The same for an agent that has just registered, if it has any."""
-        if message.plan is not None and is_busy(message):
+        if message.plan is not None and message.busy:
             self.stop_workers(message.node.node_id, message.plan.cycle)
 
     def warn(self, warning: t.Warn) -> None:
@@ -91,11 +103,6 @@ class JobPart(Part):
             self.send_all(warning)
 
     # --- faults, and nodes that go --------------------------------------------------------------------------
-
-    def add_faults(self, faults: Iterable[t.RankFault], now: float) -> None:
-        """Note faults of the last cycle."""
-        for fault in faults:
-            self.job.add_fault(fault, now)
 
     def fail_cycle(self, cause: t.RankFault | None, now: float) -> None:
         """The cycle cannot go on: its workers are stopped."""
@@ -113,7 +120,7 @@ class JobPart(Part):
             job.report.add_fault(fault, job.cycle, now)
         else:
             self.say(f"node {member.node.host} left: {fault.message}")
-        self.owner.left(member.node, fault, now)
+        self.core.owner.left(member.node, fault, now)
 
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Send an agent away; a member is removed."""
@@ -125,12 +132,12 @@ class JobPart(Part):
         self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))
         self.core.emit(ev.Drop(node_id))
 
-    def more_faults(self, event: ev.GotFailed, now: float) -> None:
+    def more_faults(self, event: ev.FromAgent[t.Failed], now: float) -> None:
         """Faults of the last cycle that arrive after it was given up."""
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
-                self.job.add_fault(fault, now)
+                self.job.add_faults((fault,), now)
                 self._say_if_new(fault)
 
     def _say_if_new(self, fault: t.RankFault) -> None:

@@ -38,20 +38,13 @@ def place(ready: Sequence[Node], previous: Mapping[int, str], min_nodes: int) ->
     alive = {node.node_id for node in ordered}
     kept = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in alive}
     taken = set(kept.values())
-    waiting = [node for node in ordered if node.node_id not in taken]
-    fillers = iter(waiting)
-    active: list[str] = []
-    promoted: list[str] = []
-    for group_rank in range(min_nodes):
-        node_id = kept.get(group_rank)
-        if node_id is None:
-            node = next(fillers)
-            node_id = node.node_id
-            promoted.append(f"{node.host} as group rank {group_rank}")
-        active.append(node_id)
-    spares = tuple(node.node_id for node in fillers)
+    waiting = iter([node for node in ordered if node.node_id not in taken])
+    promoted = {g: next(waiting) for g in range(min_nodes) if g not in kept}
+    active = tuple(kept[g] if g in kept else promoted[g].node_id for g in range(min_nodes))
+    spares = tuple(node.node_id for node in waiting)
     why = f"{min_nodes} active and {len(spares)} spare nodes in infra-rank order"
     if previous:
-        moved = "; new: " + ", ".join(promoted[:4]) + (", ..." if len(promoted) > 4 else "") if promoted else ""
+        new = [f"{node.host} as group rank {g}" for g, node in promoted.items()]
+        moved = "; new: " + ", ".join(new[:4]) + (", ..." if len(new) > 4 else "") if new else ""
         why = f"{len(kept)} of {min_nodes} active nodes keep their group rank{moved}"
-    return Placement(tuple(active), spares, why)
+    return Placement(active, spares, why)

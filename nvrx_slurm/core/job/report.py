@@ -19,19 +19,19 @@ class ReportBuilder:
         self._cycles = 0
         self._faults: list[FaultRecord] = []
         self._not_listed = 0
-        self._last_faults: list[FaultRecord] = []  # of the cycle of the latest fault
+        self._last: dict[RankFault, FaultRecord] = {}  # of the cycle of the latest fault, each once
+        self._last_cycle = -1
         self._restarts: list[RestartRecord] = []
         self._open: RestartRecord | None = None  # the restart that is under way
         self._down_s = 0.0
-        self._seen: set[RankFault] = set()  # of that cycle: a fault that is told again is listed once
         self._lost: dict[str, None] = {}
         self._promoted: dict[str, None] = {}
 
     def add_fault(self, fault: RankFault, cycle: int, now: float) -> None:
         """A fault has become known."""
-        if self._last_faults and self._last_faults[0].cycle != cycle:
-            self._last_faults, self._seen = [], set()
-        if fault in self._seen:
+        if cycle != self._last_cycle:
+            self._last, self._last_cycle = {}, cycle
+        if fault in self._last:
             return
         record = FaultRecord(
             at_s=now - self._started_at,
@@ -48,9 +48,8 @@ class ReportBuilder:
             self._faults.append(record)
         else:
             self._not_listed += 1
-        if len(self._last_faults) < LISTED:
-            self._last_faults.append(record)
-            self._seen.add(fault)
+        if len(self._last) < LISTED:
+            self._last[fault] = record
         if fault.kind is FaultKind.NODE_LOST and fault.host and len(self._lost) < LISTED:
             self._lost[fault.host] = None
 
@@ -87,7 +86,7 @@ class ReportBuilder:
             restarts=tuple(self._restarts),
             faults=tuple(self._faults),
             faults_not_listed=self._not_listed,
-            last_faults=tuple(self._last_faults),
+            last_faults=tuple(self._last.values()),
             lost_nodes=tuple(self._lost),
             excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
             spares_used=tuple(self._promoted),

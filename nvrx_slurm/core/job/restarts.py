@@ -13,6 +13,9 @@ from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE
 )
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT_START_S = 120.0  # a port that another program took is noticed within this time of a start
+_MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
@@ -47,6 +50,7 @@ class Budget:
         self._limits = limits
         self.history = History()
         self._early_death: tuple[int, int] | None = None  # (rank, how often in a row it died at the start)
+        self._port_retries = 0
 
     def inherit(self, history: History) -> bool:
         """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
@@ -68,19 +72,19 @@ class Budget:
     def after(self, cause: RankFault, lasted_s: float) -> Decision:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used."""
         used, what = self.history.restarts_used, headline(cause)
-        if used >= self._max:
-            left = (
-                "no restart was allowed (--max-restarts=0)" if self._max == 0 else f"all {self._max} restarts are used"
-            )
-            return Decision(False, ExitCode.FAILED, f"{what}; {left}")
+        if self._port_retries < _MAX_PORT_RETRIES and lost_its_port(cause, lasted_s):
+            self._port_retries += 1
+            some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
+            return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
         spent = {entry.kind: entry.count for entry in self.history.spent}
         allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
-        of_kind = spent.get(cause.kind, 0)
-        if of_kind >= allowed.get(cause.kind, self._max):
-            left = f"all {of_kind} restarts" if of_kind else "no restart"
-            was = "are used" if of_kind else "was allowed"
-            why = f"{what}; {left} for {cause.kind.value} faults {was} (--ft-max-restarts-by-fault)"
-            return Decision(False, ExitCode.FAILED, why)
+        of_kind, left = spent.get(cause.kind, 0), ""
+        if used >= self._max:
+            left = f"all {self._max} restarts are used" if self._max else "no restart was allowed (--max-restarts=0)"
+        elif of_kind >= allowed.get(cause.kind, self._max):
+            left = f"no restart for {cause.kind.value} faults is left (--ft-max-restarts-by-fault)"
+        if left:
+            return Decision(False, ExitCode.FAILED, f"{what}; {left}")
         spent[cause.kind] = of_kind + 1
         by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
         self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
@@ -125,6 +129,12 @@ class Budget:
             f" {before + self._limits.min_progress_iterations} or more was expected"
         )
         return Decision(False, self._limits.no_restart_code, why)
+
+
+def lost_its_port(cause: RankFault, lasted_s: float) -> bool:
+    """Whether rank 0 could not listen on MASTER_PORT, which another program may take with SO_REUSEADDR."""
+    said = f"{cause.message}\n{cause.traceback}"
+    return cause.rank == 0 and lasted_s < _PORT_START_S and _PORT_TAKEN.search(said) is not None
 
 
 def _key(node: Node) -> str:

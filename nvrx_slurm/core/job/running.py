@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart, lost
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
-from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _MINE = (Phase.RUNNING, Phase.LAST_RANKS)
 
 
-@dataclass(eq=False)
 class Running(JobPart):
     """Owns the states from a plan to the first fault that stops the cycle, or to the success of the job."""
 
     states = _MINE
-    table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("on_failed", ANY, "restart, go on, or the end")),
-        (_MINE, ev.GotSucceeded, Row("on_succeeded", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all have")),
-        (
-            _MINE,
-            ev.GotStopped,
-            Row("on_stopped", (*LIVE, Phase.FINISHED), "a returned node is a spare now"),
-        ),
-        (_MINE, Tick, Row("on_tick", (Phase.FINISHED,), "the last ranks take too long")),
+    table = rows(
+        (_MINE, t.Failed, "on_failed", ANY, "restart, go on, or the end"),
+        (_MINE, t.Succeeded, "on_succeeded", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all have"),
+        (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "a returned node is a spare now"),
+        (_MINE, Tick, "on_tick", (Phase.FINISHED,), "the last ranks take too long"),
     )
 
     last_ranks_by: float = 0.0
@@ -65,7 +57,7 @@ class Running(JobPart):
             self._node_failed(group_rank, (current and message.faults) or (unseen,), now, gone=True)
 
     def _joined_as_spare(self, message: t.Register) -> None:
-        if is_busy(message):
+        if message.busy:
             self.stop_old_workers(message)
         else:
             self.say(f"node {message.node.host} joined as a spare")
@@ -80,7 +72,7 @@ class Running(JobPart):
 
     # --- what agents report ---------------------------------------------------------------------------------
 
-    def on_failed(self, event: ev.GotFailed, now: float) -> None:
+    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> None:
         """Ranks failed on an active node."""
         group_rank = self._active(event)
         if group_rank is None:
@@ -90,28 +82,26 @@ class Running(JobPart):
         else:
             self.refuse(event.node_id, "it reported a failure without a fault", now)
 
-    def on_succeeded(self, event: ev.GotSucceeded, now: float) -> None:
+    def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:
         """One node is done."""
         group_rank = self._active(event)
         if group_rank is not None:
             self._note_success(group_rank, event.message.early, now)
 
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
         """A returned node has stopped its old workers: it is a spare. An active one has stopped by itself, or
         (min-healthy) has lost its last worker."""
-        if not self.job.members.note_stopped(event.node_id, event.message):
-            return
         assignment = self.job.assignment
-        group_rank = assignment.group_rank(event.node_id)
+        group_rank = assignment.group_rank(node_id)
         if group_rank is None:
-            self.send_plan(event.node_id)
+            self.send_plan(node_id)
         elif group_rank in assignment.broken:
             self._finish_if_done(now)
         elif group_rank not in assignment.succeeded:
-            unasked = lost(self.job.members[event.node_id].node, "it stopped its workers unasked")
+            unasked = lost(self.job.members[node_id].node, "it stopped its workers unasked")
             self._node_failed(group_rank, (unasked,), now, gone=True)
 
-    def _active(self, event: ev.GotFailed | ev.GotSucceeded) -> int | None:
+    def _active(self, event: ev.FromAgent[t.Failed | t.Succeeded]) -> int | None:
         """The group rank of the sender, if it takes part in the running cycle and speaks of that one."""
         group_rank = self.job.assignment.group_rank(event.node_id)
         current = event.message.cycle == self.job.cycle and event.node_id in self.job.members
@@ -122,7 +112,7 @@ class Running(JobPart):
     def _node_failed(self, group_rank: int, faults: Sequence[t.RankFault], now: float, gone: bool = False) -> None:
         """Something happened to an active node; `gone`: none of its workers is left."""
         job, assignment = self.job, self.job.assignment
-        self.add_faults(faults, now)
+        self.job.add_faults(faults, now)
         if not job.min_healthy:
             self.fail_cycle(first_cause(job.faults), now)
             return

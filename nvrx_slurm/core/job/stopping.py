@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.inherited import is_busy
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import evidence, headline
-from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.core.machine import Tick
 
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 
 
-@dataclass(eq=False)
 class Stopping(JobPart):
     """Owns the states from the fault that stops a cycle until nothing of that cycle is left."""
 
     states = STOPPING
-    table: ClassVar[Table] = rows(
-        (STOPPING, ev.GotFailed, Row("more_faults", (), "for the first cause and the failure table")),
-        (STOPPING, ev.GotSucceeded, Row("ignore", (), "too late: the cycle is being stopped")),
-        (STOPPING, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "the next cycle when all are")),
-        (STOPPING, ev.ProgressRead, Row("on_progress", ANY, "score this cycle")),
-        (STOPPING, Tick, Row("on_tick", ANY, "a node does not stop, or progress cannot be read")),
+    table = rows(
+        (STOPPING, t.Failed, "more_faults", (), "for the first cause and the failure table"),
+        (STOPPING, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
+        (STOPPING, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "the next cycle when all are"),
+        (STOPPING, ev.ProgressRead, "on_progress", ANY, "score this cycle"),
+        (STOPPING, Tick, "on_tick", ANY, "a node does not stop, or progress cannot be read"),
     )
 
-    pending: set[str] = field(default_factory=set)  # node_ids of agents that have yet to stop
+    pending: set[str] = set()  # node_ids of agents that have yet to stop
     stop_by: float = 0.0
     score_by: float = 0.0  # no plan before the cycle is scored, or this
     end_unless_scored: t.Finish | None = None  # what the budget says, if progress does not say more
@@ -77,23 +72,18 @@ class Stopping(JobPart):
 
     def joined(self, message: t.Register, now: float) -> None:
         """An agent that made its stream anew may have stopped meanwhile."""
-        if is_busy(message):
+        if message.busy:
             self.stop_old_workers(message)
         else:
-            self._stopped(message.node.node_id, now)
+            self.stopped(message.node.node_id, now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """It is not waited for."""
         if node.node_id in self.pending:
-            self.job.add_fault(fault, now)
-            self._stopped(node.node_id, now)
+            self.job.add_faults((fault,), now)
+            self.stopped(node.node_id, now)
 
     # --- what agents report ---------------------------------------------------------------------------------
-
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
-        """One node fewer to wait for."""
-        if self.job.members.note_stopped(event.node_id, event.message):
-            self._stopped(event.node_id, now)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
@@ -125,7 +115,8 @@ class Stopping(JobPart):
             self.refuse(node_id, why, now)
         self._go_on_if_stopped(now)
 
-    def _stopped(self, node_id: str, now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
+        """One node fewer to wait for."""
         if node_id in self.pending:
             self.pending.discard(node_id)
             self._go_on_if_stopped(now)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.assignment import Assignment
-from nvrx_slurm.core.job.inherited import is_busy
+from nvrx_slurm.core.job.assignment import Assignment, Slot
 from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.core.machine import Row, Table, Tick
+from nvrx_slurm.core.machine import Tick
 
 _MINE = (Phase.TAKEOVER,)
 
 
-@dataclass(eq=False)
 class Takeover(JobPart):
     """Owns the state in which agents with workers of an older term are here."""
 
     states = _MINE
-    table: ClassVar[Table] = rows(
-        (_MINE, ev.GotFailed, Row("on_failed", (*LIVE, Phase.FINISHED), "of the cycle to carry on with?")),
-        (_MINE, ev.GotSucceeded, Row("on_succeeded", (), "the cycle to carry on with is done on one node")),
-        (_MINE, ev.GotStopped, Row("on_stopped", (*LIVE, Phase.FINISHED), "that node cannot carry on")),
-        (_MINE, Tick, Row("on_tick", (*LIVE, Phase.FINISHED), "carry on without the missing nodes, or give up")),
+    table = rows(
+        (_MINE, t.Failed, "on_failed", (*LIVE, Phase.FINISHED), "of the cycle to carry on with?"),
+        (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
+        (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "that node cannot carry on"),
+        (_MINE, Tick, "on_tick", (*LIVE, Phase.FINISHED), "carry on without the missing nodes, or give up"),
     )
 
     wait_until: float = 0.0
@@ -41,36 +36,36 @@ class Takeover(JobPart):
     def joined(self, message: t.Register, now: float) -> None:
         """One more of the last cycle, or of an older one, or a spare."""
         mine = self.job.inherited.claim(message)
-        if mine and is_busy(message):
+        if mine and message.busy:
             self._carry_on_if_complete(now)
         elif mine:
-            self.add_faults(message.faults, now)
+            self.job.add_faults(message.faults, now)
         else:
             self.stop_old_workers(message)
         self._leave_if_nothing_runs(now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """One fewer."""
-        self._stopped(node.node_id, now)
+        self.stopped(node.node_id, now)
 
-    def on_failed(self, event: ev.GotFailed, now: float) -> None:
+    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
         if self.job.inherited.running.group_rank(event.node_id) is None:
             return
-        self.add_faults(event.message.faults, now)
+        self.job.add_faults(event.message.faults, now)
         if self.job.min_healthy:
             self.job.inherited.failed(event.node_id)
         else:
             self._give_up(now)
 
-    def on_succeeded(self, event: ev.GotSucceeded, now: float) -> None:
+    def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:
         """One node is done with the cycle to carry on with."""
         self.job.inherited.finished(event.node_id, event.message.early)
 
-    def on_stopped(self, event: ev.GotStopped, now: float) -> None:
+    def stopped(self, node_id: str, now: float) -> None:
         """A node is ready for another cycle."""
-        if self.job.members.note_stopped(event.node_id, event.message):
-            self._stopped(event.node_id, now)
+        self.job.inherited.running.remove(node_id)
+        self._leave_if_nothing_runs(now)
 
     def timer_at(self) -> float:
         """How long to wait for the nodes that are missing."""
@@ -110,16 +105,12 @@ class Takeover(JobPart):
         job = self.job
         job.fresh = False
         still = len(job.inherited.running)
-        job.assignment = Assignment.of(job.inherited.places)
+        job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
         job.inherited.forget()
         if not job.faults:
             why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
-            job.add_fault(t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why), now)
+            job.add_faults((t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why),), now)
         self.fail_cycle(first_cause(job.faults), now)
-
-    def _stopped(self, node_id: str, now: float) -> None:
-        self.job.inherited.running.remove(node_id)
-        self._leave_if_nothing_runs(now)
 
     def _leave_if_nothing_runs(self, now: float) -> None:
         if self.core.state is Phase.TAKEOVER and not self.job.inherited.running:

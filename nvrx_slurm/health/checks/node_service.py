@@ -55,10 +55,10 @@ def gather(node: NodeView, expected: Expected) -> Reply:
         place = trust.require(place, ValueError)
     node.doing(f"waiting for {path}")
     left_s = node.deadline_s - _MARGIN_S - time.monotonic()
-    return call(place, max(0.0, min(TIMEOUT_S, left_s)))
+    return _call(place, max(0.0, min(TIMEOUT_S, left_s)))
 
 
-def call(path: str, timeout_s: float) -> Reply:
+def _call(path: str, timeout_s: float) -> Reply:
     """One call, over a channel of its own, to the socket at `path`. Raises ValueError if it fails, for any cause."""
     from urllib.parse import quote
 

@@ -1,24 +1,143 @@
-"""Draining this node and taking it back: the rules of drain_policy, the record of drain_record, and scontrol."""
+"""Draining this node and taking it back: pure rules, a record on the node, and scontrol.
+
+A reason is `nvrx:CHECK[,CHECK...]:TEXT`: all checks that failed, then one short sentence about the first. A node is
+taken back only if root drained it with such a reason and nothing else has happened to it since.
+
+The record keeps the checks for which hooks drained the node, so that a healthy node costs slurmctld no question. It
+also keeps checks that failed while slurmctld could not be told. It lasts until the next boot.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import syslog
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import Finding, NodeView, Verdict
-from nvrx_slurm.health.hooks import drain_policy as policy
-from nvrx_slurm.health.hooks import drain_record as record
 
 if TYPE_CHECKING:
-    from nvrx_slurm.slurm.drain import Scontrol
+    from nvrx_slurm.slurm.drain import Note, Scontrol  # that module is needed for a drain only
 
 SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still take effect
 _SCONTROL_S = 10.0  # for both calls of a drain together; the prolog has less
 _MARGIN_S = 0.8  # to give up a scontrol that is blocked in the kernel, and to write LOG, before hook.sh ends the hook
+_LOCK_S = 1.0  # for other hooks to write the record, which is in memory
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+MAX_TEXT = 120  # characters of the sentence
+_REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
+# Replaced: characters that structure the output of Slurm's tools or look like their [user@time].
+_UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
+# Words of scontrol(1), "NODE STATES", and of older versions. _PLAIN: states that a node drained by us may have besides;
+# any other state means that others changed the node.
+_PERMANENT = frozenset({"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+_PLAIN = _PERMANENT | {"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"}
+_REPAIRED = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
+_SWITCHED_OFF = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"})
+_OUT = _REPAIRED | _SWITCHED_OFF | {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING"}
+
+
+class Reason(NamedTuple):
+    """A parsed reason of ours: the checks that failed, and the sentence."""
+
+    checks: tuple[str, ...]
+    text: str
+
+
+def reason(findings: Iterable[Finding]) -> str:
+    """The reason for these failures, at least one."""
+    failed = list(findings)
+    text = _UNFIT.sub("?", failed[0].text.replace("=", ":").replace("[", "(").replace("]", ")"))
+    return f"nvrx:{','.join(dict.fromkeys(finding.check for finding in failed))}:{text[:MAX_TEXT].strip()}"
+
+
+def parse(text: str) -> Reason | None:
+    """The parts of a reason of ours; None for any other text."""
+    found = _REASON.fullmatch(text)
+    return Reason(tuple(found[1].split(",")), found[2]) if found else None
+
+
+def may_drain(note: Note) -> bool:
+    """Whether the node is in service. A drain or a reason of others is never overwritten."""
+    return bool(note.states) and not note.states & _OUT
+
+
+def ours(note: Note) -> Reason | None:
+    """The reason if root drained the node with a reason of ours and its state is plainly drained; else None."""
+    if note.who != "root" or "DRAIN" not in note.states or not note.states <= _PLAIN:
+        return None
+    return parse(note.reason)
+
+
+def may_be_ours(note: Note) -> bool:
+    """Whether we drained the node, even if it is in maintenance, does not respond or reboots now."""
+    return note.who == "root" and parse(note.reason) is not None and not may_drain(note)
+
+
+def extended(note: Note, checks: Iterable[str]) -> str:
+    """Our reason with `checks` added; "" if they are in it already or the drain is not ours."""
+    why = parse(note.reason) if may_be_ours(note) else None
+    missing = [check for check in dict.fromkeys(checks) if why and check not in why.checks]
+    return f"nvrx:{','.join([*why.checks, *missing])}:{why.text}" if why and missing else ""
+
+
+def recovered(checks: Iterable[str], findings: Iterable[Finding]) -> bool:
+    """Whether all these checks pass now. UNKNOWN and NOT_APPLICABLE do not count as a pass."""
+    return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(checks)
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """For which checks hooks drained the node `name`, or were about to, with the times of the last failures
+    (`cache.now_s`)."""
+
+    def __init__(self, node: NodeView, name: str) -> None:
+        self._node, self._name = node, name
+
+    def read(self) -> dict[str, float] | None:
+        """{}: we did not drain the node. None: unknown, as after a boot. Only {} saves the question to slurmctld."""
+        try:
+            record = cache.read_private(self._path())
+            if record["boot"] != cache.boot_id(self._node):
+                return None
+            return {str(check): float(at_s) for check, at_s in record["checks"].items()}
+        except (OSError, cache.Unusable, KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def update(self, failed: Iterable[str] = (), since_s: float = 0.0) -> dict[str, float]:
+        """Record that the checks `failed` failed now, drop failures from before `since_s`, and return the new record.
+
+        If a failure cannot be recorded, the old record is removed: slurmctld is asked each time then.
+        """
+        from nvrx_slurm.system.files import file_lock  # not needed on a healthy node
+
+        try:
+            with file_lock(f"{self._path()}.lock", _LOCK_S):
+                known = self.read() or {}
+                kept = {check: at_s for check, at_s in known.items() if at_s >= since_s}
+                kept.update(dict.fromkeys(failed, cache.now_s()))
+                cache.write_private(self._path(), {"boot": cache.boot_id(self._node), "checks": kept})
+                return kept
+        except (OSError, cache.Unusable):
+            if failed:
+                with contextlib.suppress(OSError, cache.Unusable):
+                    os.unlink(self._path())
+            return {}
+
+    def _path(self) -> str:
+        return f"{cache.private_directory(self._node)}/drained-{self._name}.json"
+
+
+# --- scontrol ---------------------------------------------------------------------------------------------------------
 
 
 class Drains:
@@ -28,37 +147,34 @@ class Drains:
     def __init__(
         self, node: NodeView, name: str, scontrol: str, until_s: float, say: Callable[[int, str], None]
     ) -> None:
-        self._node, self._name, self._path, self._until_s, self._say = node, name, scontrol, until_s, say
-
-    def recorded(self) -> dict[str, float] | None:
-        """As `drain_record.read`."""
-        return record.read(self._node, self._name)
+        self._name, self._path, self._until_s, self._say = name, scontrol, until_s, say
+        self.record = Record(node, name)
 
     def drain(self, failed: list[Finding]) -> bool:
         """Drain the node unless it is out of service already. Returns whether it is out of service now."""
         checks = [finding.check for finding in failed]
-        reason = policy.reason(failed)
+        why = reason(failed)
         asked_s = cache.now_s()
         try:
-            record.update(self._node, self._name, checks)  # first: the periodic hook may run at the same time
+            self.record.update(checks)  # first: the periodic hook may run at the same time
             scontrol = self._scontrol()
             note = scontrol.note()
-            if not policy.may_drain(note):
+            if not may_drain(note):
                 states = "+".join(sorted(note.states))
-                self._say(syslog.LOG_NOTICE, f"not drained for {reason!r}: it is {states} already ({note.reason})")
-                if both := policy.extended(note, checks):
+                self._say(syslog.LOG_NOTICE, f"not drained for {why!r}: it is {states} already ({note.reason})")
+                if both := extended(note, checks):
                     scontrol.set_reason(both)
                     self._say(syslog.LOG_ERR, f"drained for more: {both}")
                 return True
-            scontrol.drain(reason)
+            scontrol.drain(why)
         except (NvrxError, ImportError) as error:  # ImportError: a module is missing, or others can change it
-            self._say(syslog.LOG_ERR, f"the node cannot be drained for {reason!r}: {error}")
+            self._say(syslog.LOG_ERR, f"the node cannot be drained for {why!r}: {error}")
             return False
-        record.update(self._node, self._name, checks, asked_s - SETTLE_S)  # it was in service: forget older failures
-        self._say(syslog.LOG_ERR, f"drained: {reason}")
+        self.record.update(checks, asked_s - SETTLE_S)  # it was in service: forget older failures
+        self._say(syslog.LOG_ERR, f"drained: {why}")
         return True
 
-    def ours(self) -> policy.Reason | None:
+    def ours(self) -> Reason | None:
         """Our reason if the node is plainly drained by us. Asks slurmctld, and records a drain that is not ours."""
         asked_s = cache.now_s()
         try:
@@ -66,23 +182,23 @@ class Drains:
         except NvrxError as error:
             self._say(syslog.LOG_WARNING, f"cannot tell whether this node is drained: {error}")
             return None
-        if not policy.may_be_ours(note):
-            record.update(self._node, self._name, since_s=asked_s - SETTLE_S)
-        return policy.ours(note)
+        if not may_be_ours(note):
+            self.record.update(since_s=asked_s - SETTLE_S)
+        return ours(note)
 
-    def undrain(self, why: policy.Reason, recorded: dict[str, float] | None, text: str) -> None:
+    def undrain(self, why: Reason, recorded: dict[str, float] | None, text: str) -> None:
         """Take the node back unless its reason or record has changed while the checks ran. `text`: for the log."""
         asked_s = cache.now_s()
         try:
             scontrol = self._scontrol()
-            if policy.ours(scontrol.note()) != why or self.recorded() != recorded:
+            if ours(scontrol.note()) != why or self.record.read() != recorded:
                 return
             scontrol.undrain()
         except NvrxError as error:
             self._say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
             return
         self._say(syslog.LOG_NOTICE, f"taken back: {text}")
-        if late := record.update(self._node, self._name, since_s=asked_s):  # another hook saw the node drained still
+        if late := self.record.update(since_s=asked_s):  # another hook saw the node drained still
             self.drain([Finding(check, Verdict.FAIL, "failed while the node was taken back") for check in late])
 
     def _scontrol(self) -> Scontrol:

@@ -24,7 +24,6 @@ _MARGIN_S = 0.3
 _GPU = re.compile(r"nvidia[0-9]+")
 _PID = re.compile(r"[0-9]{1,9}")
 _UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
-_STATE = re.compile(r"^State:\s+(\S)", re.MULTILINE)
 
 
 class Job(NamedTuple):
@@ -35,11 +34,10 @@ class Job(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """ "name (pid)" of the processes that ended, that did not, and that a tracer (ptrace(2)) stops."""
+    """ "name (pid)" of the processes that ended, and of those that did not."""
 
     ended: list[str]
     left: list[str]
-    traced: list[str]
 
 
 def check(job: Job) -> Check:
@@ -47,7 +45,7 @@ def check(job: Job) -> Check:
     return Check(
         name=NAME,
         reads="/proc/*/fd, cgroup, status and environ",
-        fails="A GPU process of the job that ended does not end on SIGKILL, and no tracer stops it.",
+        fails="A GPU process of the job that ended does not end on SIGKILL.",
         gather=lambda node, expected: end(node, job),
         judge=judge,
         budget_s=WAIT_S + 2.0,
@@ -58,7 +56,7 @@ def end(node: NodeView, job: Job) -> Facts:
     """Send SIGKILL to each GPU process of the job and wait for their end. Raises Absent on a node without GPU."""
     if not any(_GPU.fullmatch(name) for name in node.names("/dev")):
         raise Absent("there is no GPU")
-    waiting: dict[int, tuple[int, str]] = {}  # pidfd -> (pid, "name (pid)")
+    waiting: dict[int, str] = {}  # pidfd -> "name (pid)"
     for pid in [int(name) for name in node.names("/proc") if _PID.fullmatch(name) and int(name) != os.getpid()]:
         if not _is_to_end(node, job, pid):
             continue
@@ -68,13 +66,12 @@ def end(node: NodeView, job: Job) -> Facts:
             continue  # gone
         if _is_to_end(node, job, pid):  # asked again with the pidfd open: the pid was not recycled in between
             try:
-                waiting[pidfd] = pid, f"{node.text(f'/proc/{pid}/comm', 64).strip()} ({pid})"
+                waiting[pidfd] = f"{node.text(f'/proc/{pid}/comm', 64).strip()} ({pid})"
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             except OSError:
                 continue  # gone; its end is seen below
     ended = _wait(waiting, min(time.monotonic() + WAIT_S, node.deadline_s - _MARGIN_S))
-    traced = [name for pid, name in waiting.values() if _is_traced(node, pid)]
-    return Facts(ended, [name for _, name in waiting.values() if name not in traced], traced)
+    return Facts(ended, list(waiting.values()))
 
 
 def _is_to_end(node: NodeView, job: Job, pid: int) -> bool:
@@ -106,7 +103,7 @@ def _has_gpu_open(node: NodeView, pid: int) -> bool:
     return False
 
 
-def _wait(waiting: dict[int, tuple[int, str]], until_s: float) -> list[str]:
+def _wait(waiting: dict[int, str], until_s: float) -> list[str]:
     """Remove the processes that end by `until_s` (time.monotonic()), and return their names."""
     poller, ended = select.poll(), list[str]()
     for pidfd in waiting:
@@ -114,26 +111,14 @@ def _wait(waiting: dict[int, tuple[int, str]], until_s: float) -> list[str]:
     while waiting and (left_s := until_s - time.monotonic()) > 0:
         for pidfd, _ in poller.poll(int(left_s * 1000) + 1):
             poller.unregister(pidfd)
-            ended.append(waiting.pop(pidfd)[1])
+            ended.append(waiting.pop(pidfd))
     return ended
 
 
-def _is_traced(node: NodeView, pid: int) -> bool:
-    """Whether a tracer, and not the driver, keeps the process from its end: nothing is known about the GPU then."""
-    try:
-        threads = [node.text(f"/proc/{pid}/task/{tid}/status", 65536) for tid in node.names(f"/proc/{pid}/task")]
-    except OSError:
-        return False
-    states = {found[1] for status in threads if (found := _STATE.search(status))}
-    return "D" not in states and bool(states & {"t", "T"})
-
-
 def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
-    """FAIL if a process did not end; UNKNOWN if only tracers keep processes from their end."""
+    """FAIL if a process did not end."""
     if facts.left:
         return Verdict.FAIL, f"GPU processes of a job that ended do not end: {listed(facts.left)}"
-    if facts.traced:
-        return Verdict.UNKNOWN, f"GPU processes of a job that ended are stopped by a tracer: {listed(facts.traced)}"
     if facts.ended:
         return Verdict.PASS, f"ended {len(facts.ended)} left-over GPU processes: {listed(facts.ended)}"
     return Verdict.PASS, "no GPU process was left over"

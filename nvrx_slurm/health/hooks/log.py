@@ -14,7 +14,7 @@ import syslog
 import time
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import bounded_process, trust
+from nvrx_slurm.system import bounded_process, files, trust
 
 _SOCKET = "/dev/log"
 _MAX_CHARACTERS = 2000  # of a line for the system log
@@ -68,8 +68,6 @@ def _append(file: str, data: bytes, pipe: int) -> None:
     try:
         trust.require(os.path.dirname(file), UsageError)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(file, flags, 0o640)
-        while data:
-            data = data[os.write(fd, data) :]
+        files.write_all(os.open(file, flags, 0o640), data)
     except (OSError, UsageError) as error:
         os.write(pipe, str(error.strerror if isinstance(error, OSError) else error).encode())

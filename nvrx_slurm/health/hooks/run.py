@@ -14,13 +14,12 @@ import re
 import syslog
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import cache, policy, report, runner
 from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
-from nvrx_slurm.health.hooks import drain_policy, leftovers
-from nvrx_slurm.health.hooks.drains import Drains
+from nvrx_slurm.health.hooks import leftovers
+from nvrx_slurm.health.hooks.drains import Drains, recovered
 from nvrx_slurm.health.hooks.log import HookLog
 
 OK, REFUSE = 0, 10  # exit codes for hook.sh
@@ -32,38 +31,34 @@ _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
 _LEVELS = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WARNING, "": syslog.LOG_INFO}
 
 
-class Hook(NamedTuple):
+class Hook:
     """One run of a hook, from the environment that hook.sh and Slurm make. `job_ids`: the job's id, and its SLUID from
     Slurm 26.05; empty outside of a job. `failed`: the job failed. `until_s`: end of the budget (time.monotonic())."""
 
-    when: str
-    node: NodeView
-    name: str
-    job_ids: tuple[str, ...]
-    uid: int
-    comment: str
-    failed: bool
-    config: str | None
-    log: HookLog
-    drains: Drains
-    until_s: float
-
-    def left_s(self) -> float:
-        """Seconds for checks: the rest of the budget without the reserve for slurmctld."""
-        return max(_MIN_S, self.until_s - _RESERVE_S - time.monotonic())
+    def __init__(self, when: str, env: Mapping[str, str]) -> None:
+        budget_s, now_s = _number(env.get("NVRX_BUDGET"), 6.0), cache.now_s()
+        elapsed_s = now_s - _number(env.get("NVRX_SINCE"), now_s)
+        self.until_s = time.monotonic() + budget_s - (elapsed_s if 0 <= elapsed_s <= budget_s else _ASSUMED_S)
+        self.when = when
+        self.node, self.name = NodeView(env.get("NVRX_SYSROOT") or "/"), policy.node_name()
+        job = env.get("SLURM_JOB_ID", "")
+        self.job_ids = (job, env.get("SLURM_JOB_SLUID", job)) if job else ()
+        self.uid = int(_number(env.get("SLURM_JOB_UID"), -1))
+        self.comment = env.get("SLURM_JOB_COMMENT", "")
+        codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
+        self.failed = any(code.strip("0:") for code in codes)
+        self.config = env.get("NVRX_CONFIG") or None
+        self.log = HookLog(when, env.get("NVRX_LOG", ""))
+        self.drains = Drains(self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say)
 
     def say(self, level: int, text: str) -> None:
         """As HookLog.say, with the names of node and job."""
-        self.log.say(level, _titled(self.name, self.job_ids, text))
-
-
-def _titled(name: str, job_ids: tuple[str, ...], text: str) -> str:
-    return f"{name}{f' job {job_ids[0]}' if job_ids else ''}: {text}"
+        self.log.say(level, f"{self.name}{f' job {self.job_ids[0]}' if self.job_ids else ''}: {text}")
 
 
 def main(when: str, env: Mapping[str, str] | None = None) -> int:
     """Run a hook. Returns the exit code for hook.sh: OK, REFUSE, or any other code if the hook itself does not work."""
-    hook = _hook(when, os.environ if env is None else env)
+    hook = Hook(when, os.environ if env is None else env)
     runner.stop_on_sigterm()
     try:
         rules = policy.read_rules(hook.config, hook.node.root, hook.name)
@@ -75,34 +70,6 @@ def main(when: str, env: Mapping[str, str] | None = None) -> int:
         return int(error.exit_code)
     finally:
         hook.log.write(hook.until_s)
-
-
-def _hook(when: str, env: Mapping[str, str]) -> Hook:
-    budget_s, now_s = _number(env.get("NVRX_BUDGET"), 6.0), cache.now_s()
-    elapsed_s = now_s - _number(env.get("NVRX_SINCE"), now_s)
-    until_s = time.monotonic() + budget_s - (elapsed_s if 0 <= elapsed_s <= budget_s else _ASSUMED_S)
-    codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
-    job = env.get("SLURM_JOB_ID", "")
-    job_ids = (job, env.get("SLURM_JOB_SLUID", job)) if job else ()
-    name, node = policy.node_name(), NodeView(env.get("NVRX_SYSROOT") or "/")
-    log = HookLog(when, env.get("NVRX_LOG", ""))
-
-    def say(level: int, text: str) -> None:
-        log.say(level, _titled(name, job_ids, text))
-
-    return Hook(
-        when=when,
-        node=node,
-        name=name,
-        job_ids=job_ids,
-        uid=int(_number(env.get("SLURM_JOB_UID"), -1)),
-        comment=env.get("SLURM_JOB_COMMENT", ""),
-        failed=any(code.strip("0:") for code in codes),
-        config=env.get("NVRX_CONFIG") or None,
-        log=log,
-        drains=Drains(node, name, env.get("NVRX_SCONTROL", ""), until_s, say),
-        until_s=until_s,
-    )
 
 
 def _number(text: str | None, otherwise: float) -> float:
@@ -150,7 +117,7 @@ def _epilog(hook: Hook, rules: policy.Rules) -> int:
 
 
 def _periodic(hook: Hook, rules: policy.Rules) -> int:
-    recorded = hook.drains.recorded()
+    recorded = hook.drains.record.read()
     why = None if recorded == {} else hook.drains.ours()
     drained_for = dict.fromkeys([*why.checks, *(recorded or ())]) if why else {}
     checks = [_anew(check) if check.name in drained_for else check for check in _of(rules, hook.when, drained_for)]
@@ -160,17 +127,14 @@ def _periodic(hook: Hook, rules: policy.Rules) -> int:
             hook.drains.drain(failed)
     elif why and rules.hooks.undrain:
         off = [name for name in drained_for if name in rules.checks and not _in_hooks(rules.checks[name])]
-        if drain_policy.recovered(drained_for.keys() - off, found.findings):
+        if recovered(drained_for.keys() - off, found.findings):
             said = [f"{name} {'is switched off' if name in off else 'passes again'}" for name in drained_for]
             hook.drains.undrain(why, recorded, ", ".join(said))
     return OK
 
 
-_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {
-    "prolog": _prolog,
-    "epilog": _epilog,
-    "periodic": _periodic,
-}
+_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]]
+_HOOKS = {"prolog": _prolog, "epilog": _epilog, "periodic": _periodic}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -194,7 +158,8 @@ def _anew(check: Check) -> Check:
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
     """Run the checks and log their failures."""
     started_s = time.monotonic()
-    result = runner.run(checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], hook.left_s()))
+    left_s = max(_MIN_S, hook.until_s - _RESERVE_S - started_s)
+    result = runner.run(checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], left_s))
     took_s = time.monotonic() - started_s
     found = report.Report(hook.name, hook.when, result.findings, result.notes, round(took_s, 3))
     for note in found.notes:

@@ -7,18 +7,17 @@ bound calls and connections.
 from __future__ import annotations
 
 import asyncio
-import errno
-import grp
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -32,7 +31,7 @@ from nvrx_slurm.health.checks.node_service import METHOD
 from nvrx_slurm.health.service import nvhcd_pb2 as pb
 from nvrx_slurm.health.service.runs import NoAnswer, OwnChecks, Runs, Script
 from nvrx_slurm.system import trust
-from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES, file_lock
+from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 MAX_ARGS = 64
 MAX_CALLS = 256  # that wait for an answer
@@ -74,12 +73,9 @@ async def _serve(settings: config.Settings, what: Script | OwnChecks) -> None:
     server = _server(runs)
     with _published(settings, server.add_insecure_port):
         await server.start()
-        working, waiting = asyncio.ensure_future(runs.work()), asyncio.ensure_future(stopped.wait())
         log.info("listening on %s; runs %s", settings.socket_path, settings.healthcheck_path or "our own checks")
-        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    await runs.stop(working)
-    if not stopped.is_set():
-        working.result()  # raises the defect that ended it
+        await stopped.wait()
+    await runs.stop()
     ending = asyncio.ensure_future(server.stop(_GRACE_S))
     if not (await asyncio.wait({ending}, timeout=2 * _GRACE_S))[0]:
         os._exit(ExitCode.OK)  # gRPC waits for a peer that does not read, and cannot be interrupted
@@ -97,7 +93,7 @@ def _server(runs: Runs) -> Any:
         answer = await runs.ask(args)
         if isinstance(answer, NoAnswer):
             await context.abort(grpc.StatusCode[answer.status], one_line(answer.text))
-        return pb.HealthCheckResponse(**answer._asdict())
+        return answer
 
     server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=_LIMITS)
     _, service, name = METHOD.split("/")
@@ -119,22 +115,21 @@ def _published(settings: config.Settings, listen: Callable[[str], int]) -> Itera
     socket that a killed daemon left.
     """
     path = settings.socket_path
-    gid, mode = (-1, 0o666) if settings.group is None else (_gid(settings.group), 0o660)
-    directory, name = os.path.split(path)
+    directory = os.path.dirname(path)
     try:
-        with file_lock(f"{trust.require(directory, UsageError)}/.{name}.lock", 0.0):
-            _require_free(path)
-            with tempfile.TemporaryDirectory(prefix=".", dir=directory) as private:
-                made = f"{private}/s"
-                if len(os.fsencode(made)) > MAX_SOCKET_PATH_BYTES:
-                    raise UsageError(f"socket_path {path}: the name of its directory is too long; choose a shorter one")
-                listen(f"unix:{quote(made)}")
-                os.chown(made, -1, gid)
-                os.chmod(made, mode)
-                number = os.lstat(made).st_ino
-                os.rename(made, path)
-    except TimeoutError:
-        raise UsageError(f"socket_path {path}: another daemon is just starting there; try again") from None
+        trust.require(directory, UsageError)
+        _require_free(path)
+        with tempfile.TemporaryDirectory(prefix=".", dir=directory) as private:
+            made = f"{private}/s"
+            if len(os.fsencode(made)) > MAX_SOCKET_PATH_BYTES:
+                raise UsageError(f"socket_path {path}: the name of its directory is too long; choose a shorter one")
+            listen(f"unix:{quote(made)}")
+            if settings.group is not None:
+                shutil.chown(made, group=settings.group)
+            os.chmod(made, 0o666 if settings.group is None else 0o660)
+            os.rename(made, path)
+    except LookupError:
+        raise UsageError(f"group: there is no group {settings.group!r} on this node") from None
     except RuntimeError as error:  # gRPC's
         raise UsageError(f"socket_path {path}: {error}; choose another directory") from None
     except OSError as error:
@@ -142,7 +137,8 @@ def _published(settings: config.Settings, listen: Callable[[str], int]) -> Itera
     try:
         yield
     finally:
-        _remove(path, number)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _require_free(path: str) -> None:
@@ -155,23 +151,6 @@ def _require_free(path: str) -> None:
             probe.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         return
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.ETIMEDOUT) and not isinstance(error, TimeoutError):
-            raise UsageError(f"socket_path {path}: {error.strerror}; remove it or choose another path") from None
+    except (BlockingIOError, TimeoutError):
+        pass  # a process listens, and takes no connections
     raise UsageError(f"socket_path {path}: a process listens there already; stop that daemon or choose another path")
-
-
-def _gid(group: str) -> int:
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise UsageError(f"group: there is no group {group!r} on this node") from None
-
-
-def _remove(path: str, number: int) -> None:
-    """Remove the socket, unless another file has taken its place."""
-    try:
-        if os.lstat(path).st_ino == number:
-            os.unlink(path)
-    except FileNotFoundError:
-        return

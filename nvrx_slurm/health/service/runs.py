@@ -18,6 +18,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import listed, one_line
 from nvrx_slurm.health.checks.node_service import parse_output
+from nvrx_slurm.health.service import nvhcd_pb2 as pb
 from nvrx_slurm.system import bounded_process, processes, trust
 from nvrx_slurm.system.bounded_process import Ended
 
@@ -26,20 +27,10 @@ MAX_ERROR_BYTES = 16384
 MAX_QUEUED = 16  # different questions that wait: each costs a run, and clients wait for 60 s at most
 _STOP_S = 4.0  # for a killed command to end
 _CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline report it
-_STOPPED = "the service was stopped"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 log = logging.getLogger(__name__)
 Args = tuple[str, ...]
-
-
-class Answer(NamedTuple):
-    """A HealthCheckResponse."""
-
-    success: bool
-    exit_code: int
-    output: str
-    error: str
 
 
 class NoAnswer(NamedTuple):
@@ -47,6 +38,9 @@ class NoAnswer(NamedTuple):
 
     status: str
     text: str
+
+
+_STOPPED = NoAnswer("UNAVAILABLE", "the service was stopped")
 
 
 class Script:
@@ -63,7 +57,7 @@ class Script:
             raise UsageError(f"{self.path} cannot be executed; give it mode 755")
         return [self.path, *args]
 
-    def answer(self, ended: Ended) -> Answer | NoAnswer:
+    def answer(self, ended: Ended) -> pb.HealthCheckResponse | NoAnswer:
         """The script's JSON with a fail_count, as a whole or on its last such line; else JSON made of the exit code.
 
         Output that is meant as JSON and cannot be read is a failure whatever the exit code, as for clients (seed 000).
@@ -78,13 +72,15 @@ class Script:
         lines = [line for line in printed.split("\n") if "fail_count" in line]
         for output in (printed, *reversed(lines)):
             if parse_output(output) is not None:
-                return Answer(ended.code == 0, ended.code, output, error)
+                return pb.HealthCheckResponse(success=ended.code == 0, exit_code=ended.code, output=output, error=error)
         if ended.code in _CANNOT_EXECUTE:
             return NoAnswer("FAILED_PRECONDITION", f"{self.path} ended with {ended.code}, cannot be executed{said}")
         failed = [f"exit code {ended.code}"] if ended.code else []
         if not failed and (lines or printed.startswith("{")):
             failed = ["its output cannot be read"]
-        return Answer(ended.code == 0, ended.code, _output(failed), error)
+        return pb.HealthCheckResponse(
+            success=ended.code == 0, exit_code=ended.code, output=_output(failed), error=error
+        )
 
 
 class OwnChecks:
@@ -101,7 +97,7 @@ class OwnChecks:
         """The words to execute."""
         return self._command
 
-    def answer(self, ended: Ended) -> Answer | NoAnswer:
+    def answer(self, ended: Ended) -> pb.HealthCheckResponse | NoAnswer:
         """Only findings with the action drain or fail count as failures."""
         if ended.code is None:
             return NoAnswer("ABORTED", "the checks did not end in time and were killed")
@@ -112,7 +108,9 @@ class OwnChecks:
             return NoAnswer("FAILED_PRECONDITION", f"the checks could not be run: {why}")
         error = "; ".join(f"{finding.check}: {finding.text}" for finding in found.grave)
         failed = [finding.check for finding in found.grave]
-        return Answer(not failed, ended.code, _output(failed), error[:MAX_ERROR_BYTES])
+        return pb.HealthCheckResponse(
+            success=not failed, exit_code=ended.code, output=_output(failed), error=error[:MAX_ERROR_BYTES]
+        )
 
 
 def _output(failed: Sequence[str]) -> str:
@@ -131,49 +129,45 @@ class Runs:
         self._env = {"PATH": _PATH, **env}
         self._orphans = processes.Orphans()
         self._pid = 0  # of the command that runs, or that is blocked in the kernel
-        self._queued: dict[Args, asyncio.Future[Answer | NoAnswer]] = {}
-        self._asked = asyncio.Event()
+        self._waiting: dict[Args, asyncio.Task[pb.HealthCheckResponse | NoAnswer]] = {}
+        self._turns: set[asyncio.Task[pb.HealthCheckResponse | NoAnswer]] = set()
         self._closing = False
+        self._one = asyncio.Lock()  # its waiters go on in the order in which they came
 
-    async def ask(self, args: Args) -> Answer | NoAnswer:
+    async def ask(self, args: Args) -> pb.HealthCheckResponse | NoAnswer:
         """The answer of a run that begins after this call."""
         key = args if isinstance(self._what, Script) else ()
-        if key not in self._queued:
-            if self._closing:
-                return NoAnswer("UNAVAILABLE", _STOPPED)
-            if len(self._queued) >= MAX_QUEUED:
+        if self._closing:
+            return _STOPPED
+        if key not in self._waiting:
+            if len(self._waiting) >= MAX_QUEUED:
                 return NoAnswer("UNAVAILABLE", "too many different health checks are waiting")
-            self._queued[key] = asyncio.get_running_loop().create_future()
-            self._asked.set()
-        return await asyncio.shield(self._queued[key])
+            turn = self._waiting[key] = asyncio.ensure_future(self._turn(key))
+            self._turns.add(turn)
+            turn.add_done_callback(self._turns.discard)
+        return await asyncio.shield(self._waiting[key])
 
-    async def work(self) -> None:
-        """Answer questions in the order in which they came, until `stop`."""
-        while not self._closing:
-            await self._asked.wait()
-            args = next(iter(self._queued))
-            future = self._queued.pop(args)
-            if not self._queued:
-                self._asked.clear()
-            try:
-                future.set_result(await self._run(args))
-            except asyncio.CancelledError:
-                future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
-                raise
+    async def _turn(self, key: Args) -> pb.HealthCheckResponse | NoAnswer:
+        try:
+            async with self._one:
+                del self._waiting[key]
+                return await self._run(key)
+        except asyncio.CancelledError:
+            return _STOPPED
 
-    async def stop(self, working: asyncio.Task[None]) -> None:
+    async def stop(self) -> None:
         """End the run under way with all its processes; questions that wait are answered UNAVAILABLE."""
         self._closing = True
-        working.cancel()
-        await asyncio.wait({working}, timeout=_STOP_S)
-        for future in self._queued.values():
-            future.set_result(NoAnswer("UNAVAILABLE", _STOPPED))
+        for turn in self._turns:
+            turn.cancel()
+        if self._turns:
+            await asyncio.wait(self._turns, timeout=_STOP_S)
 
     def reap_orphans(self) -> None:
         """Call it on SIGCHLD."""
         self._orphans.reap([self._pid] if self._pid else [])
 
-    async def _run(self, args: Args) -> Answer | NoAnswer:
+    async def _run(self, args: Args) -> pb.HealthCheckResponse | NoAnswer:
         if self._pid and _runs(self._pid):
             text = f"process {self._pid} of an earlier run is blocked in the kernel and cannot be ended"
             return NoAnswer("ABORTED", text)

@@ -21,9 +21,8 @@ Any process may die between any two writes, so their order matters, and later wr
 - `record/<n>` before the tombstone of a rank: the last `out` key gives the result, which names the cause.
 - `end` before `ended`, `go` before `went`, `went` before `latest`: a waiter that wakes up reads the former at once, and
   a `get` of a missing key would block. compare_set makes the first value of `end` and `go` the only one.
-- `end`, then `start` and what ranks wait for in `assign/...` (if the iteration has not begun yet), then `ended`: ranks
-  that wait for a lost rank wake up and find in `end` that the iteration is over. A `start` that rank 0 publishes later
-  is harmless: the ranks that follow it find `ended`.
+- `end`, then `start` (if the iteration has not begun yet), then `ended`: ranks that wait for a lost rank 0 wake up. A
+  `start` that rank 0 publishes later is harmless: the ranks that follow it find `ended`.
 - `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
 - The result of an iteration before the keys of the iteration before it are deleted: all members that have arrived have
   read the earlier result. A rank that finds keys deleted all the same was declared gone while it was suspended. So keys
@@ -34,16 +33,26 @@ Any process may die between any two writes, so their order matters, and later wr
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
 
 from nvrx_slurm.core.inprocess.ranks import to_runs
 from nvrx_slurm.core.inprocess.rollcall import Arrival, BarrierResult, Outcome, Status, call_roll
+from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
 from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.meeting import leader
-from nvrx_slurm.inprocess.meeting.view import StoreView
+from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
 
+logger = logging.getLogger(__name__)
+
+CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
+ALL_LEFT = "all_left"
+SERVES = "serves"  # "1" if the monitor process of rank 0 runs the store's server, set when it has made the store
+_GOODBYE_S = 5.0
 ENTRY = -1  # number of the initial barrier, before iteration 0
 COMPLETED, INTERRUPTED = b"completed", b"interrupted"
 NO_START = b"-"  # instead of an address: the iteration is over before it began
@@ -83,8 +92,7 @@ class Iteration:
             return
         self.keys.compare_set("end", "", how)
         if how == INTERRUPTED and not self.keys.check(["start"]):
-            waited_for = [_ASSIGN + key for key in leader.waited_for(self.number)]
-            self.keys.multi_set(["start", *waited_for], [NO_START, *[leader.OVER] * len(waited_for)])
+            self.keys.set("start", NO_START)
         self.keys.set("ended", "1")
 
     def await_end(self) -> bool:
@@ -244,3 +252,57 @@ def _read(keys: StoreView, key: str) -> bytes | None:
     """Its value, or None if it does not exist: in one step, since it may be deleted at any moment."""
     value = keys.compare_set(key, _NOTHING, _NOTHING)
     return None if value == _NOTHING.encode() else value
+
+
+class BarrierServer(threading.Thread):
+    """Serves barrier after barrier until all ranks have finished or none is left; then `over` is set.
+
+    If it fails, all ranks end and are told why.
+    """
+
+    def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
+        super().__init__(name="nvrx-barriers", daemon=True)
+        self._make_view, self._world_size = make_view, world_size
+        self._barrier_s = arguments.seconds("barrier_timeout")
+        self._overdue_s = arguments.overdue_s
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """See the class."""
+        try:
+            self._serve(self._make_view())
+        except StoreLost as error:
+            logger.warning("barrier server: %s", error)
+        except Exception:
+            logger.exception("the barrier server failed")
+        self.over.set()
+
+    def _serve(self, call: StoreView) -> None:
+        number, result = ENTRY - 1, BarrierResult(Outcome.NEXT)
+        while result.outcome is Outcome.NEXT:
+            gone, number = result.gone, number + 1
+            result = self._result(Iteration(call, number), gone)
+            logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
+            if result.outcome is Outcome.NEXT and number - 1 > ENTRY:
+                members = [rank for rank in range(self._world_size) if rank not in gone]
+                Iteration(call, number - 1).delete_keys(members)
+        if result.outcome is not Outcome.EMPTY:  # some rank has to read it
+            call.came([ALL_LEFT], _GOODBYE_S)
+
+    def _result(self, this: Iteration, gone: frozenset[int]) -> BarrierResult:
+        overdue_s = self._barrier_s if this.number == ENTRY else self._overdue_s
+        try:
+            return serve_barrier(this, self._world_size, gone, overdue_s, lambda: _close(this.call))
+        except StoreLost:
+            raise
+        except Exception:
+            logger.exception("iteration %d: the barrier server failed", this.number)
+            why = f"the barrier server failed:\n{traceback.format_exc()}"
+            _close(this.call)
+            return publish(this, BarrierResult(Outcome.REFUSED, gone=gone, why=why))
+
+
+def _close(call: StoreView) -> None:
+    """Only a server of ours ends with the call; any other store remains for the next one."""
+    if call.check([SERVES]) and call.get(SERVES) == b"1":
+        call.store.set(CLOSED, "1")

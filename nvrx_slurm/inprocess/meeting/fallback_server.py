@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -29,23 +28,6 @@ _GRACE_S = 0.4  # a restart that is over by then needs no server, and torch paus
 _LOOK_S = 0.1
 
 
-class Endpoint(NamedTuple):
-    """Where an iteration's process group meets, on the rank of this process."""
-
-    number: int  # of the iteration
-    port: int
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.number} {self.port} {self.address}"
-
-    @classmethod
-    def parse(cls, text: str) -> Endpoint:
-        """The inverse of `str`."""
-        number, port, address = text.split(" ", 2)
-        return cls(int(number), int(port), address)
-
-
 class FallbackServer(threading.Thread):
     """Serves from `wait_s` seconds after the end of an iteration (rank 0 may still do it until its abort) until the
     barrier has a result, at most for `bound_s` seconds, if no other process does. `idle` is set while it has no work.
@@ -54,16 +36,16 @@ class FallbackServer(threading.Thread):
     def __init__(self, make_view: Callable[[], StoreView], wait_s: float, bound_s: float) -> None:
         super().__init__(name="nvrx-fallback-server", daemon=True)
         self._make_view, self._wait_s, self._bound_s = make_view, wait_s + _GRACE_S, bound_s
-        self._endpoints: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+        self._endpoints: queue.SimpleQueue[tuple[int, str, int]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # for `_endpoints` and `idle` together
         self.idle = threading.Event()
         self.idle.set()
 
-    def expect(self, endpoint: Endpoint) -> None:
-        """From another thread: this rank is rank 0 of one more iteration."""
+    def expect(self, number: int, address: str, port: int) -> None:
+        """From another thread: this rank is rank 0 of iteration `number`, and its process group meets here."""
         with self._lock:
             self.idle.clear()
-            self._endpoints.put(endpoint)
+            self._endpoints.put((number, address, port))
         if self.ident is None:
             self.start()
 
@@ -72,11 +54,11 @@ class FallbackServer(threading.Thread):
         try:
             call = self._make_view()
             while True:
-                endpoint = self._endpoints.get()
+                number, address, port = self._endpoints.get()
                 try:
-                    self._follow(call, endpoint)
+                    self._follow(Iteration(call, number), address, port)
                 except (RuntimeError, OSError, UsageError, RankDiscarded) as error:
-                    logger.warning("iteration %d: no server at port %d: %s", endpoint.number, endpoint.port, error)
+                    logger.warning("iteration %d: no server at port %d: %s", number, port, error)
                 with self._lock:
                     if self._endpoints.empty():
                         self.idle.set()
@@ -85,17 +67,16 @@ class FallbackServer(threading.Thread):
         finally:
             self.idle.set()
 
-    def _follow(self, call: StoreView, endpoint: Endpoint) -> None:
-        this = Iteration(call, endpoint.number)
+    def _follow(self, this: Iteration, address: str, port: int) -> None:
         if _is_over(this) or this.await_end():
             return
         server: dist.Store | None = None
         ended_s = time.monotonic()
         while not _is_over(this) and time.monotonic() - ended_s < self._bound_s:
             if server is None and time.monotonic() - ended_s >= self._wait_s:
-                server = serve(endpoint.address, endpoint.port)
+                server = serve(address, port)
                 if server is not None:
-                    logger.info("iteration %d: a fallback server listens at port %d", *endpoint[:2])
+                    logger.info("iteration %d: a fallback server listens at port %d", this.number, port)
             time.sleep(_LOOK_S)
 
 

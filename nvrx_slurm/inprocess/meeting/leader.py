@@ -3,7 +3,7 @@
 The lowest healthy rank computes and publishes; every rank reads only its own part. Each rank knows the leader without
 asking, and a leader finds all that it needs in the store, so the next lowest rank succeeds a leader that died. If the
 leader dies in the middle, the second lowest rank (the deputy) does the same work a little later; the first decision
-counts. A wait for others is a wait for a key that the observer of a lost rank sets too (see `waited_for`).
+counts. The wrapper's store ends a wait for others when a rank is lost.
 
 What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
 `multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError after the timeout. `ctx.store` is the
@@ -14,7 +14,7 @@ iterations of one call of the wrapper, and in no other call), else to `ctx.store
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -24,11 +24,7 @@ from nvrx_slurm.inprocess.attribution import describe, message
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
 
 MOST = 8  # computations in one iteration
-OVER = b"~a rank was lost meanwhile"  # waiters find it instead of a decision
 _DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of a rank's value and of the decision
-_RAISED = {_FAILED: InternalError, _DISCARDED: RankDiscarded, OVER[:1]: InternalError}
-_BLOCK = 256  # ranks
-_CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,8 @@ class Leadership:
         return getattr(self.store, "stable", self.store)
 
     def _given_keys(self, ranks: Sequence[int]) -> list[str]:
-        """Keys in the stable store, one per rank. Joining two known texts takes half the time of formatting numbers."""
-        heads = {n: f"given/{self.place}/{n}/" for n in range(ranks[0] // _BLOCK, ranks[-1] // _BLOCK + 1)}
-        tails = [str(n) for n in range(_BLOCK)]
-        return [heads[rank // _BLOCK] + tails[rank % _BLOCK] for rank in ranks]
+        """Keys in the stable store, one per rank."""
+        return [f"given/{self.place}/{rank}" for rank in ranks]
 
     def _key(self, what: str) -> str:
         return _key(self.place, self.iteration, what)
@@ -90,7 +84,7 @@ class Leadership:
         ranks = healthy(self.world_size, self.terminated)
         if wait:
             self._await_all(len(ranks))
-        values = read_many(self.stable, self._given_keys(ranks))
+        values = list(self.stable.multi_get(self._given_keys(ranks)))
         if _FAILED in values:
             raise InternalError("one rank could give nothing")  # its own decision says why
         return ranks, values
@@ -99,8 +93,6 @@ class Leadership:
         if not _came(self.store, self._key("all"), self.timeout):
             came = self.store.add(self._key("count"), 0)
             raise TimeoutError(f"only {came} of {expected} ranks took part within {self.timeout.total_seconds():g} s")
-        if self.store.get(self._key("all")) == OVER:
-            raise InternalError(OVER[1:].decode())
 
     # --- from the leader to every rank -------------------------------------------------------------------------------
 
@@ -152,7 +144,7 @@ class Leadership:
     def _read(self, decision: bytes) -> str:
         kind, text = bytes(decision[:1]), bytes(decision[1:]).decode()
         if kind != _DONE:
-            raise _RAISED[kind](f"{self.name}: {text}")
+            raise (RankDiscarded if kind == _DISCARDED else InternalError)(f"{self.name}: {text}")
         return text
 
 
@@ -165,33 +157,9 @@ def _key(place: int, iteration: int, what: str) -> str:
     return f"{place}/{iteration}/{what}"
 
 
-def waited_for(iteration: int) -> list[str]:
-    """Keys of an iteration's store that ranks may be waiting for: to be set to OVER when a rank is lost."""
-    return [_key(place, iteration, what) for place in range(MOST) for what in ("all", "decided")]
-
-
 def keys_of(iteration: int) -> list[str]:
     """All keys that computations leave in an iteration's store."""
     return [_key(place, iteration, what) for place in range(MOST) for what in ("count", "all", "decision", "decided")]
-
-
-def read_many(store: Any, keys: Sequence[str]) -> list[bytes]:
-    """Values of keys that exist."""
-    values: list[bytes] = []
-    for some in _chunks(keys):
-        values += store.multi_get(some)
-    return values
-
-
-def write_many(store: Any, values: Mapping[str, bytes]) -> None:
-    """Set all keys."""
-    for some in _chunks(list(values)):
-        store.multi_set(some, [values[key] for key in some])
-
-
-def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
-    for start in range(0, len(keys), _CHUNK):
-        yield list(keys[start : start + _CHUNK])
 
 
 def _came(store: Any, key: str, timeout: timedelta) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - the first look-up of a host would import it: 10 ms at the start of every rank
+import errno
 import os
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +16,75 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has these names here, too
 from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
 from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
-from nvrx_slurm.inprocess.meeting import tcp
 from nvrx_slurm.inprocess.meeting.view import StoreLost as StoreLost
 from nvrx_slurm.inprocess.meeting.view import StoreView as StoreView
 from nvrx_slurm.system import bounded
+
+_BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
+_PROBE_S = 5.0  # longest wait for a connection to be accepted
+
+
+def _variable(name: str) -> str:
+    """The environment variable; raises UsageError if it is missing or empty."""
+    value = os.environ.get(name)
+    if not value:
+        raise UsageError(f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself")
+    return value
+
+
+def _master_port() -> int:
+    """MASTER_PORT; raises UsageError if it is missing or not a port."""
+    text = _variable("MASTER_PORT")
+    if not (text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536):
+        raise UsageError(f"MASTER_PORT={text!r} is not a port (1..65535)")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, as written, belongs to this host only."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def listen(host: str, port: int) -> socket.socket | None:
+    """A listening socket for the server, or None if the port is taken. Raises UsageError for any other failure."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"MASTER_ADDR={host!r} cannot be resolved: {error}") from error
+    try:
+        if is_loopback(host):  # as written: a host's own name may resolve to loopback on that host only
+            return socket.create_server(address[:2], family=family, backlog=4096)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+        return socket.create_server(("", port), backlog=4096)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise UsageError(f"rank 0 cannot listen on port {port} for MASTER_ADDR={host}: {error.strerror}") from error
+
+
+def _await_server(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a server accepts connections within `timeout_s` seconds.
+
+    torch's own retries are seconds apart, and each prints a warning.
+    """
+    deadline_s, pause_s = time.monotonic() + timeout_s, _BACKOFF_S[0]
+    while _refused(host, port, min(_PROBE_S, timeout_s)):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _BACKOFF_S[1])
+    return True
+
+
+def _refused(host: str, port: int, timeout_s: float) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as probe:
+            return bool(probe.getsockname()[:2] == probe.getpeername()[:2])  # TCP can connect to itself
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # torch's own attempt reports any other failure better
 
 
 class StoreMixin:
@@ -53,12 +121,12 @@ class TCPStore(StoreMixin, dist.TCPStore):
         multi_tenant: bool = False,
         use_libuv: bool = True,
     ) -> None:
-        host = host_name if host_name is not None else tcp.variable("MASTER_ADDR")
-        number = port if port is not None else tcp.master_port()
-        listening = tcp.listen(host, number) if os.environ.get("RANK") == "0" else None
+        host = host_name if host_name is not None else _variable("MASTER_ADDR")
+        number = port if port is not None else _master_port()
+        listening = listen(host, number) if os.environ.get("RANK") == "0" else None
         self.serves = listening is not None
         timeout_s = timeout.total_seconds()
-        if listening is None and not tcp.await_server(host, number, timeout_s):
+        if listening is None and not _await_server(host, number, timeout_s):
             raise StoreLost(
                 f"the store cannot be reached: nothing has listened on {host}:{number} (MASTER_ADDR, MASTER_PORT) for"
                 f" {timeout_s:g} s; see in rank 0's output whether it was started, and why it has failed"
@@ -77,7 +145,11 @@ class TCPStore(StoreMixin, dist.TCPStore):
         try:  # torch waits for the server's first answer without a bound
             bounded.call(lambda: _connect(self, arguments), timeout_s, "nvrx-store")
         except bounded.Overrun:
-            raise StoreLost(_no_answer(host, number, timeout_s)) from None
+            raise StoreLost(
+                f"the store cannot be reached: {host}:{number} (MASTER_ADDR, MASTER_PORT) has not answered like a store"
+                f" for {timeout_s:g} s; see whether rank 0 is stopped, its host is down, a firewall is in between or"
+                " another program listens there"
+            ) from None
 
 
 def _connect(store: dist.TCPStore, arguments: dict[str, Any]) -> None:
@@ -87,26 +159,12 @@ def _connect(store: dist.TCPStore, arguments: dict[str, Any]) -> None:
         dist.TCPStore.__init__(store, **{**arguments, "use_libuv": False})
 
 
-def _no_answer(host: str, port: int, timeout_s: float) -> str:
-    try:
-        socket.create_connection((host, port), timeout=1.0).close()
-    except OSError as error:
-        return (
-            f"the store cannot be reached: {host}:{port} (MASTER_ADDR, MASTER_PORT) takes no connection ({error}), and"
-            f" has not for {timeout_s:g} s; see whether rank 0's host is up, and no firewall is in between"
-        )
-    return (
-        f"the store cannot be reached: the program that listens on {host}:{port} does not answer like a store (nothing"
-        f" for {timeout_s:g} s); see whether rank 0 is stopped; if it is another program, choose another MASTER_PORT"
-    )
-
-
 def serve(host: str, port: int) -> dist.TCPStore | None:
     """torch's store with its server at a port of this host; None if the port is taken.
 
     Raises UsageError where it cannot listen, RuntimeError if torch cannot serve.
     """
-    listening = tcp.listen(host, port)
+    listening = listen(host, port)
     if listening is None:
         return None
     store = dist.TCPStore.__new__(dist.TCPStore)
@@ -119,20 +177,7 @@ def serve(host: str, port: int) -> dist.TCPStore | None:
 
 
 class FileStore(StoreMixin, dist.FileStore):
-    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job.
-
-    Raises UsageError for a file that cannot be made.
-    """
-
-    def __init__(self, file_name: str, world_size: int = -1) -> None:
-        try:  # torch opens it in the same way, but tries again until its own timeout
-            os.close(os.open(file_name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        except OSError as error:
-            raise UsageError(
-                f"the file {file_name!r} of a FileStore cannot be made ({error.strerror}); file_name must be a path in"
-                " a directory that all ranks can write to"
-            ) from error
-        super().__init__(file_name, world_size)
+    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job."""
 
 
 class PrefixStore(StoreMixin, dist.PrefixStore):

@@ -6,13 +6,12 @@ ever replace ours.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
+from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.system import connections
 
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
@@ -26,7 +25,7 @@ class StoreLost(InternalError):
 
 
 class StoreView:
-    """A store seen through a prefix: torch's methods, and a barrier.
+    """A store seen through a prefix: torch's methods.
 
     Values are bytes. Every method raises StoreLost if the store cannot be reached. `stable` is the view that outlives
     iterations (see `leader`).
@@ -54,10 +53,12 @@ class StoreView:
     def hang_up(self) -> bool:
         """Shut down all connections of this process to the store's server, so that waiting calls raise.
 
-        Returns whether there was one.
+        False if the store has no server.
         """
         port = getattr(_innermost(self.store), "port", None)
-        return bool(port and connections.cut(connections.to_port(port)))
+        if port:
+            connections.cut(connections.to_port(port))
+        return bool(port)
 
     def await_hang_up(self, timeout_s: float) -> bool:
         """Wait until the server has closed this process's connections; False if it has not within `timeout_s`."""
@@ -66,50 +67,42 @@ class StoreView:
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key; its waiters wake up."""
-        with self._translated("set"):
-            self.store.set(self.prefix + key, value)
+        self._ask("set", self.prefix + key, value)
 
     def get(self, key: str) -> bytes:
         """Value of a key that exists (or will within the store's own timeout)."""
-        with self._translated("get"):
-            return bytes(self.store.get(self.prefix + key))
+        return bytes(self._ask("get", self.prefix + key))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter (0 at first) and return it."""
-        with self._translated("add"):
-            return int(self.store.add(self.prefix + key, amount))
+        return int(self._ask("add", self.prefix + key, amount))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist."""
-        with self._translated("check"):
-            return bool(self.store.check(self._keys(keys)))
+        return bool(self._ask("check", self._keys(keys)))
 
     def compare_set(self, key: str, expected: str, value: str | bytes) -> bytes:
         """Set a key whose value is `expected` ("": does not exist); returns its value afterwards.
 
         Before torch 2.9 waiters of the key do not wake up: set another key after it.
         """
-        with self._translated("compare_set"):
-            return bytes(self.store.compare_set(self.prefix + key, expected, value))
+        return bytes(self._ask("compare_set", self.prefix + key, expected, value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Values of keys that exist."""
         values: list[bytes] = []
-        with self._translated("multi_get"):
-            for start in range(0, len(keys), _CHUNK):
-                values += map(bytes, self.store.multi_get(self._keys(keys[start : start + _CHUNK])))
+        for start in range(0, len(keys), _CHUNK):
+            values += map(bytes, self._ask("multi_get", self._keys(keys[start : start + _CHUNK])))
         return values
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set all keys."""
-        with self._translated("multi_set"):
-            for start in range(0, len(keys), _CHUNK):
-                self.store.multi_set(self._keys(keys[start : start + _CHUNK]), values[start : start + _CHUNK])
+        for start in range(0, len(keys), _CHUNK):
+            self._ask("multi_set", self._keys(keys[start : start + _CHUNK]), values[start : start + _CHUNK])
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; whether it existed."""
-        with self._translated("delete_key"):
-            return bool(self.store.delete_key(self.prefix + key))
+        return bool(self._ask("delete_key", self.prefix + key))
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Wait until all keys exist. Raises the built-in TimeoutError after `timeout`."""
@@ -137,34 +130,10 @@ class StoreView:
             return self.check(keys)
         return True
 
-    def barrier(
-        self,
-        ranks: Sequence[int],
-        group_name: str,
-        rendezvous_count: int,
-        timeout: timedelta,
-        timeout_chunk: timedelta | None = None,
-    ) -> None:
-        """Wait until `rendezvous_count` arrivals were counted; this call counts once for each of `ranks`.
-
-        Raises BarrierTimeout after `timeout`, BarrierOverflow if more ranks arrive than `rendezvous_count`.
-        `timeout_chunk` has no effect: nothing is polled.
-        """
-        keys = self.under(f"barrier/{group_name}")
-        count = keys.add("count", len(ranks))
-        if count > rendezvous_count:
-            raise BarrierOverflow(f"barrier {group_name!r}: {count} came, {rendezvous_count} were expected")
-        if count == rendezvous_count:
-            keys.set("all", "1")
-        elif not keys.came(["all"], timeout.total_seconds()):
-            came = f"{keys.add('count', 0)} of {rendezvous_count} came within {timeout.total_seconds():g} s"
-            raise BarrierTimeout(f"barrier {group_name!r}: {came}")
-
-    @contextlib.contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _ask(self, what: str, *arguments: Any) -> Any:
         """torch raises RuntimeError for a broken connection."""
         try:
-            yield
+            return getattr(self.store, what)(*arguments)
         except RuntimeError as error:
             raise StoreLost(self._sentence(what, error)) from error
 

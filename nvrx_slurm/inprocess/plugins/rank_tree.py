@@ -19,7 +19,7 @@ from typing import Any
 from nvrx_slurm.core.inprocess.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.meeting.leader import Leadership, read_many, text_of, write_many
+from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
 from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
@@ -210,7 +210,8 @@ class _World:
                 places = self._next(topology, last, leadership)
         except TopologyError as error:
             raise InternalError(str(error)) from error
-        write_many(leadership.stable, self._records(topology, places, mine))
+        records = self._records(topology, places, mine)
+        leadership.stable.multi_set(list(records), list(records.values()))
         self.topology, self.places = topology, (mine, places)
         return f"{mine} {len(healthy(places))} {sum(place >= 0 for place in places)}"
 
@@ -235,7 +236,7 @@ class _World:
 
     def _last_places(self, topology: Topology, leadership: Leadership, base: str) -> Places:
         blocks = range(-(-self.slots // _NEIGHBOURS))
-        values = b"".join(read_many(leadership.stable, [f"{base}/{block}" for block in blocks]))
+        values = b"".join(leadership.stable.multi_get([f"{base}/{block}" for block in blocks]))
         by_slot = [place for place, _ in _RECORD.iter_unpack(values)]
         return [by_slot[slot] for slot in topology.slots]
 

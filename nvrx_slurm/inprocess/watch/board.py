@@ -1,7 +1,7 @@
 """Dead ranks as reported by the agent of nvrx-run, which sees their end before any wrapper can.
 
 NVRX_BOARD names a file to which the agent appends JSON lines `{"v": 1, "cycle": C, "ranks": [...], "why": "..."}`:
-ranks (as the launcher numbered them in cycle C) that are gone. Invalid lines are skipped, and logged once.
+ranks (as the launcher numbered them in cycle C) that are gone. Invalid lines are logged and skipped.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _MAX_READ = 1 << 20  # bytes
 
 
 class Board:
-    """The file, which need not exist yet. `fd` is readable when there may be news; None: call `read` every interval."""
+    """The file, which need not exist yet. `fd` is readable when there may be news, or None."""
 
     def __init__(self, path: str, cycle: int | None) -> None:
         self._path, self._cycle = path, cycle
-        self._offset, self._rest, self._complained = 0, b"", False
+        self._offset, self._rest = 0, b""
         self._inotify: Inotify | None = None
         try:
             self._inotify = Inotify()
             self._inotify.watch(os.path.dirname(path) or ".")
         except OSError as error:
-            logger.info("%s is read every interval: %s", path, error)
+            logger.info("%s is read every few seconds: %s", path, error)
             self._inotify = None
 
     @classmethod
@@ -53,10 +53,7 @@ class Board:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MAX_READ)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self._complain(str(error))
+        except OSError:  # it does not exist yet
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -69,11 +66,6 @@ class Board:
                 return []
             ranks, why = [int(rank) for rank in entry["ranks"]], str(entry.get("why", ""))
         except (ValueError, TypeError, KeyError) as error:
-            self._complain(f"{type(error).__name__}: {error} in {line[:120]!r}")
+            logger.warning("%s: %s: %s in %r", self._path, type(error).__name__, error, line[:120])
             return []
         return [InterruptionRecord(rank, Interruption.TERMINATED, f"launcher: {why}") for rank in ranks]
-
-    def _complain(self, what: str) -> None:
-        if not self._complained:
-            self._complained = True
-            logger.warning("%s: %s", self._path, what)

@@ -20,7 +20,7 @@ _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 
 
 def detach(kept: Collection[int]) -> None:
-    """Own session, signals, standard streams and limits; all file descriptors but `kept` are closed."""
+    """Own session, signals, standard streams and limits; all file descriptors but `kept` are disconnected."""
     with contextlib.suppress(OSError):
         os.setsid()
     faulthandler.disable()
@@ -29,10 +29,7 @@ def detach(kept: Collection[int]) -> None:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(signum, signal.SIG_IGN if signum in _IGNORED else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    with open(os.devnull, "r+b", buffering=0) as null:  # torch prints a warning on stderr for every wait that times out
-        for fd in (0, 1, 2):
-            os.dup2(null.fileno(), fd)
-    _close_all_but({0, 1, 2, *kept})
+    _disconnect_all_but(kept)
     _unmap_devices()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"nvrx-monitor", 0, 0, 0)
     with contextlib.suppress(OSError, ValueError):  # on rank 0 it holds the connections of all ranks
@@ -41,11 +38,15 @@ def detach(kept: Collection[int]) -> None:
     gc.freeze()
 
 
-def _close_all_but(kept: Collection[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+def _disconnect_all_but(kept: Collection[int]) -> None:
+    """The other numbers refer to /dev/null.
+
+    Numbers that were free could be used for a connection to the store, and a log handler of the user would write to it.
+    """
+    names = os.listdir("/proc/self/fd")
+    with open(os.devnull, "r+b", buffering=0) as null:
+        for fd in {0, 1, 2, *map(int, names)} - {*kept, null.fileno()}:
+            os.dup2(null.fileno(), fd)
 
 
 def _unmap_devices() -> None:
@@ -58,31 +59,8 @@ def _unmap_devices() -> None:
         libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
 
 
-def loggers() -> list[logging.Logger]:
-    """Loggers that may write to files that `detach` closes, for `log_to`.
-
-    To be called before the fork: going through all loggers in the child would copy 0.9 MB of shared memory.
-    """
-    known = [logging.getLogger(), *list(logging.Logger.manager.loggerDict.values())]
-    return [one for one in known if isinstance(one, logging.Logger) and any(map(_may_be_closed, one.handlers))]
-
-
-def _may_be_closed(handler: logging.Handler) -> bool:
-    if isinstance(handler, logging.NullHandler):
-        return False
-    try:
-        return bool(handler.stream.fileno() > 2)  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):  # no file, or closed already
-        return True
-
-
-def log_to(path: str | None, others: Collection[logging.Logger]) -> None:
-    """The wrapper's logger appends to this file and writes to no other; None: to none.
-
-    The handlers of all `others` are dropped, too: their files are closed, and the descriptor numbers are reused.
-    """
-    for one in others:
-        one.handlers = [logging.NullHandler()]
+def log_to(path: str | None) -> None:
+    """The wrapper's logger appends to this file and writes to no other; None: to none."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
     logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import math
 import os
@@ -20,14 +21,13 @@ from typing import Any, NoReturn
 
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
-from nvrx_slurm.inprocess.meeting.barrier_server import SERVES, BarrierServer
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY
-from nvrx_slurm.inprocess.meeting.fallback_server import Endpoint, FallbackServer
-from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.environment import Identity
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, SERVES, BarrierServer
+from nvrx_slurm.inprocess.meeting.fallback_server import FallbackServer
+from nvrx_slurm.inprocess.meeting.view import StoreView
 from nvrx_slurm.inprocess.watch import detach
 from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.inprocess.watch.hang_watch import HangWatch
-from nvrx_slurm.inprocess.watch.identity import Identity
 from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, ITERATION, LEFT, LOST, SEEN, Page
 from nvrx_slurm.inprocess.watch.progress import Stall
 from nvrx_slurm.inprocess.watch.store_link import StoreLink
@@ -35,13 +35,13 @@ from nvrx_slurm.inprocess.watch.store_link import StoreLink
 logger = logging.getLogger(__name__)
 
 LEAVE, MEET = b"L", b"M"  # first byte of a message from the rank
-READY, SERVING = b"+", b"+s"  # answers: it works; it works, and the store's server is in it
+READY = b"+"  # the answer when it works
 MAX_MESSAGE = 4096  # bytes
 _OUTLAST_S = 1.0  # between two looks at the store when the rank has left
 
 
 class Monitor:
-    """The monitor process; `again`: it replaces one that has died."""
+    """The monitor process."""
 
     def __init__(
         self,
@@ -50,13 +50,9 @@ class Monitor:
         page: Page,
         rank_pidfd: int,
         channel: socket.socket,
-        loggers: list[logging.Logger],
-        again: bool,
     ) -> None:
         self._arguments, self._me, self._page = arguments, identity, page
         self._pidfd, self._channel = rank_pidfd, channel
-        self._loggers, self._again = loggers, again  # loggers that have handlers
-        self._serves = False  # whether the store's server is here
         self._left = False
 
     def main(self) -> NoReturn:
@@ -80,7 +76,7 @@ class Monitor:
         detach.detach({self._pidfd, self._channel.fileno()})
         self._me.environment.restore_variables()
         try:
-            detach.log_to(self._arguments.file_of("monitor_process_logfile", self._me.rank), self._loggers)
+            detach.log_to(self._arguments.file_of("monitor_process_logfile", self._me.rank))
             if pidfile:
                 with open(pidfile, "w") as file:
                     file.write(f"{os.getpid()}\n")
@@ -89,7 +85,7 @@ class Monitor:
             self._answer(describe(error).encode()[:MAX_MESSAGE])
             raise
         self._page.words[SEEN] = time.monotonic_ns()
-        self._answer(SERVING if self._serves else READY)
+        self._answer(READY)
 
     def _answer(self, message: bytes) -> None:
         """To the rank, which may have died or left already."""
@@ -99,29 +95,21 @@ class Monitor:
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def _make_view(self) -> StoreView:
-        view = StoreView(self._arguments.make_store()).under(self._me.prefix)
-        if self._again and self._has_entered and not view.check([SERVES]):
-            raise StoreLost("the store has lost its content: it is another one than before")
-        return view
+        return StoreView(self._arguments.make_store()).under(self._me.prefix)
 
     def _connect(self) -> Callable[[], StoreView]:
         """The first rank makes the store at once, since it may be the server; the others connect later."""
-        if not self._me.leads or self._again:
+        if not self._me.leads:
             return self._make_view
         view = self._make_view()
-        self._serves = bool(getattr(view.store, "serves", False))
-        view.set(SERVES, "1" if self._serves else "0")
+        view.set(SERVES, "1" if getattr(view.store, "serves", False) else "0")
         return lambda: view
-
-    @property
-    def _has_entered(self) -> bool:
-        """Whether all ranks have passed the initial barrier; before, the server may not have been started yet."""
-        return bool(self._page.words[ITERATION] > ENTRY)
 
     def _is_lost(self) -> bool:
         """Whether the store is lost. A store that does not answer is, since the link waits for it without a bound."""
         link = self._link
-        if (link.passes or self._has_entered) and not link.lost:
+        entered = link.passes or self._page.words[ITERATION] > ENTRY  # before, there may be no server yet
+        if entered and not link.lost:
             silent_s = self._link_stall.seconds(link.passes)
             if silent_s >= self._arguments.seconds("heartbeat_timeout"):
                 link.give_up(f"it has not answered for {silent_s:.1f} s")
@@ -141,7 +129,7 @@ class Monitor:
         self._link_stall = Stall(self._hangs.longest_s)
         barriers = None
         if me.leads:
-            barriers = BarrierServer(self._make_view, me.world_size, me.gone, arguments)
+            barriers = BarrierServer(self._make_view, me.world_size, arguments)
             self._link.stays = True
             barriers.start()
         self._link.start()
@@ -171,18 +159,14 @@ class Monitor:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
-        longest_s = self._hangs.longest_s
         if board is not None and board.fd is not None:
             poll.register(board.fd, select.POLLIN)
-        elif board is not None:
-            longest_s = min(longest_s, self._arguments.seconds("monitor_process_interval"))
         due_s = time.monotonic()
         while True:
             look_s, killed = self._hangs.look(due_s)
             if killed:
                 self._declare_dead(f"killed: {killed}")
                 return
-            look_s = min(look_s, time.monotonic() + longest_s)
             ready = {fd for fd, _ in poll.poll(max(0.0, 1000 * (look_s - time.monotonic())))}
             due_s = min(look_s, time.monotonic())
             if self._channel.fileno() in ready:  # first: what the rank sent before it died
@@ -202,7 +186,7 @@ class Monitor:
         except ConnectionError:  # it died before it read our READY
             message = b""
         if message.startswith(MEET):
-            self._fallback.expect(Endpoint.parse(message[len(MEET) :].decode()))
+            self._fallback.expect(*json.loads(message[len(MEET) :]))
             return True
         if message.startswith(LEAVE):
             self._declare_dead(f"it leaves: {message[len(LEAVE) :].decode(errors='replace')}")

@@ -10,6 +10,7 @@ the others know, or when all ranks have.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -20,18 +21,15 @@ import threading
 import warnings
 
 from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.environment import Identity
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.meeting.fallback_server import Endpoint
-from nvrx_slurm.inprocess.watch import detach
-from nvrx_slurm.inprocess.watch.identity import Identity
-from nvrx_slurm.inprocess.watch.monitor_main import LEAVE, MAX_MESSAGE, MEET, READY, SERVING, Monitor
+from nvrx_slurm.inprocess.watch.monitor_main import LEAVE, MAX_MESSAGE, MEET, READY, Monitor
 from nvrx_slurm.inprocess.watch.page import Page
 from nvrx_slurm.monitor import kill
 
 logger = logging.getLogger(__name__)
 
-# Python 3.12 warns of any fork with threads. A filter for good: `catch_warnings` around the fork, in the watchdog
-# thread, would undo changes that other threads make to the filters meanwhile.
+# Python 3.12 warns of any fork with threads.
 warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning, rf"{re.escape(__name__)}$")
 
 _MAX_TEXT = 1024  # bytes of the text of a message
@@ -43,41 +41,26 @@ class MonitorProcess:
     def __init__(self, arguments: Arguments, identity: Identity, page: Page) -> None:
         self._arguments, self._identity, self._page = arguments, identity, page
         self.pid = 0
-        self.serves = False  # whether the store's server is in it
         self._pidfd = -1
         self._channel: socket.socket | None = None
-        self.endpoint: Endpoint | None = None  # the last one on this rank
+        self.serves_groups = False  # whether a process group has met at this rank
 
-    def start(self, again: bool = False) -> None:
-        """Fork; `again`: it replaces an earlier one. Raises OSError if no process can be made."""
-        with contextlib.ExitStack() as undo:
-            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            undo.callback(ours.close)
-            with theirs:
-                self.pid = self._fork(theirs, again)
-            self._pidfd = self._pidfd_of_child()
-            undo.pop_all()
-        self._channel = ours
-        if self.endpoint is not None:
-            self.meet(self.endpoint)
+    def start(self) -> None:
+        """Fork. Raises OSError if no process can be made."""
+        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            self.pid = self._fork(theirs)
+        self._pidfd = os.pidfd_open(self.pid)
 
-    def _fork(self, channel: socket.socket, again: bool) -> int:
-        rank_pidfd, loggers = os.pidfd_open(os.getpid()), detach.loggers()
+    def _fork(self, channel: socket.socket) -> int:
+        rank_pidfd = os.pidfd_open(os.getpid())
         try:
             pid = os.fork()
             if pid == 0:
-                Monitor(self._arguments, self._identity, self._page, rank_pidfd, channel, loggers, again).main()
+                Monitor(self._arguments, self._identity, self._page, rank_pidfd, channel).main()
             return pid
         finally:
             os.close(rank_pidfd)
-
-    def _pidfd_of_child(self) -> int:
-        try:
-            return os.pidfd_open(self.pid)
-        except OSError:  # too many open files
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            raise
 
     def await_ready(self, timeout_s: float) -> None:
         """Until it works (on rank 0: the store's server too). Raises InternalError with its reason if it cannot."""
@@ -87,11 +70,10 @@ class MonitorProcess:
             answer = self._channel.recv(MAX_MESSAGE)
         except TimeoutError:
             answer = f"nothing happened for {timeout_s:g} s; see whether store_factory hangs, or a log's disk".encode()
-        if answer not in (READY, SERVING):
+        if answer != READY:
             raise InternalError(
                 f"the monitor process cannot do its work: {answer.decode(errors='replace') or 'it has ended'}"
             )
-        self.serves = answer == SERVING
 
     @property
     def alive(self) -> bool:
@@ -123,21 +105,16 @@ class MonitorProcess:
         """It tells the others, if they still count on this rank (see COUNTED). Only the first call counts."""
         self._send(LEAVE + why.encode()[:_MAX_TEXT])
 
-    def meet(self, endpoint: Endpoint) -> None:
-        """The process group of an iteration meets at this rank: see `fallback_server`."""
-        self.endpoint = endpoint
-        self._send(MEET + str(endpoint).encode())
+    def meet(self, number: int, address: str, port: int) -> None:
+        """The process group of iteration `number` meets at this rank: see `fallback_server`."""
+        self.serves_groups = True
+        self._send(MEET + json.dumps([number, address, port]).encode())
 
     def _send(self, message: bytes) -> None:
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.settimeout(1.0)
                 self._channel.send(message, socket.MSG_NOSIGNAL)
-
-    def restart(self) -> None:
-        """Replace it after it has died. Raises OSError as `start` does; it may be called again then."""
-        self._close()
-        self.start(again=True)
 
     def _close(self) -> None:
         """Wait until it has ended, and reap it."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
+import multiprocessing.popen_fork
+import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +22,84 @@ from types import FrameType
 from typing import Any
 
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.watch.deferral import Defer, Deferral
+
+_LONGEST_S = 1.0
+_MODULES = (
+    threading,
+    logging,
+    weakref,
+    sys.modules["_weakrefset"],
+    subprocess,
+    multiprocessing.popen_fork,
+    multiprocessing.util,  # for its Finalize, which is a destructor, too
+)
+_LIBRARY = frozenset(module.__file__ for module in _MODULES)
+# Functions of the library that block; an exception while they block does no harm.
+_WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "poll", "_try_wait", "communicate", "_communicate"})
+_NAMES = ("__del__", "__enter__", "__exit__")
+_STARTS = frozenset(start.__code__ for start in (multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__))
+
+
+class Defer(enum.Enum):
+    """For how long a stop is deferred."""
+
+    NOT = enum.auto()
+    A_STEP = enum.auto()  # of the interpreter: lock-heavy code may be at the same line on every look
+    A_WHILE = enum.auto()
+
+
+class Deferral:
+    """Defers one stop, for `_LONGEST_S` at most, where a half-done step would remain so for good.
+
+    - An exception between the acquisition of a lock and the `try` behind it leaves the lock held.
+    - An exception between `waitpid` and the line that stores its result loses the exit code of the child.
+    - An exception in a destructor is dropped. In `__enter__` or `__exit__` it leaves a lock held, or autocast on.
+    - An exception between a fork and the line that stores its result leaves a child that no object refers to.
+
+    The main thread looks at one of its steps, or when a signal arrives. A signal may also arrive where it is blocked,
+    and then finds it at the same step again. That is how a blocked call of the library is recognised; it is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None  # the first deferral
+        self._place: tuple[FrameType, int] | None = None  # at the last signal
+        self._step: tuple[FrameType, int] | None = None
+
+    def look(self, frame: FrameType | None, by_signal: bool) -> Defer:
+        """Whether to defer the stop in the middle of `frame`, which may be ours."""
+        now_s = time.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s > _LONGEST_S:
+            return Defer.NOT
+        if self._step is not None and not by_signal and self._step == (frame, frame and frame.f_lasti):
+            return Defer.A_STEP  # asked again before the step was made
+        users = list(_users(frame))
+        if not users:
+            return Defer.NOT
+        blocked = by_signal and self._is_blocked(users[0])
+        codes = [one.f_code for one in users]
+        changes = any(code.co_name in _NAMES or code in _STARTS for code in codes)
+        if codes[0].co_filename in _LIBRARY and (changes or not blocked or codes[0].co_name not in _WAITS):
+            self._step = frame and (frame, frame.f_lasti)
+            return Defer.A_STEP
+        return Defer.A_WHILE if changes else Defer.NOT
+
+    def _is_blocked(self, frame: FrameType) -> bool:
+        here, before = (frame, frame.f_lasti), self._place
+        self._place = here
+        return here == before
+
+
+def _users(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of the function's calls, innermost first."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") != __name__:
+            yield frame
+        elif frame.f_code.co_name == "run":
+            return
+        frame = frame.f_back
+
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +112,6 @@ _SOON_S = 0.001  # between two looks
 # (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to 3.12), is
 # lost (3.13), or, under a tracer, hangs the interpreter (3.11).
 _NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
-_LOOK_S = 0.1
 _MIN_PERIOD_S = 1.0
 
 
@@ -77,7 +158,7 @@ class Stopper:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._running = threading.RLock()
         self._block = threading.RLock()  # held in atomic blocks
-        self._wanted = self._deferred = self._answering = self._stepping = self._told = False
+        self._wanted = self._deferred = self._answering = self._told = False
         self._raised: Callable[[], RankShouldRestart | None] = lambda: None
         self._deferral = Deferral()
         self.stopping = False  # abort has begun, or is about to
@@ -120,13 +201,6 @@ class Stopper:
         self._deferred = True
         return deferred
 
-    def will_step(self) -> None:
-        """Each step writes a byte to the wake-up descriptor of signals (asyncio has one): no warning if it is full."""
-        if not self._stepping:
-            self._stepping = True
-            with contextlib.suppress(OSError, ValueError):  # it has been closed
-                signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
-
     def _made(self) -> RankShouldRestart:
         made = (_Traced if logger.isEnabledFor(logging.DEBUG) else RankShouldRestart)()
         self._raised = weakref.ref(made)
@@ -136,16 +210,9 @@ class Stopper:
     # --- monitor thread -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Wait until no atomic block is open; none can be entered from here on.
-
-        A block that the function has left open, in a generator that is still referenced, does not count.
-        """
-        while not self._block.acquire(timeout=_LOOK_S):
-            if self._ended(0.0):
-                self.stopping = True
-                return
-        self.stopping = True
-        self._block.release()
+        """Wait until no atomic block is open; none can be entered from here on."""
+        with self._block:
+            self.stopping = True
 
     def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Raise in the main thread until `run` has ended; again every `period_s` seconds if a reference is kept.
@@ -220,7 +287,6 @@ def on_nudge(signum: int, frame: FrameType | None) -> None:
     """The signal handler; Python calls it in the main thread."""
     stopper = _asking.stopper
     if stopper is not None and stopper.answer(frame, signum == _NUDGE) is Defer.A_STEP:
-        stopper.will_step()
         # Have this called at the next step, which must not be one of this function itself. The interpreter looks for
         # signals after each call that stands in the code. The calls of `map`, during the unpacking, are none of these,
         # and it does not look at the return.
@@ -255,13 +321,7 @@ def was_stopped(error: BaseException) -> bool:
 
 def way_out(error: BaseException) -> BaseException | None:
     """The exit exception whose clean-up was running when the function was stopped, if any."""
-    seen: list[BaseException] = []
-    todo: list[Any] = [error]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, (SystemExit, KeyboardInterrupt, RestartAbort)):
-            return one
-        if isinstance(one, BaseException) and not any(one is other for other in seen):
-            seen.append(one)
-            todo += [one.__context__, *(leaves if isinstance(leaves := getattr(one, "exceptions", ()), tuple) else ())]
-    return None
+    one: BaseException | None = error
+    while one is not None and not isinstance(one, (SystemExit, KeyboardInterrupt, RestartAbort)):
+        one = one.__context__
+    return one

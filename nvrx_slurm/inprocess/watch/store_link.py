@@ -13,15 +13,70 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from nvrx_slurm.core.inprocess.rollcall import Outcome
+from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
-from nvrx_slurm.inprocess.watch.heartbeats import Heartbeats
+
+_SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are looked at too
+
+
+class Heartbeats:
+    """The silent ranks, by this process's own clock: heartbeats are numbers, and only their changes matter.
+
+    The next member after this rank is watched. When it has been silent for a few intervals all other ranks are looked
+    at too, so that the loss of a whole host is found at once and not one neighbour after the other.
+    """
+
+    def __init__(self, call: StoreView, me: int, world_size: int, interval_s: float, timeout_s: float) -> None:
+        self._call, self._me, self._world_size = call, me, world_size
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._sequence = 0
+        self._seen: dict[int, tuple[bytes | None, float]] = {}  # watched rank -> last value, since when
+        self._looked_s = time.monotonic()
+
+    def beat(self) -> None:
+        """Send this rank's own heartbeat."""
+        self._sequence += 1
+        self._call.set(f"hb/{self._me}", str(self._sequence))
+
+    def silent(self, gone: Collection[int]) -> dict[int, float]:
+        """Members that have been silent for the timeout, and for how many seconds; to be called every interval."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
+            self._seen.clear()
+        self._looked_s = now_s
+        neighbour = next((r for r in self._others() if r not in gone), None)
+        if neighbour is None:
+            return {}
+        self._seen = {rank: seen for rank, seen in self._seen.items() if rank not in gone}
+        self._look({neighbour, *self._seen}, now_s)
+        suspicious_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        if len(self._seen) == 1 and now_s - self._seen[neighbour][1] > suspicious_s:
+            self._look({rank for rank in self._others() if rank not in gone}, now_s)
+        elif len(self._seen) > 1:
+            alive = [r for r, (_, since_s) in self._seen.items() if since_s == now_s and r != neighbour]
+            for rank in alive:
+                del self._seen[rank]
+        return {r: now_s - since_s for r, (_, since_s) in self._seen.items() if now_s - since_s > self._timeout_s}
+
+    def _others(self) -> list[int]:
+        return [(self._me + step) % self._world_size for step in range(1, self._world_size)]
+
+    def _look(self, ranks: Collection[int], now_s: float) -> None:
+        keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
+        new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
+        if new and not self._call.check([keys[rank] for rank in new]):  # some have never sent one
+            keys = {rank: key for rank, key in keys.items() if rank not in new or self._call.check([key])}
+        values: dict[int, bytes | None] = dict.fromkeys(ranks)
+        values.update(zip(keys, self._call.multi_get(list(keys.values())), strict=True))
+        for rank, value in values.items():
+            if rank not in self._seen or self._seen[rank][0] != value:
+                self._seen[rank] = (value, now_s)
+
 
 logger = logging.getLogger(__name__)
-
-_MAX_PENDING = 4096
 
 
 class StoreLink(threading.Thread):
@@ -45,7 +100,7 @@ class StoreLink(threading.Thread):
         self._make_view, self._me, self._world_size = make_view, me, world_size
         self._interval_s, self._timeout_s = map(arguments.seconds, ("heartbeat_interval", "heartbeat_timeout"))
         self._on_lost, self._on_gone = on_lost, on_gone
-        self._requests: queue.Queue[Callable[[], None]] = queue.Queue(_MAX_PENDING)
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # about one per iteration
         self._dead: dict[int, InterruptionRecord] = {}
         self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
         self._gone: frozenset[int] = frozenset()
@@ -59,12 +114,12 @@ class StoreLink(threading.Thread):
 
     def interrupt(self, number: int, record: InterruptionRecord) -> None:
         """Note a fault of iteration `number`."""
-        self._request(lambda: self._iteration(number).interrupt(record))
+        self._requests.put(lambda: self._iteration(number).interrupt(record))
 
     def declare(self, records: Collection[InterruptionRecord]) -> None:
         """These ranks are gone; their tombstones are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
-        self._request(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
+        self._requests.put(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
 
     def give_up(self, why: str) -> None:
         """The store is lost; may be called from another thread while this one waits for the store."""
@@ -74,12 +129,6 @@ class StoreLink(threading.Thread):
         logger.warning("the store cannot be used: %s", why)
         self._on_lost()
         self.over.set()
-
-    def _request(self, what: Callable[[], None]) -> None:
-        try:
-            self._requests.put_nowait(what)
-        except queue.Full:
-            logger.error("the queue of requests to the store is full: one is dropped")
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +172,8 @@ class StoreLink(threading.Thread):
     def _tick(self) -> None:
         if self._me not in self._dead:
             self._heartbeats.beat()
+        if self._this.number == ENTRY:  # some ranks may not have been started yet
+            return
         for rank, seconds in self._heartbeats.silent(self._gone | self._dead.keys()).items():
             text = f"no heartbeat for {seconds:.1f} s"
             logger.warning("rank %d: %s", rank, text)
@@ -136,8 +187,6 @@ class StoreLink(threading.Thread):
             self._finished = known[1].outcome is not Outcome.NEXT
             if self._me in self._gone:
                 self._on_gone()
-            if self._this.number == ENTRY:
-                self._heartbeats.begin()
             self._this = Iteration(self._call, known[0] + 1)
 
     def _write_tombstones(self) -> bool:

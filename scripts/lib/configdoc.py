@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings: `python -m nvrx_slurm.cli.configdoc docs/configuration.md`.
+"""Writes docs/reference/configuration.md from the settings: `python scripts/lib/configdoc.py FILE`.
 
 A test compares the file with `render()`, so the document can never be behind the code.
 """
@@ -14,7 +14,7 @@ from nvrx_slurm.config.settings import shown
 
 HEAD = """# Configuration
 
-<!-- Generated: python -m nvrx_slurm.cli.configdoc docs/configuration.md -->
+<!-- Generated: python scripts/lib/configdoc.py docs/reference/configuration.md -->
 
 Every setting of `nvrx-run`, from the one dataclass tree in `nvrx_slurm/config/`.
 

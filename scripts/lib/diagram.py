@@ -1,6 +1,6 @@
 """State diagrams of the cores, drawn from the tables that they run on.
 
-python -m nvrx_slurm.core.diagram > docs/state-machines.md
+python scripts/lib/diagram.py > docs/reference/state-machines.md
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from enum import Enum
 from nvrx_slurm.core.inprocess.phases import Restarts
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator
-from nvrx_slurm.core.machine import Composed, Machine
+from nvrx_slurm.core.machine import Machine
 
 _INTRODUCTION = """\
 # State machines
 
-Generated from the tables in `nvrx_slurm/core` by `python -m nvrx_slurm.core.diagram`; a test compares. An event that
+Generated from the tables in `nvrx_slurm/core` by `python scripts/lib/diagram.py`; a test compares. An event that
 has no row in a state is a defect and raises `UnknownTransition`. An event may always leave the state as it is; where a
 row names several states, its method decides. The diagrams show only changes of the state.
 """
@@ -26,7 +26,7 @@ def mermaid(machine: type[Machine]) -> str:
     """A mermaid `stateDiagram-v2` of all transitions to another state."""
     first = next(iter(machine.table))[0]
     lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
-    through = machine.through if issubclass(machine, Composed) else {}
+    through = machine.through
     inner = {*through, *through.values()}
     arrows: dict[tuple[str, str], list[str]] = {}
     for (state, event), row in machine.table.items():
@@ -60,7 +60,7 @@ def _states(machine: type[Machine]) -> str:
 
 
 def document() -> str:
-    """docs/state-machines.md."""
+    """docs/reference/state-machines.md."""
     parts = [_INTRODUCTION]
     for machine in (Coordinator, Agent, Restarts):
         parts.append(f"## {machine.__name__}\n\n{_states(machine)}\n")

@@ -1,0 +1,132 @@
+"""What can happen in all states before the end: agents come and go; ranks, people and Slurm make requests.
+
+The part that owns the state decides what a change of the members means.
+"""
+
+from __future__ import annotations
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.duration import in_words
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.inherited import busy_cycle
+from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
+from nvrx_slurm.core.job.members import JOINING
+from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.job.restarts import headline
+from nvrx_slurm.errors import ExitCode
+
+_LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
+_UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
+
+
+class AnyTime(JobPart):
+    """Handles arrivals and losses, requests, warnings, the end on request, and answers of the coordinator's program."""
+
+    table = rows(
+        (LIVE, ev.Joined, "on_joined", ANY, "a new node, a returning one, or a takeover"),
+        (LIVE, ev.Lost, "on_lost", ANY, "a fault if it was active"),
+        (LIVE, t.Asked, "on_asked", ANY, "exclude, shut down or go on"),
+        (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
+        (LIVE, t.EndJob, "on_end_job", OVER, "told to end"),
+        (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),
+        (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
+    )
+
+    def on_joined(self, event: ev.Joined, now: float) -> None:
+        """A new agent, a returning one, or one that reports what it runs to a new coordinator."""
+        job, message, node = self.job, event.message, event.message.node
+        if message.plan is not None and message.plan.cycle > _LAST_CYCLE:
+            self.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
+            return
+        job.lost_at.pop(node.node_id, None)
+        self._learn(message, now)
+        if job.budget.excludes(node):
+            self.refuse(node.node_id, f"node {node.host} was excluded from this job", now)
+            return
+        old = job.members.same_place(node)
+        job.members.put(node, message.port, JOINING)
+        if job.warning is not None:
+            self.send(node.node_id, job.warning)
+        if old is not None and old.node.node_id != node.node_id:
+            self.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
+        if self.core.state in LIVE:  # otherwise it was told the end with all the others
+            job.members.set_busy(node.node_id, busy_cycle(message))
+            self.core.owner.joined(message, now)
+
+    def _learn(self, message: t.Register, now: float) -> None:
+        """Take over what the agent knows of earlier terms."""
+        job = self.job
+        job.inherited.running.remove(message.node.node_id)  # unless the agent says otherwise in a moment
+        if message.plan is None:
+            return
+        if job.budget.inherit(message.plan.history):  # one that joined before this was known may have been excluded
+            for node in job.members.in_order():
+                if job.budget.excludes(node):
+                    self.refuse(node.node_id, "it was excluded in an earlier term", now)
+        for node_id in job.inherited.learn(message.plan):
+            self.stop_workers(node_id, job.inherited.last_cycle)
+        if job.fresh:
+            job.cycle = max(job.cycle, job.inherited.last_cycle)
+
+    def on_lost(self, event: ev.Lost, now: float) -> None:
+        """A stream broke."""
+        if event.node_id in self.job.members and self.job.assignment.group_rank(event.node_id) is not None:
+            self.job.lost_at[event.node_id] = now
+        self.remove(event.node_id, event.why, now)
+
+    # --- requests and answers ------------------------------------------------------------------------------
+
+    def on_asked(self, event: ev.FromAgent[t.Asked], now: float) -> None:
+        """A rank wants its node out, or the job to end."""
+        member, asked = self.job.members.get(event.node_id), event.message
+        if member is None:
+            return
+        by = f"rank {asked.rank}" if asked.rank >= 0 else "a health check"
+        asker = f"{by} on node {member.node.host}"
+        if asked.action is t.WorkloadAction.ShutdownWorkload:
+            why = f"{asker} asked to shut down the workload: {asked.description}"
+            self.finish(t.Finish(self.job.settings.limits.no_restart_code, why), now)
+        elif asked.action is t.WorkloadAction.ExcludeThisNode:
+            self._exclude(member.node, asked.rank, asked.description, now)
+        else:
+            self.say(f"{asker} asked to continue: {asked.description}")
+
+    def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> None:
+        """The node leaves at once and is not taken again; the job ends if no node can ever take its place. `rank`: the
+        rank that asked; -1 = a health check of the node failed."""
+        job = self.job
+        kind = t.FaultKind.EXCLUDED if rank >= 0 else t.FaultKind.UNHEALTHY
+        fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
+        job.budget.exclude(node)
+        if job.nodes_left < job.settings.min_nodes:
+            job.add_faults((fault,), now)
+            needed = f"{job.settings.min_nodes} are needed"
+            some = f"{job.nodes_left} nodes are left after the exclusion of {node.host}, {needed}"
+            job.members.remove(node.node_id)
+            self.send_away(node.node_id, headline(fault))
+            self.finish(t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}"), now)
+            return
+        if self.core.state is not Phase.RUNNING or job.assignment.group_rank(node.node_id) is None:
+            self.say(headline(fault))  # otherwise that is why the cycle has failed
+        self.refuse(node.node_id, headline(fault), now, fault)
+
+    def on_progress(self, event: ev.ProgressRead, now: float) -> None:
+        """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""
+        if event.cycle < 0:
+            self.job.budget.begin_at(event.iteration)
+
+    def on_time_left(self, event: ev.TimeLeft, now: float) -> None:
+        """Say it once; warn or stop when it is time."""
+        clock = self.job.clock
+        if event.left_s is not None and not clock.known:
+            self.say(f"the allocation ends in {in_words(event.left_s)}")
+        self.mind_the_clock(clock.answer(event.left_s, now), now)
+
+    def on_warn_job(self, event: ev.FromAgent[t.WarnJob], now: float) -> None:
+        """One agent was warned: all ranks should know."""
+        self.warn(t.Warn(event.message.signum, event.message.reason))
+
+    def on_end_job(self, event: ev.FromAgent[t.EndJob], now: float) -> None:
+        """Slurm or a person told an agent to end the job."""
+        told = event.message
+        self.finish(t.Finish(told.code, told.reason, told.signum), now)
