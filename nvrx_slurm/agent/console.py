@@ -101,13 +101,6 @@ class Console:
 
     def _run(self) -> None:
         self._poll.register(self._wake_r, select.POLLIN)
-        try:
-            self._copy_until_finished()
-        except Exception as error:  # a defect, or no memory: the launcher's own lines still get out
-            self._said.append(self._lines(f"the workers' lines are in their log files only: {error!r}"))
-            self._speak_until_finished()
-
-    def _copy_until_finished(self) -> None:
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the last look at the files
@@ -125,15 +118,6 @@ class Console:
             self._speak()
             self._say_what_is_missing()
             return
-
-    def _speak_until_finished(self) -> None:
-        finishing = False
-        while not finishing:
-            finishing = self._finishing
-            self._speak()
-            if not finishing:
-                select.select([self._wake_r], [], [])
-                os.read(self._wake_r, 4096)
 
     def _wait(self) -> set[int]:
         """Wait until there is something to do; returns the file descriptors that are ready."""

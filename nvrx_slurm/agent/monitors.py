@@ -7,7 +7,7 @@ the socket of the rank must survive the monitor's process. They are made and kep
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import contextlib
 import logging
 import os
 import signal
@@ -67,7 +67,6 @@ class RankMonitor:
         self._on_hang = on_hang
         self._on_asked = on_asked
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._dir_lock = -1  # of the directory that was made anew, see _remake_dir()
         self._lives = 0
         self._life: Life | None = None
         self._child: processes.Child | None = None
@@ -207,9 +206,6 @@ class RankMonitor:
         if self._life is not None:
             self._life.close()
             self._life = None
-        if self._dir_lock >= 0:
-            os.close(self._dir_lock)
-            self._dir_lock = -1
 
     def _page(self) -> Page | None:
         """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
@@ -251,20 +247,10 @@ class RankMonitor:
             return Life(self._dir, self._local_rank, self._lives - 1)
 
     def _remake_dir(self) -> None:
-        """Somebody (a tmp cleaner, an epilog) cleared our directory away: make it anew, locked as it was.
-
-        At the same path, so that who removes it in the end still finds it. The lock says that its owner lives, see
-        system.files.PrivateDir; the first monitor of this agent that comes along takes it for all.
-        """
-        try:
+        """An epilog or a tmp cleaner has removed the directory: make it anew at the same path."""
+        with contextlib.suppress(FileExistsError):  # another monitor of this agent was first; or it is not ours
             self._dir.mkdir(0o700)
-        except FileExistsError:
-            self._check_dir()  # another monitor of ours was first, or it is not ours at all
-            return
-        if self._dir_lock >= 0:
-            os.close(self._dir_lock)
-        self._dir_lock = os.open(self._dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        fcntl.flock(self._dir_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._check_dir()
 
     def _say_unmonitored(self, error: Exception) -> None:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -15,24 +15,20 @@ _MAX_ITERATION = 10**15
 
 
 class _Unusable(Exception):
-    """The file holds no iteration; the message does not name the file. Each kind of reason has one `kind`."""
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(why)
-        self.kind = kind
+    """The file holds no iteration; the message does not name the file."""
 
 
 class ProgressFile:
     """Reads the file in a thread, because `path` may be on a file system that hangs.
 
-    All methods belong to the thread of the running event loop. `say` gets one sentence per kind of reason for which the
-    file cannot be used.
+    All methods belong to the thread of the running event loop. `say` gets one sentence when the file cannot be used,
+    and the next one only after it could be used.
     """
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
         self._path = path
         self._say = say
-        self._said: set[str] = set()
+        self._said = False
         self._reading = False  # a thread reads, and may be stuck: no second one is started
         self._task: asyncio.Task[None] | None = None  # the loop keeps only weak references
 
@@ -47,30 +43,26 @@ class ProgressFile:
         iteration = None
         try:
             iteration = await self._iteration()
-        except _Unusable as error:
-            if error.kind not in self._said:
-                self._said.add(error.kind)
-                self._say(
-                    f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {error}"
-                )
+            self._said = False
+        except (_Unusable, OSError, RuntimeError, ValueError) as error:  # ValueError: a name with a 0 in it
+            if not self._said:
+                why = getattr(error, "strerror", None) or error
+                self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
+            self._said = True
         done(iteration)
 
     async def _iteration(self) -> int:
+        """Raises _Unusable, OSError, ValueError, and RuntimeError if no thread can be started."""
         if self._reading:
-            raise _Unusable("stuck", "its file system still has not answered an earlier read")
-        self._reading = True
+            raise _Unusable("its file system still has not answered an earlier read")
         try:
             return await bounded.call_async(self._look, READ_TIMEOUT_S, "progress file")
         except bounded.Overrun:
-            raise _Unusable("slow", f"its file system does not answer within {READ_TIMEOUT_S:g} s") from None
-        except RuntimeError as error:  # no thread can be started
-            self._reading = False
-            raise _Unusable("thread", str(error)) from None
-        except (OSError, ValueError) as error:  # ValueError: a name with a 0 in it
-            raise _Unusable(type(error).__name__, getattr(error, "strerror", None) or str(error)) from None
+            raise _Unusable(f"its file system does not answer within {READ_TIMEOUT_S:g} s") from None
 
     def _look(self) -> int:
         """In the thread."""
+        self._reading = True
         try:
             return _parse(_read(self._path))
         finally:
@@ -83,7 +75,7 @@ def _read(path: str) -> bytes:
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
-            raise _Unusable("no file", f"it is a {'directory' if stat.S_ISDIR(mode) else 'pipe or device'}")
+            raise _Unusable(f"it is a {'directory' if stat.S_ISDIR(mode) else 'pipe or device'}")
         return os.read(fd, _MAX_BYTES + 1)
     finally:
         os.close(fd)
@@ -91,14 +83,14 @@ def _read(path: str) -> bytes:
 
 def _parse(content: bytes) -> int:
     if len(content) > _MAX_BYTES:
-        raise _Unusable("long", f"it is longer than {_MAX_BYTES} bytes")
+        raise _Unusable(f"it is longer than {_MAX_BYTES} bytes")
     text = content.strip()
     if not text:
-        raise _Unusable("empty", "it is empty")
+        raise _Unusable("it is empty")
     if not text.isdigit():  # of bytes: ASCII digits only
-        raise _Unusable("junk", f"it must hold one integer of 0 or more, not {_excerpt(text)}")
+        raise _Unusable(f"it must hold one integer of 0 or more, not {_excerpt(text)}")
     if len(text.lstrip(b"0")) > len(str(_MAX_ITERATION)) or int(text) > _MAX_ITERATION:
-        raise _Unusable("huge", f"{_excerpt(text)} is no iteration")
+        raise _Unusable(f"{_excerpt(text)} is no iteration")
     return int(text)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,36 +18,18 @@ from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.orphans import OrphanReaper
-from nvrx_slurm.agent.rank_log import open_log
 from nvrx_slurm.agent.roles import Post
-from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.agent.run_dir import RunDir, open_log
 from nvrx_slurm.agent.signals import ENDING
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import bounded, processes
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
-_OWN_FILES = 32
-_FILES_PER_WORKER = 10  # two logs, pidfds, the monitor's page and sockets, a held process
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
-
-
-def _check_open_files(nproc: int) -> None:
-    """A monitor that cannot be started later costs no job; too few descriptors from the start are a UsageError."""
-    needed = _OWN_FILES + nproc * _FILES_PER_WORKER
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UsageError(
-            f"this process may open {hard} files but {nproc} workers with their monitors need {needed}:"
-            " raise the hard limit (ulimit -Hn)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @dataclass(frozen=True)
@@ -121,12 +102,8 @@ class Workers:
         self._closed = False
 
     async def start(self) -> None:
-        """Make one rank monitor per worker and start the first workers' interpreters.
-
-        Raises UsageError where limits forbid.
-        """
+        """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError."""
         if self._spec.monitored:
-            _check_open_files(self._node.nproc)
             for local_rank in range(self._node.nproc):
                 monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end

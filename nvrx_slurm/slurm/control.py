@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
+from nvrx_slurm.system.bounded_process import through_trampoline
 
 TIMEOUT_S = 10.0  # of one tool; Slurm's own MessageTimeout is 10 s by default
 DEFAULT_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
@@ -169,7 +170,10 @@ def _resolves(name: str) -> bool:
 
 
 def _ask(argv: list[str], timeout_s: float = TIMEOUT_S) -> str | None:
-    """Standard output of one Slurm tool; None when it is missing, fails, or does not answer within `timeout_s`."""
+    """Standard output of one Slurm tool; None when it is missing, fails, or does not answer within `timeout_s`.
+
+    The tool ends with the calling thread, because an agent that ends does not wait for it.
+    """
     tool = shutil.which(argv[0])
     if tool is None:
         return None
@@ -177,8 +181,8 @@ def _ask(argv: list[str], timeout_s: float = TIMEOUT_S) -> str | None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SLURM_TIME_FORMAT"))}
     try:
         done = subprocess.run(
-            [tool, *argv[1:]], env={**clean, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, timeout=timeout_s, check=False, text=True, errors="replace",
+            through_trampoline([tool, *argv[1:]]), env={**clean, "LC_ALL": "C"}, timeout=timeout_s, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

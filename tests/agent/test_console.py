@@ -109,20 +109,6 @@ def test_an_overflow_of_the_kernels_queue_loses_no_line(
     screen.until("[0] hello")
 
 
-def test_sentences_get_out_whatever_breaks(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr(Console, "_round", broken)
-    us = Console("us")
-    us.say("first")
-    us.start()
-    screen.until("a defect")
-    us.say("last")
-    us.finish(WAIT_S)
-    assert (screen.lines[0], screen.lines[-1]) == ("us: first", "us: last")
-
-
 def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path) -> None:
     """A sentence is printed after at most two pieces of a long file, and before the rest of it at the end."""
     steps, us = threading.Semaphore(1), Console("us")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.agent import faults, rank_log
+from nvrx_slurm.agent import faults, run_dir
 from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.types import FaultKind, RankFault
 
@@ -127,7 +127,7 @@ def test_the_failing_line_is_the_innermost_of_the_user(traceback: str, line: str
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "cycle_0" / "rank_0.out"
     for number in range(2):
-        file, problem = rank_log.open_log(path)
+        file, problem = run_dir.open_log(path)
         with file:
             assert (problem, file.tell()) == ("", 2 * number)
             os.write(file.fileno(), b"x\n")
@@ -143,7 +143,7 @@ def test_a_log_that_takes_no_byte_is_dev_null(tmp_path: Path, number: int, monke
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", write)
-        file, problem = rank_log.open_log(tmp_path / "rank_0.out")
+        file, problem = run_dir.open_log(tmp_path / "rank_0.out")
     with file:
         assert (file.name, problem) == (os.devnull, os.strerror(number))
 
@@ -154,4 +154,4 @@ def test_lack_of_descriptors_is_not_the_logs_fault(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(OSError, match="too many"):
-        rank_log.open_log(tmp_path / "rank_0.out")
+        run_dir.open_log(tmp_path / "rank_0.out")
