@@ -1,1 +1,1 @@
-"""Figures of nvrx-run beside torchrun on one machine; `scripts/bench`. docs/benchmarks.md says how each is measured."""
+"""Figures of nvrx-run beside torchrun on one machine; `scripts/bench`, docs/reference/benchmarks.md."""

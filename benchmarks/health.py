@@ -187,7 +187,7 @@ def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
     return {"nvrx-run": over_s}
 
 
-# --- preflight -------------------------------------------------------------------------------------------------------------
+# --- preflight ------------------------------------------------------------------------------------------------------
 
 
 def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What ``nvrx-run`` and ``nvrx`` exit with (see docs/operations.md for what to do about each)."""
+    """What ``nvrx-run`` and ``nvrx`` exit with (see docs/reference/exit-codes.md for what to do about each)."""
 
     OK = 0
     FAILED = 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The common part of prolog, epilog and healthcheck. Slurm runs it as root (docs/administrators.md).
+# The common part of prolog, epilog and healthcheck. Slurm runs it as root (docs/how-to/install-slurm-hooks.md).
 #   hook.sh HOOK        clears the environment and runs the last form under timeout(1)
 #   hook.sh settings    prints the settings of hooks.conf, for nvrx doctor
 #   hook.sh version     loads the hooks as HOOK does, and prints their version, for nvrx doctor

@@ -179,7 +179,7 @@ def source_text() -> str:
 
 
 def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, str]]:
-    """(their names, our names, status, the row) of the tables of the two migration pages whose first column has such a header."""
+    """(their names, our names, status, the row) of the migration tables whose first column has such a header."""
     for header, *rows in (table for path in MIGRATING for table in tables(path)):
         if header[0] not in headers:
             continue
@@ -191,7 +191,7 @@ def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, s
 
 
 def test_variables_exist() -> None:
-    """NVRX_... and FT_... in the documents are read or set somewhere, unless a migration page says that they are not."""
+    """NVRX_... and FT_... in the documents are read or set somewhere, or a migration page says that they are not."""
     source = source_text()
     known = set(re.findall(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b", source))
     known |= {name for item in SETTINGS.values() for name in item.env}
@@ -300,7 +300,8 @@ def test_variables_that_workers_get(tmp_path: Path) -> None:
     env = {name: value for name, value in clean_environment().items() if name not in names}
     done = run(script, (), env)
     assert done.returncode == 0, done.stdout + done.stderr
-    section = (DOCS / "reference/environment.md").read_text().partition("## Variables that workers get\n")[2].partition("\n#")[0]
+    page = (DOCS / "reference/environment.md").read_text()
+    section = page.partition("## Variables that workers get\n")[2].partition("\n#")[0]
     documented = {name for name in code(section) if name == name.upper()}
     assert documented == set((tmp_path / "names.1").read_text().split()) - set(env)
 

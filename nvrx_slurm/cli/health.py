@@ -168,7 +168,7 @@ def ack(sysroot: str) -> None:
 
 
 @health.command()
-@click.option("--config", metavar="FILE", required=True, help="Its settings, in YAML (docs/nvhcd.md).")
+@click.option("--config", metavar="FILE", required=True, help="Its settings, in YAML.")
 @_SYSROOT
 def serve(config: str, sysroot: str) -> None:
     """Answer nvhcd health check calls on a Unix socket, with a script of the site or our own checks, until SIGTERM."""

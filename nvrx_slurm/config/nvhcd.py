@@ -1,4 +1,4 @@
-"""The file of `nvrx health serve` (docs/nvhcd.md): nvhcd's own keys and `group`."""
+"""The file of `nvrx health serve` (docs/reference/node-health-service.md): nvhcd's own keys and `group`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site file of the health checks (docs/health.md): expectations of nodes, rules of checks, checks of the site.
+"""The site file (docs/reference/health-checks.md): expectations of nodes, rules of checks, checks of the site.
 
 As strict as the other files: an unknown key is an error with a suggestion. Names of checks and settings belong to
 `health` and are passed in.

@@ -21,7 +21,8 @@ _SERVICES = (
     "sssd",
 )
 _HEAD = """\
-# What nvrx health expects of this site's nodes; see docs/health.md, and check it with: nvrx health run --config FILE
+# What nvrx health expects of this site's nodes.
+# See docs/reference/health-checks.md; check it with: nvrx health run --config FILE
 # Written from what {node} had; take out what may differ, and put all nodes that are alike into nodes (dgx[01-32]).
 """
 

@@ -36,7 +36,7 @@ class Selection(NamedTuple):
 
 
 class HookSettings(NamedTuple):
-    """What Slurm's hooks may do (docs/administrators.md). `allow_skip`: checks that a job may skip, or "all"."""
+    """What Slurm's hooks may do. `allow_skip`: checks that a job may skip, or "all"."""
 
     allow_skip: tuple[str, ...] = ()
     kill_gpu_processes: bool = True

@@ -1,4 +1,4 @@
-"""The one rule that decides which files may be executed, imported or obeyed (docs/administrators.md).
+"""The one rule that decides which files may be executed, imported or obeyed (docs/how-to/install-slurm-hooks.md).
 
 Standard library only, and of that only what Python has loaded or hook.sh has checked: prolog/start.py executes this
 file before it imports anything of the package. hook.sh applies the same rule to what runs before Python.

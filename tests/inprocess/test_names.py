@@ -1,6 +1,6 @@
 """Names, parameters and defaults of NVRx's inprocess package: what its users write works here as it is.
 
-What is not here is in docs/migrating.md, with the reason.
+What is not here is in docs/how-to/migrate-from-nvrx.md, with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The node health check service as a check: one bounded call to an nvhcd-compatible daemon (docs/nvhcd.md).
+"""The node health check service as a check: one bounded call to an nvhcd-compatible daemon.
 
 Only an answer of the service is a failure; no socket, no answer and any error of the call are unknown.
 """

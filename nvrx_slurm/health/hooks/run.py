@@ -1,4 +1,4 @@
-"""Slurm's hooks: prolog, epilog and HealthCheckProgram, started by prolog/hook.sh as root (docs/administrators.md).
+"""Slurm's hooks: prolog, epilog and HealthCheckProgram, started by prolog/hook.sh as root.
 
     prolog     runs its checks; a failure drains the node with our reason, and Slurm starts the job elsewhere
     epilog     ends left-over GPU processes; runs its checks if the job failed; a failure drains

@@ -1,4 +1,4 @@
-"""`nvrx health serve`: the daemon behind a node health check endpoint, nvhcd-compatible (docs/nvhcd.md).
+"""`nvrx health serve`: the daemon behind a node health check endpoint, nvhcd-compatible.
 
 One thread with one asyncio loop. The mode and group of its Unix socket decide which users may ask; gRPC's own limits
 bound calls and connections.

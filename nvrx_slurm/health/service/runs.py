@@ -1,4 +1,4 @@
-"""What the daemon of docs/nvhcd.md runs: one command at a time, and what its end means.
+"""What the daemon of docs/reference/node-health-service.md runs: one command at a time, and what its end means.
 
 A question that arrives during a run waits for the next one, together with all equal questions: the run under way may
 have looked before the fault. A question is its arguments.
