@@ -28,7 +28,7 @@ class ProgressFile:
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
         self._path = path
         self._say = say
-        self._said = False
+        self._said = ""  # the last reason that was said
         self._reading = False  # a thread reads, and may be stuck: no second one is started
         self._task: asyncio.Task[None] | None = None  # the loop keeps only weak references
 
@@ -43,12 +43,12 @@ class ProgressFile:
         iteration = None
         try:
             iteration = await self._iteration()
-            self._said = False
+            self._said = ""
         except (_Unusable, OSError, RuntimeError, ValueError) as error:  # ValueError: a name with a 0 in it
-            if not self._said:
-                why = getattr(error, "strerror", None) or error
+            why = str(getattr(error, "strerror", None) or error)
+            if why != self._said:
                 self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
-            self._said = True
+            self._said = why
         done(iteration)
 
     async def _iteration(self) -> int:
