@@ -10,6 +10,7 @@ from collections.abc import Callable
 from nvrx_slurm.system import bounded
 
 READ_TIMEOUT_S = 5.0
+_HANGS = f"its file system does not answer within {READ_TIMEOUT_S:g} s"
 _MAX_BYTES = 4096
 _MAX_ITERATION = 10**15
 
@@ -54,11 +55,11 @@ class ProgressFile:
     async def _iteration(self) -> int:
         """Raises _Unusable, OSError, ValueError, and RuntimeError if no thread can be started."""
         if self._reading:
-            raise _Unusable("its file system still has not answered an earlier read")
+            raise _Unusable(_HANGS)  # an earlier read has not ended
         try:
             return await bounded.call_async(self._look, READ_TIMEOUT_S, "progress file")
         except bounded.Overrun:
-            raise _Unusable(f"its file system does not answer within {READ_TIMEOUT_S:g} s") from None
+            raise _Unusable(_HANGS) from None
 
     def _look(self) -> int:
         """In the thread."""
