@@ -130,7 +130,7 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch: pyte
         assert await one(file) == 7
 
     asyncio.run(story())
-    assert len(said) == 1 and "within 0.05 s" in said[0]
+    assert len(said) == 1 and "not answer within" in said[0]
 
 
 def test_an_answer_after_the_programs_end_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
