@@ -53,7 +53,7 @@ class Life:
             self.listener.close()
             self.path.unlink(missing_ok=True)
         except OSError:
-            pass  # the directory is not ours to write to any more: nobody finds the socket there either
+            pass  # the directory is no longer ours: no rank finds the socket there
         fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
         for fd in fds:
             if fd >= 0:

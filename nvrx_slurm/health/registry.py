@@ -54,7 +54,7 @@ def require_known(names: Iterable[str], known: Iterable[str], where: str) -> Non
 
 
 def _suggestion(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches  # only for a person who misspelt something
+    from difflib import get_close_matches  # needed for a misspelt name only
 
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else "; `nvrx health list` shows all of them"

@@ -121,7 +121,7 @@ def processes(nvml: ModuleType, handle: Any) -> tuple[int, ...]:
 
 @by_gpu("persistence mode")
 def persistence(nvml: ModuleType, handle: Any) -> bool:
-    """Whether persistence mode is on: without it the driver unloads its state when nobody uses the GPU."""
+    """Whether persistence mode is on: without it the driver unloads its state when the GPU is idle."""
     return bool(nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED)
 
 

@@ -68,7 +68,7 @@ def topology(file: Place) -> dict[str, Way]:
         raise ValueError(f"the PCI topology {file} is longer than {MAX_TOPOLOGY_BYTES} bytes")
     try:
         top = ElementTree.fromstring(data)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # also an encoding that nobody knows
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # or an unknown encoding
         raise ValueError(f"the PCI topology {file} is no XML: {error}") from None
     found: dict[str, Way] = {}
     todo: list[tuple[Element, Way]] = [(top, ())]

@@ -73,7 +73,7 @@ class Agent(AgentState):
     # --- the stream ---------------------------------------------------------------------------------------
 
     def on_connected(self, event: ev.Connected, now: float) -> None:
-        """Tell the coordinator who we are and what we run."""
+        """Register at the coordinator with what this node runs."""
         self._met = self._connected = True
         self._connect_by = self._orphan_by = None
         self.send(t.Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early))
@@ -200,8 +200,8 @@ class Agent(AgentState):
             self.emit(ev.PostGone(event.cycle, event.ranks, event.reason))
 
     def on_warned(self, event: ev.Warned, now: float) -> None:
-        """The warning signal reaches every rank of the job once; who sends it a second time wants an end. Other user
-        signals are the workers' business."""
+        """The warning signal reaches every rank of the job once; a second one ends the job. Other user
+        signals go to the workers unchanged."""
         if event.signum != self.settings.warning_signum:
             if self._alive and self.state is State.RUNNING and not event.everybody:
                 self.emit(Say(f"passing signal {event.signum} on to the workers"))
@@ -212,7 +212,7 @@ class Agent(AgentState):
                 self._warn_job = t.WarnJob(event.signum, self._got(event.signum))
                 self.send(self._warn_job)
             self._warn(event.signum, self._got(event.signum), event.everybody)
-        elif now >= self._warned_at + self.settings.same_signal_s:  # nobody else ends workers for a mere warning
+        elif now >= self._warned_at + self.settings.same_signal_s:  # a warning alone ends no workers
             code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
             self.send(t.EndJob(code, why))
             self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
