@@ -255,7 +255,7 @@ def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -
 
 
 def test_ranks_that_never_come_are_named(job: Job) -> None:
-    times = {**TIMES_OF_A_BARRIER, "barrier_timeout": 1.0}
+    times = {**TIMES_OF_A_BARRIER, "barrier_timeout": 4.0}
     job.start("train", 5, ranks=[0, 1, 3], times=times)
     for rank in (0, 1, 3):
         raised = job.await_event(rank, "raised")
