@@ -60,6 +60,16 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Where another agent of the job listens."""
+
+    key: str  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
+    host: str  # for people
+    addr: str
+    port: int  # 0 = one of the ports that the job may use there
+
+
+@dataclass(frozen=True, slots=True)
 class RankFault:
     """Why one rank (or, with `rank` -1, one node) failed."""
 
