@@ -57,6 +57,7 @@ class Node:
     addr: str  # where the other nodes reach it (MASTER_ADDR); "" = as the coordinator sees it
     nproc: int  # workers it runs, >= 1
     order: tuple[int, ...] = ()  # position in the network topology, sorted before infra_rank
+    port: int = 0  # where its agent listens for the other agents; 0 = it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,10 @@ class Plan:
     master_port: int
     group_rank: int = -1
     rank_offset: int = -1
+    leader: Peer | None = None  # the coordinator that sends it; None where the job elects none
+    successors: tuple[Peer, ...] = ()  # that may lead after it, in this order, at most 32
+    electors: int = 0  # nodes of the job, of which a coordinator needs most
+    dead: tuple[str, ...] = ()  # keys of those that are proven dead
 
     @property
     def active(self) -> bool:
@@ -183,6 +188,7 @@ class Register:
     doing: Doing = Doing.IDLE
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
+    vote: int = 0  # the term for which it votes by registering
 
     @property
     def busy(self) -> bool:
@@ -245,7 +251,29 @@ class EndJob:
     signum: int = 0  # the signal by which it was told, for the workers of the others; 0 = they are stopped as ever
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
+
+
 # --- coordinator -> agent -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The coordinator has a quorum in this term. Before that, a registration is only a vote."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The node that was asked does not lead: it follows, or seeks, `peer`; `leads`: that node has said that it leads.
+    """
+
+    term: int
+    peer: Peer
+    leads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,5 +319,5 @@ class RanksGone:
     reason: str
 
 
-AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob
-CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone
+AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Look
+CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Lead | Elsewhere

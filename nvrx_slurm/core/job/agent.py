@@ -23,7 +23,7 @@ _STAYS = (*_EMPTY, *_BUSY)
 _AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
 _TOO_LATE = (
     *(ev.Connected, ev.Disconnected, ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Stop, t.Refused, t.RanksGone, t.Warn),
+    *(t.Plan, t.Stop, t.Refused, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
 
@@ -33,6 +33,7 @@ class Agent(AgentState):
     commands = ev.COMMANDS
     table = rows(
         (_STAYS, ev.Connected, "on_connected", (), "register with what runs"),
+        (_STAYS, t.Lead, "on_lead", (), "the coordinator is elected"),
         (_STAYS, ev.Disconnected, "on_disconnected", (), "look for the coordinator; workers go on for a while"),
         ((State.PREPARING, State.STOPPING), t.Plan, "on_plan_early", (), "keep it until the preflight has passed"),
         (State.IDLE, t.Plan, "on_plan_idle", (State.RUNNING,), "active: start; spare: wait"),
@@ -43,6 +44,9 @@ class Agent(AgentState):
         (State.RUNNING, t.Stop, "on_stop", (State.STOPPING,), "stop them"),
         (State.SUCCEEDED, t.Stop, "on_stop", (State.PREPARING,), "others failed"),
         (State.STOPPING, t.Stop, "ignore", (), "doing it"),
+        (State.RUNNING, ev.LeaseOver, "on_lease_over", (State.STOPPING,), "kill them"),
+        (State.STOPPING, ev.LeaseOver, "on_lease_over", (), "no time for a clean end"),
+        (_EMPTY, ev.LeaseOver, "ignore", (), "nothing runs"),
         (_EMPTY, (t.Finish, t.Refused), "on_finish", (State.GONE,), "the end"),
         (_BUSY, (t.Finish, t.Refused), "on_finish", (State.LEAVING,), "the end"),
         (State.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
@@ -74,12 +78,27 @@ class Agent(AgentState):
 
     def on_connected(self, event: ev.Connected, now: float) -> None:
         """Register at the coordinator with what this node runs."""
-        self._met = self._connected = True
-        self._connect_by = self._orphan_by = None
+        self._connected = True
+        if not self.settings.elects:
+            self.on_lead(t.Lead(self.term), now)
         self.send(t.Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early))
         for message in (self._request, self._warn_job):
             if message is not None:
                 self.send(message)
+
+    def on_lead(self, event: t.Lead, now: float) -> None:
+        """From now on this coordinator decides, and renews the lease of our workers."""
+        self._met = True
+        self._connect_by = self._orphan_by = None
+
+    def on_lease_over(self, event: ev.LeaseOver, now: float) -> None:
+        """They must be gone before another node starts the same ranks."""
+        assert self.plan is not None
+        if self.state is State.RUNNING:
+            self.state = State.STOPPING
+            self.emit(Say(f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"))
+        self._start_ladder(SIGKILL, self.settings.kill_timeout_s, now)
+        self._ladder = [(by, 0) for by, _ in self._ladder]
 
     def _doing(self) -> t.Doing:
         active = self.plan is not None and self.plan.active
@@ -91,8 +110,9 @@ class Agent(AgentState):
         """The shell keeps looking for a coordinator; we bound how long that is any use."""
         self._connected = False
         self.emit(Say(f"no coordinator: {event.why}"))
-        self._connect_by = now + self.settings.reconnect_timeout_s
-        self._orphan_by = now + self.settings.orphan_grace_s
+        if self._connect_by is None:
+            self._connect_by = now + self.settings.reconnect_timeout_s
+            self._orphan_by = now + self.settings.orphan_grace_s
 
     def on_tick_alone(self, event: Tick, now: float) -> None:
         """Without workers and without a coordinator there is nothing left to do."""

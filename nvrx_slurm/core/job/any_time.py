@@ -12,6 +12,7 @@ from nvrx_slurm.core.job.inherited import busy_cycle
 from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.errors import ExitCode
 
@@ -29,6 +30,8 @@ class AnyTime(JobPart):
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", OVER, "told to end"),
         (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),
+        (LIVE, ev.ProvenDead, "on_dead", ANY, "its ranks are gone, and it is not counted any more"),
+        (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
@@ -39,6 +42,7 @@ class AnyTime(JobPart):
             self.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
         job.lost_at.pop(node.node_id, None)
+        self._lead(node)
         self._learn(message, now)
         if job.budget.excludes(node):
             self.refuse(node.node_id, f"node {node.host} was excluded from this job", now)
@@ -68,8 +72,25 @@ class AnyTime(JobPart):
         if job.fresh:
             job.cycle = max(job.cycle, job.inherited.last_cycle)
 
+    def _lead(self, node: t.Node) -> None:
+        """Its ranks are known again. It runs them on under our lease."""
+        quorum = self.job.quorum
+        if quorum.needed:
+            quorum.back(peer_key(node))
+            self.send(node.node_id, t.Lead(self.job.settings.term))
+
+    def on_dead(self, event: ev.ProvenDead, now: float) -> None:
+        """A plan may have waited for this."""
+        if event.key not in self.job.member_keys():
+            self.job.quorum.died(event.key)
+            self.mind_quorum(now)
+            self.core.owner.unfenced(now)
+
     def on_lost(self, event: ev.Lost, now: float) -> None:
         """A stream broke."""
+        member = self.job.members.get(event.node_id)
+        if member is not None and event.silent:
+            self.job.quorum.silent.add(peer_key(member.node))
         if event.node_id in self.job.members and self.job.assignment.group_rank(event.node_id) is not None:
             self.job.lost_at[event.node_id] = now
         self.remove(event.node_id, event.why, now)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
-from nvrx_slurm.types import Peer
+from nvrx_slurm.types import Elsewhere, Peer
 
 
 class Place(Enum):
@@ -33,7 +33,7 @@ class Ended(Enum):
     CLOSED = "the other end closed the stream, or it broke"
 
 
-# --- events ---------------------------------------------------------------------------------------------------
+# --- events (and `types.Elsewhere`) ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,6 @@ class StreamEnded:
     """The attempt or the stream to the node that was last sought has ended."""
 
     how: Ended
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Another node follows, or seeks, `peer` in `term`; `leads`: that node has said that it leads."""
-
-    term: int
-    peer: Peer
-    leads: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Gathering(JobPart):
     join_by: float = 0.0
     announce_at: float | None = None
     last_call_until: float = 0.0
+    fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
 
     def enter(self, now: float) -> None:
         """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
@@ -75,7 +76,7 @@ class Gathering(JobPart):
             return self.job.pause_until
         if self.core.state is Phase.LAST_CALL:
             return self.last_call_until
-        return earliest(self.join_by, self.announce_at)
+        return earliest(self.join_by, self.announce_at, self.fenced_until)
 
     def on_timer(self, now: float) -> None:
         """Start without the rest, say which nodes are missing, or give up."""
@@ -83,6 +84,9 @@ class Gathering(JobPart):
             self._begin(now)
         elif self.core.state is Phase.LAST_CALL:
             self._start(now)
+        elif self.fenced_until is not None and now >= self.fenced_until:
+            self.fenced_until = None
+            self._plan_if_possible(now)
         elif now < self.join_by:
             self._announce(now)
         else:
@@ -126,6 +130,8 @@ class Gathering(JobPart):
             self.core.go(Phase.TAKEOVER, now)
             return
         job, s = self.job, self.job.settings
+        if job.quorum.needed and self._is_fenced(now):
+            return
         ready = job.members.ready_nodes()
         most = min(len(ready), s.max_active or len(ready)) if job.min_healthy else s.min_nodes
         placement = place(ready, job.assignment.places, max(most, s.min_nodes))
@@ -136,11 +142,28 @@ class Gathering(JobPart):
         job.fresh, job.faults = False, {}
         self._send_plans(placement, now)
 
+    def _is_fenced(self, now: float) -> bool:
+        """Whether ranks of an older cycle may run on a node that is not a member, or this may be no quorum."""
+        until = self.job.quorum.fenced_until()
+        if self.job.quorum.resign_at is None and now >= until:
+            self.fenced_until = None
+            return False
+        if self.fenced_until is None and now < until:
+            self.say(f"waiting up to {until - now:.1f} s: ranks may still run on a node that is out of reach")
+        self.fenced_until = until if now < until else None
+        self.core.go(Phase.JOINING, now)
+        return True
+
+    def unfenced(self, now: float) -> None:
+        """The plan may have waited for this."""
+        self._plan_if_possible(now)
+
     def _send_plans(self, placement: Placement, now: float) -> None:
         job, s = self.job, self.job.settings
         before = set(job.assignment.places.values())
         active = [job.members[node_id] for node_id in placement.active]
         job.assignment = Assignment.plan(active, s.term, job.cycle, job.budget.history, s.max_restarts)
+        job.assignment.shared = self.elected(job.assignment.plan_for(""))
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
         down_s = job.report.cycle_began(promoted, now)
         took = "" if down_s is None else f"; {in_words(down_s)} after the fault"

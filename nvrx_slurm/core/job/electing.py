@@ -1,0 +1,126 @@
+"""Before a coordinator may act: agents register with it, and their registrations are votes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.job_data import FOLLOWS, Phase, rows
+from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.job.quorum import peer_key
+from nvrx_slurm.core.machine import Tick
+
+_MINE = (Phase.ELECTING,)
+_LATER = (t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
+_PROBE_S = 1.0
+_MOST = 1_000  # messages of one agent that wait
+
+
+class Electing(JobPart):
+    """Owns the state before the first quorum. Messages wait; they are handled once the election is won."""
+
+    states = _MINE
+    table = rows(
+        (_MINE, ev.Joined, "on_joined", FOLLOWS[Phase.ELECTING], "a vote"),
+        (_MINE, ev.Lost, "on_lost", (), "a vote less"),
+        (_MINE, _LATER, "hold", (), "for the time after the election"),
+        (_MINE, ev.ProvenDead, "on_dead", FOLLOWS[Phase.ELECTING], "it is not counted any more"),
+        (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
+        (_MINE, (ev.TimeLeft, ev.ProgressRead), "ignore", (), "nothing was asked yet"),
+        (_MINE, Tick, "on_tick", (), "which of the nodes that are missing are dead?"),
+    )
+
+    held: dict[str, list[Any]] = {}  # node_id -> its registration, and its messages after that
+    voters: dict[str, str] = {}  # key -> node_id
+    known: dict[str, t.Peer] = {}  # where nodes of the job listen, by key
+    probe_at: float | None = None
+
+    def enter(self, now: float) -> None:
+        """This node stands."""
+        self.held, self.voters = {}, {}
+        self.known = {peer.key: peer for peer in self.job.settings.known}
+
+    def on_joined(self, event: ev.Joined, now: float) -> None:
+        """One vote more. Its plan says which nodes may be missing, and which term ours has to be above."""
+        job, message = self.job, event.message
+        self.voters[peer_key(message.node)] = message.node.node_id
+        self.held[message.node.node_id] = [event]
+        plan = message.plan
+        if plan is not None:
+            job.quorum.electors = max(job.quorum.electors, plan.electors)
+            job.quorum.dead.update(plan.dead)
+            self.known.update({peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None})
+            if plan.term >= job.settings.term:
+                job.settings = replace(job.settings, term=plan.term + 1)
+        if not self._win_if_enough(now) and self.probe_at is None:
+            self._probe(now)
+
+    def on_lost(self, event: ev.Lost, now: float) -> None:
+        """It votes for another candidate, or is dead."""
+        self.held.pop(event.node_id, None)
+        for key in [key for key, node_id in self.voters.items() if node_id == event.node_id]:
+            del self.voters[key]
+
+    def hold(self, event: ev.FromAgent[Any], now: float) -> None:
+        """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
+        if event.node_id in self.held and len(self.held[event.node_id]) < _MOST:
+            self.held[event.node_id].append(event)
+
+    def on_dead(self, event: ev.ProvenDead, now: float) -> None:
+        """One node fewer to ask for a vote."""
+        if event.key not in self.voters:
+            self.job.quorum.dead.add(event.key)
+            self._win_if_enough(now)
+
+    def on_raised(self, event: ev.Raised, now: float) -> None:
+        """An agent has voted for a later term, for which this node is the candidate, too."""
+        self.job.settings = replace(self.job.settings, term=max(self.job.settings.term, event.term))
+
+    def timer_at(self) -> float | None:
+        """When to probe again."""
+        return self.probe_at
+
+    def deadline(self) -> float | None:
+        """The end of the allocation does not matter yet."""
+        return self.probe_at
+
+    def on_tick(self, event: Tick, now: float) -> None:
+        """Nodes that did not register may have died since."""
+        if self.probe_at is not None and now >= self.probe_at:
+            self._probe(now)
+
+    def _probe(self, now: float) -> None:
+        self.probe_at = now + _PROBE_S
+        for key, peer in self.known.items():
+            if key not in self.voters and key not in self.job.quorum.dead:
+                self.core.emit(ev.Probe(peer))
+
+    # --- the end of the election ----------------------------------------------------------------------------
+
+    def _win_if_enough(self, now: float) -> bool:
+        quorum = self.job.quorum
+        if not quorum.enough(self.voters):
+            return False
+        quorum.elected = True
+        quorum.dead.difference_update(self.voters)
+        self._fence(now)
+        self.core.emit(ev.Won())
+        held, self.held = self.held, {}
+        self.core.go(Phase.JOINING, now)
+        for events in held.values():
+            for event in events:
+                self.core.handle(event, now)
+        return True
+
+    def _fence(self, now: float) -> None:
+        """Nodes that did not register may run ranks until their leases are over."""
+        s, quorum = self.job.settings, self.job.quorum
+        missing = quorum.missing(self.voters)
+        leader = s.last_leader
+        only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
+        if missing:
+            quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
+
+
