@@ -241,9 +241,16 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
     duration_s = world.rng.uniform(shortest_s, longest_s)
     agent.host.cut_until = world.clock.now + duration_s
     world.busy_until(agent.host.cut_until)
-    if agent.stream is not None:
-        agent.stream.fall_silent(agent.host.cut_until)
+    _silence(agent, agent.host.cut_until)
     return f"{agent.host.name} is cut off for {duration_s:.1f} s"
+
+
+def _silence(agent: SimAgent, heals: float) -> None:
+    """No beat gets through on the streams that end on this node."""
+    accepted = agent.coordinator.accepted if agent.coordinator is not None else []
+    for stream in (agent.stream, *accepted):
+        if stream is not None and stream.open_at_agent and stream.open_at_coordinator:
+            stream.fall_silent(heals)
 
 
 @_of(_agent)
@@ -261,30 +268,46 @@ def long_partition(world: World, agent: SimAgent) -> str:
 # --- the coordinator ------------------------------------------------------------------------------------------
 
 
-@_of(_world, weight=6)
-def coordinator_replaced(world: World, _: World) -> str | None:
-    """It dies, perhaps with a node, perhaps without a message; a fresh one takes over with the next term."""
+def _coordinator(world: World) -> SimAgent | None:
     coordinator = world.coordinator
-    if coordinator is None or not coordinator.alive or coordinator.core.state.name == "FINISHED":
-        return None
-    coordinator.die("connection reset", silently=world.rng.random() < 0.3)
-    agent = _agent(world) if world.rng.random() < 0.5 else None
-    if agent is not None:
+    return coordinator.agent if coordinator is not None else None
+
+
+@_of(_coordinator, weight=6)
+def coordinator_dies(world: World, agent: SimAgent) -> str:
+    """Its program is killed, or its host loses power; it may come back."""
+    if world.rng.random() < 0.5:
         agent.vanish()
-    delay_s = world.rng.choice((0.05, 0.5, 3.0, 10.0)) * world.rng.uniform(0.8, 1.2)
-    world.clock.after(delay_s, world.new_coordinator)
-    world.busy_until(world.clock.now + delay_s)
-    where = f" with {agent.host.name}" if agent is not None else ""
-    return f"the coordinator dies{where}; another takes over in {delay_s:.2f} s"
+    else:
+        agent.crash(in_flight=world.rng.random() < 0.5)
+    back = f"; it comes back in {world.start_later(agent.host, 0.01, 20.0):.1f} s" if world.rng.random() < 0.5 else ""
+    return f"the coordinator's node {agent.host.name} dies{back}"
 
 
-@_of(_world, weight=1)
-def coordinator_gone(world: World, _: World) -> str | None:
-    """It dies, and no other takes over."""
-    if world.coordinator is None or not world.coordinator.alive:
-        return None
-    world.coordinator.die("connection reset")
-    return "the coordinator dies for good"
+@_of(_coordinator, weight=4)
+def coordinator_cut(world: World, agent: SimAgent) -> str:
+    """The network of its node is cut."""
+    return _cut(world, agent, 0.05, 45.0)
+
+
+@_of(_coordinator, weight=3)
+def coordinator_frozen(world: World, agent: SimAgent) -> str:
+    """Its program is stopped, or blocks in a dead file system."""
+    return _freeze(world, agent)
+
+
+@_of(_agent)
+def frozen(world: World, agent: SimAgent) -> str:
+    """The same on any node."""
+    return _freeze(world, agent)
+
+
+def _freeze(world: World, agent: SimAgent) -> str:
+    duration_s = world.rng.choice((0.5, 4.5, 8.0, 30.0)) * world.rng.uniform(0.8, 1.2)
+    agent.host.frozen_until = max(agent.host.frozen_until, world.clock.now + duration_s)
+    world.busy_until(agent.host.frozen_until)
+    _silence(agent, agent.host.frozen_until)
+    return f"the agent on {agent.host.name} is stopped for {duration_s:.1f} s"
 
 
 # --- signals --------------------------------------------------------------------------------------------------

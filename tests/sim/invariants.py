@@ -32,7 +32,7 @@ _HARMLESS = {
     "late-join",
     "false-alarm",
 }
-_TWO_RESTARTS = {"coordinator-replaced"}  # with a node: the old cycle may be carried on before that is missed
+_TWO_RESTARTS = {"coordinator-dies", "coordinator-cut", "frozen", "short-partition", "long-partition"}  # with a node: the old cycle may be carried on before that is missed
 
 
 class Violation(AssertionError):
@@ -95,7 +95,7 @@ class Invariants:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._reigns: dict[int, _Reign] = {}  # by term
+        self._reigns: dict[SimCoordinator, _Reign] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
         self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
         self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
@@ -115,7 +115,7 @@ class Invariants:
 
     def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]) -> None:
         """Called after each step of a coordinator, before its commands are carried out."""
-        reign = self._reigns.setdefault(coordinator.core.settings.term, _Reign())
+        reign = self._reigns.setdefault(coordinator, _Reign())
         reign.hear(event)
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
@@ -303,6 +303,11 @@ class Invariants:
         self.check(key not in self._runners, f"{node_id} starts {key}, which somebody has started")
         self._runners.add(key)
         self.check(not agent.living(), f"{node_id} starts workers while old ones live")
+        ranks = range(plan.rank_offset, plan.rank_offset + agent.core.node.nproc)
+        if self._world.clock.now < agent.lease_until:  # otherwise it starts none
+            for other in self._world.agents:
+                twice = [w.rank for w in other.living() if w.rank in ranks and not w.stuck]
+                self.check(not twice, f"{node_id} starts ranks {twice}, which run on {other.host.name}")
         self.check(self._last_started.get(node_id, -1) < plan.cycle, f"{node_id} goes back to cycle {plan.cycle}")
         self._last_started[node_id] = plan.cycle
 

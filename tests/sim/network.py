@@ -25,8 +25,15 @@ class Host:
     nproc: int
     cut_until: float = 0.0  # partitioned: nothing gets through before
     slow_until: float = 0.0  # its messages crawl
+    frozen_until: float = 0.0  # stopped (SIGSTOP): its programs take no step before
+    off: bool = False  # without power: it answers nothing
     sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
+
+    def unreachable_until(self, now: float) -> float:
+        """Until when it answers nothing; 0.0 = it answers."""
+        until = max(self.cut_until, self.frozen_until, float("inf") if self.off else 0.0)
+        return until if until > now else 0.0
 
     @property
     def name(self) -> str:
@@ -47,7 +54,9 @@ class Connection:
     def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator) -> None:
         self.agent, self.coordinator = agent, coordinator
         self.open_at_agent = self.open_at_coordinator = True
+        self.silent_until = 0.0
         self._world, self._clock, self._rng = world, world.clock, world.rng
+        self.local = agent.host is coordinator.host
         self._last_up = self._last_down = 0.0
         coordinator.accepted.append(self)
 
@@ -60,9 +69,13 @@ class Connection:
         self._last_down = self._carry(message, self._last_down, self._arrive_down)
 
     def _carry(self, message: Any, last: float, arrive: Any) -> float:
-        host, now = self.agent.host, self._clock.now
-        delay_s = self._rng.uniform(*(_SLOW_DELAY_S if host.slow_until > now else _DELAY_S))
-        when = max(last, max(now, host.cut_until) + delay_s)
+        now, ends = self._clock.now, (self.agent.host, self.coordinator.host)
+        if self.local:
+            self._clock.at(now, arrive, message)
+            return now
+        slow = any(host.slow_until > now for host in ends)
+        delay_s = self._rng.uniform(*(_SLOW_DELAY_S if slow else _DELAY_S))
+        when = max(last, max(now, *(host.cut_until for host in ends)) + delay_s)
         self._clock.at(when, arrive, message)
         twice = self._world.settings.twice
         if twice and not isinstance(message, (Register, _End)) and self._rng.random() < twice:
@@ -72,7 +85,7 @@ class Connection:
 
     def _cut(self, message: Any, arrive: Any) -> bool:
         """A partition holds back what is under way (TCP sends it again once it heals)."""
-        heals = self.agent.host.cut_until
+        heals = 0.0 if self.local else max(self.agent.host.cut_until, self.coordinator.host.cut_until)
         if heals > self._clock.now:
             self._clock.at(heals, arrive, message)
         return heals > self._clock.now
@@ -91,7 +104,7 @@ class Connection:
         if isinstance(message, _End):
             self.break_at_agent(message.why)
         else:
-            self.agent.step(message)
+            self.agent.receive(self, message)
 
     # --- how it ends ---------------------------------------------------------------------------------
 
@@ -105,23 +118,41 @@ class Connection:
         self.open_at_coordinator = False
         self.down(_End(why))
 
-    def break_at_agent(self, why: str) -> None:
+    def break_at_agent(self, why: str, silent: bool = False) -> None:
         """The agent notices that the stream is gone."""
         if self.open_at_agent:
             self.close_at_agent(why)
-            self.agent.disconnected(self, why)
+            self.agent.disconnected(self, why, silent)
 
-    def break_at_coordinator(self, why: str) -> None:
+    def break_at_coordinator(self, why: str, silent: bool = False) -> None:
         """The coordinator notices that the stream is gone."""
         if self.open_at_coordinator:
             self.close_at_coordinator(why)
-            self.coordinator.lost(self, why)
+            self.coordinator.lost(self, why, silent)
 
     def fall_silent(self, heals: float) -> None:
         """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
         sooner."""
         now = self._clock.now
+        if self.local:
+            return
+        self.silent_until = max(self.silent_until, heals)
         if heals > now + AGENT_KEEPALIVE_S:
-            self._clock.after(AGENT_KEEPALIVE_S, self.break_at_agent, "no answer within the keepalive time")
+            why = "no answer within the keepalive time"
+            self._clock.after(AGENT_KEEPALIVE_S, self._give_up, self.break_at_agent, why)
         if heals > now + COORDINATOR_KEEPALIVE_S:
-            self._clock.after(COORDINATOR_KEEPALIVE_S, self.break_at_coordinator, "silent for the keepalive time")
+            why = "silent for the keepalive time"
+            self._clock.after(COORDINATOR_KEEPALIVE_S, self._give_up, self.break_at_coordinator, why)
+
+    def _give_up(self, break_it: Any, why: str) -> None:
+        """By the timer of a program that is stopped itself: not before it goes on, and then it hears first."""
+        end = self.agent.host if break_it == self.break_at_agent else self.coordinator.host
+        if end.frozen_until > self._clock.now:
+            self._clock.at(end.frozen_until + 0.01, self._give_up, break_it, why)
+        elif self.silent_until > self._clock.now:
+            break_it(why, True)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether beats get through in both directions."""
+        return self.open_at_agent and self.open_at_coordinator and self.silent_until <= self._clock.now

@@ -14,13 +14,15 @@ from typing import Any
 
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.election import Stand
+from nvrx_slurm.core.job.quorum import peer_of
 from nvrx_slurm.core.job.restarts import RestartLimits
-from nvrx_slurm.types import FaultKind, KindCount, RestartPolicy
+from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
 
 from . import faults
 from .clock import Clock
 from .invariants import Invariants
-from .network import Host
+from .network import COORDINATOR_KEEPALIVE_S, Host
 from .processes import Process, SimAgent, SimCoordinator
 from .story import Story
 from .training import Training
@@ -108,8 +110,8 @@ class World:
 
     @property
     def coordinator(self) -> SimCoordinator | None:
-        """The one that agents find."""
-        return self.coordinators[-1] if self.coordinators else None
+        """One that leads, the latest."""
+        return next((c for c in reversed(self.coordinators) if c.leads), None)
 
     @property
     def over(self) -> bool:
@@ -123,7 +125,6 @@ class World:
     # --- births ----------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
-        self.new_coordinator()
         for host in self.hosts:
             late = self.settings.faults > 0 and self.rng.random() < 0.02
             self.clock.after(self.rng.uniform(0.0, 15.0 if late else 0.5), self.start_agent, host)
@@ -141,8 +142,11 @@ class World:
     def start_agent(self, host: Host) -> None:
         """A new agent on a host that has none (unless the job is over)."""
         if (host.agent is None or not host.agent.alive) and not (self.agents and self.over):
-            host.agent = SimAgent(self, host, next(self._lives), self.settings.agent)
+            host.off = False
+            host.frozen_until = 0.0
+            host.agent = SimAgent(self, host, next(self._lives) + 1, self.settings.agent)
             self.agents.append(host.agent)
+            host.agent.start()
 
     def start_later(self, host: Host, soonest_s: float, latest_s: float) -> float:
         """The same after a while; returns after how many seconds."""
@@ -151,13 +155,12 @@ class World:
         self.busy_until(self.clock.now + delay_s)
         return delay_s
 
-    def new_coordinator(self) -> None:
-        """The first coordinator, or the next term."""
-        term = len(self.coordinators) + 1
+    def new_coordinator(self, agent: SimAgent, stand: Stand, before: Peer | None) -> SimCoordinator:
+        """A node stands for coordinator."""
         s = self.settings
         names = tuple(host.name for host in self.hosts)
         settings = CoordinatorSettings(
-            term,
+            stand.term,
             s.min_nodes,
             s.nodes,
             s.max_restarts,
@@ -170,8 +173,15 @@ class World:
             stop_before_end_s=5.0,
             join_timeout_s=s.join_timeout_s,
             expected=names,
+            peer=peer_of(agent.core.node),
+            electors=s.nodes,
+            last_leader=before.key if before is not None else "",
+            fence_s=stand.fence_s,
+            leader_fence_s=stand.leader_fence_s,
+            lease_s=COORDINATOR_KEEPALIVE_S,
         )
-        self.coordinators.append(SimCoordinator(self, settings))
+        self.coordinators.append(SimCoordinator(self, settings, agent))
+        return self.coordinators[-1]
 
     def left(self, agent: SimAgent) -> None:
         """An agent's life has ended."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ev
-from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
+from nvrx_slurm.core.job.agent_state import SIGKILL, SIGTERM, AgentState, State
 from nvrx_slurm.core.machine import Say, Tick, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 

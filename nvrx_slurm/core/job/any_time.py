@@ -82,7 +82,7 @@ class AnyTime(JobPart):
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this."""
         if event.key not in self.job.member_keys():
-            self.job.quorum.died(event.key)
+            self.job.quorum.died(event.key, self.job.member_keys())
             self.mind_quorum(now)
             self.core.owner.unfenced(now)
 

@@ -164,7 +164,7 @@ class Election(Machine):
         (Place.STANDING, Tick, "on_tick_standing", (), "ask the others"),
         (Place.LEADING, Led, "on_led_here", (), "our own plan with new successors"),
         (Place.LEADING, Elsewhere, "ignore", (), "an answer that comes late"),
-        ((Place.STANDING, Place.LEADING), Resigned, "on_resigned", (Place.SEEKING,), "too few members: seek again"),
+        ((Place.STANDING, Place.LEADING), Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
         ((Place.FOLLOWING, Place.LEADING), Tick, "ignore", (), "no timer runs"),
         ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
@@ -340,6 +340,10 @@ class Election(Machine):
                 self.emit(Raise(event.term))
             self.emit(Answer(event.visitor, None))
             return
-        follows = self.state is Place.FOLLOWING
+        self.emit(Answer(event.visitor, self.where()))
+
+    def where(self) -> Elsewhere:
+        """The answer to an agent that asks for the coordinator."""
+        leads = self.state is Place.FOLLOWING or self.state is Place.LEADING
         target = self._target if self._target is not None else self.me
-        self.emit(Answer(event.visitor, Elsewhere(self.term, target, follows)))
+        return Elsewhere(self.term, target, leads)

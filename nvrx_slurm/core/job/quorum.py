@@ -48,10 +48,15 @@ class Quorum:
         """How many nodes are neither members nor proven dead."""
         return max(0, self.electors - len(self.dead.union(members)))
 
-    def died(self, key: str) -> None:
+    def died(self, key: str, members: Collection[str]) -> None:
         """This node's agent is proven dead, and its ranks with it."""
         self.dead.add(key)
         self.fences.pop(key, None)
+        self._unfence(members)
+
+    def _unfence(self, members: Collection[str]) -> None:
+        if not self.missing(members):
+            self.fence_until = 0.0
 
     def back(self, key: str) -> None:
         """This node has registered."""
