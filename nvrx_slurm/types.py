@@ -44,6 +44,7 @@ class Doing(str, Enum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"  # all its workers ended with 0
     STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Stopped follows
+    ENDED = "ended"  # it knows the end of the job and has no workers: it waits until all agents know it
     PREPARING = "preparing"  # it has run nothing and is being checked: Stopped follows
 
 
@@ -189,6 +190,7 @@ class Register:
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
     vote: int = 0  # the term for which it votes by registering
+    end: Finish | None = None  # the end of the job, where a coordinator has told it
 
     @property
     def busy(self) -> bool:
@@ -252,11 +254,21 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """This agent knows the end of the job and has no workers left."""
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
 
 
 # --- coordinator -> agent -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """All agents know the end of the job: exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,5 +331,5 @@ class RanksGone:
     reason: str
 
 
-AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Look
-CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Lead | Elsewhere
+AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
+CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere

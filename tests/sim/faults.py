@@ -247,6 +247,7 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
 
 def _silence(agent: SimAgent, heals: float) -> None:
     """No beat gets through on the streams that end on this node."""
+    agent.host.was_out = True
     accepted = agent.coordinator.accepted if agent.coordinator is not None else []
     for stream in (agent.stream, *accepted):
         if stream is not None and stream.open_at_agent and stream.open_at_coordinator:

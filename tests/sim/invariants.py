@@ -14,7 +14,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop, Stopped
+from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -100,10 +100,17 @@ class Invariants:
         self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
         self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
         self._last_started: dict[str, int] = {}  # node_id -> cycle
-        self._told: dict[str, int] = {}  # node_id -> exit code, by Finish or Refused
+        self._told: dict[str, Finish | Refused] = {}
         self._signalled: dict[str, int] = {}  # node_id -> the first signal that is to end it
         self._alone_since: dict[str, float] = {}
-        self.end: Finish | None = None
+        self._led: set[str] = set()  # node_ids that have ever had a coordinator
+        self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
+        self._exited: Finish | None = None
+
+    @property
+    def end(self) -> Finish | None:
+        """The end of the job."""
+        return self._exited or (self._ends[-1] if self._ends else None)
 
     def check(self, holds: bool, what: str) -> None:
         """Raise Violation(`what`) unless `holds`."""
@@ -218,10 +225,9 @@ class Invariants:
 
     def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
         """All hear one end, and it is the right one."""
-        if self.end is not None:
-            self.check(end == self.end, f"two ends: {self.end} and {end}")
+        if end in self._ends:
             return
-        self.end = end
+        self._ends.append(end)
         world, core = self._world, coordinator.core
         if end.code == ExitCode.OK:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
@@ -270,10 +276,12 @@ class Invariants:
     def agent_stepped(self, agent: SimAgent, event: Any, commands: Sequence[Any]) -> None:
         """Called after each step of an agent, before its commands are carried out."""
         node_id, now = agent.core.node.node_id, self._world.clock.now
-        if isinstance(event, ag.Connected):
+        if isinstance(event, Lead):
             self._alone_since.pop(node_id, None)
+            self._led.add(node_id)
         elif isinstance(event, ag.Disconnected):
-            self._alone_since[node_id] = now
+            if node_id in self._led:
+                self._alone_since.setdefault(node_id, now)
             s = agent.core.settings
             longest_s = s.orphan_grace_s + max(s.stop_timeout_s, s.term_timeout_s) + s.kill_timeout_s + _SLACK_S
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
@@ -282,7 +290,7 @@ class Invariants:
         elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
             self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, (Finish, Refused)):
-            self._told.setdefault(node_id, event.code)
+            self._told.setdefault(node_id, event)
         elif isinstance(event, (ag.Sick, ag.Prepared)):
             agent.unprepared = agent.unprepared and isinstance(event, ag.Sick)
             agent.told_sick = agent.told_sick or bool(agent.host.sick)
@@ -322,7 +330,11 @@ class Invariants:
             return  # it was killed
         node_id, code = agent.core.node.node_id, agent.exit.code
         if node_id in self._told:
-            self.check(code == self._told[node_id], f"{node_id} exits with {code}, but was told {self._told[node_id]}")
+            told = self._told[node_id]
+            self.check(code == told.code, f"{node_id} exits with {code}, but was told {told}")
+            if isinstance(told, Finish) and not agent.host.was_out:
+                self._exited = self._exited or told
+                self.check(told == self._exited, f"two ends: {self._exited} and {told}")
         elif node_id in self._signalled:
             self.check(code == _BY_SIGNAL + self._signalled[node_id], f"{node_id} exits with {code} after a signal")
         elif code == ExitCode.NODE_REFUSED:

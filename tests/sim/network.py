@@ -27,6 +27,7 @@ class Host:
     slow_until: float = 0.0  # its messages crawl
     frozen_until: float = 0.0  # stopped (SIGSTOP): its programs take no step before
     off: bool = False  # without power: it answers nothing
+    was_out: bool = False  # it was cut off or stopped: it may not hear the end of the job
     sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
 

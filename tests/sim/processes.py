@@ -95,9 +95,17 @@ class SimCoordinator(Process):
     def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
-        self.valid_until = world.clock.now  # its own lease
+        self.valid_until = world.clock.now + AGENT_KEEPALIVE_S  # its own lease
         self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
         self.accepted: list[Connection] = []
+
+    def step(self, event: Any) -> None:
+        """A coordinator that was stopped resigns before it decides anything."""
+        over = self.alive and self.leads and self.world.clock.now > self.valid_until
+        if over and self.host.frozen_until <= self.world.clock.now and self.core.job.end is None:
+            self.agent.elect.step(Resigned())
+        else:
+            super().step(event)
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message from an agent."""
@@ -296,7 +304,7 @@ class SimAgent(Process):
         self.told_sick = False
         self.coordinator: SimCoordinator | None = None
         self.visitors: dict[str, tuple[SimAgent, int]] = {}
-        self.lease_until = float("inf")  # without workers there is no lease
+        self.lease_until = 0.0
         self._attempt = 0
         self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc, (), life)
@@ -395,6 +403,7 @@ class SimAgent(Process):
         leader = peer_of(stream.coordinator.agent.core.node)
         if isinstance(message, Lead):
             self._renewed_by = stream.coordinator
+            stream.coordinator.renew()
             self._renew()
             self.elect.step(Led(message.term, leader))
         elif isinstance(message, Plan):

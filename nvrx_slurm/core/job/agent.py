@@ -21,9 +21,9 @@ _EMPTY = (State.PREPARING, State.IDLE, State.SUCCEEDED)  # without workers
 _BUSY = (State.RUNNING, State.STOPPING)
 _STAYS = (*_EMPTY, *_BUSY)
 _AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
-_TOO_LATE = (
-    *(ev.Connected, ev.Disconnected, ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Stop, t.Refused, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
+_LATE = (
+    *(ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
+    *(t.Plan, t.Stop, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
 
@@ -47,12 +47,12 @@ class Agent(AgentState):
         (State.RUNNING, ev.LeaseOver, "on_lease_over", (State.STOPPING,), "kill them"),
         (State.STOPPING, ev.LeaseOver, "on_lease_over", (), "no time for a clean end"),
         (_EMPTY, ev.LeaseOver, "ignore", (), "nothing runs"),
-        (_EMPTY, (t.Finish, t.Refused), "on_finish", (State.GONE,), "the end"),
+        (_EMPTY, (t.Finish, t.Refused), "on_finish", (State.ENDED, State.GONE), "the end"),
         (_BUSY, (t.Finish, t.Refused), "on_finish", (State.LEAVING,), "the end"),
         (State.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
         (State.RUNNING, ev.WorkerExited, "on_exit_running", _AFTER, "any-failed: one fault stops all"),
         (State.STOPPING, ev.WorkerExited, "on_exit_stopping", (State.PREPARING,), "one fewer"),
-        (State.LEAVING, ev.WorkerExited, "on_exit_stopping", (State.GONE,), "one fewer"),
+        (State.LEAVING, ev.WorkerExited, "on_exit_stopping", (State.ENDED, State.GONE), "one fewer"),
         (State.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
         ((*_EMPTY, State.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
         (_STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
@@ -70,8 +70,14 @@ class Agent(AgentState):
         (State.SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
         (_EMPTY, Tick, "on_tick_alone", (State.GONE,), "no coordinator in time"),
         (State.RUNNING, Tick, "on_tick_running", (State.STOPPING,), "orphan, or a hung rank lives"),
-        ((State.STOPPING, State.LEAVING), Tick, "on_tick_ladder", (State.GONE,), "next rung of the stop ladder"),
-        (State.LEAVING, _TOO_LATE, "ignore", (), "leaving anyway"),
+        ((State.STOPPING, State.LEAVING), Tick, "on_tick_ladder", (State.ENDED, State.GONE), "next rung of the stop ladder"),
+        (State.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
+        ((State.LEAVING, State.ENDED), ev.Connected, "on_connected_again", (), "tell the end to a new coordinator"),
+        ((State.LEAVING, State.ENDED), ev.Disconnected, "on_disconnected_again", (), "leaving anyway"),
+        (State.ENDED, (t.Leave, Tick, t.Refused), "on_leave", (State.GONE,), "all agents know the end"),
+        (State.ENDED, t.Finish, "on_finish_ended", (), "a new coordinator tells the end again"),
+        (State.ENDED, (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared), "ignore", (), "nothing runs"),
+        (_STAYS, t.Leave, "ignore", (), "of an end that this agent has not heard"),
     )
 
     # --- the stream ---------------------------------------------------------------------------------------
@@ -86,6 +92,22 @@ class Agent(AgentState):
             if message is not None:
                 self.send(message)
 
+    def on_connected_again(self, event: ev.Connected, now: float) -> None:
+        """A new coordinator may not know the end of the job."""
+        self._connected = True
+        if self._end is not None:
+            self.send(t.Register(self.node, 0, self.plan, t.Doing.ENDED, end=self._end))
+            if self.state is State.ENDED:
+                self.send(t.Ended())
+
+    def on_disconnected_again(self, event: ev.Disconnected, now: float) -> None:
+        """No coordinator is needed any more, unless others do not know the end."""
+        self._connected = False
+
+    def on_finish_ended(self, event: t.Finish, now: float) -> None:
+        """Say once more that this node is ready to leave."""
+        self.send(t.Ended())
+
     def on_lead(self, event: t.Lead, now: float) -> None:
         """From now on this coordinator decides, and renews the lease of our workers."""
         self._met = True
@@ -97,8 +119,9 @@ class Agent(AgentState):
         if self.state is State.RUNNING:
             self.state = State.STOPPING
             self.emit(Say(f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"))
-        self._start_ladder(SIGKILL, self.settings.kill_timeout_s, now)
-        self._ladder = [(by, 0) for by, _ in self._ladder]
+        if self._before_kill() or not self._ladder:
+            self._start_ladder(SIGKILL, self.settings.kill_timeout_s, now)
+            self._ladder = [(by, 0) for by, _ in self._ladder]
 
     def _doing(self) -> t.Doing:
         active = self.plan is not None and self.plan.active
@@ -267,7 +290,7 @@ class Agent(AgentState):
         if self._alive:
             return
         if self.state is State.LEAVING:
-            self._gone()
+            self._gone(now)
         else:
             self._stopped(now)
 

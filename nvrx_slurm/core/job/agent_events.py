@@ -24,6 +24,7 @@ class AgentSettings:
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
+    end_timeout_s: float = 10.0  # how long an agent that knows the end waits until all others know it, too
     elects: bool = False  # the coordinator is elected: one that is only a candidate is none yet
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
     warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does

@@ -32,6 +32,7 @@ class AnyTime(JobPart):
         (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", ANY, "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
+        (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
@@ -53,6 +54,8 @@ class AnyTime(JobPart):
             self.send(node.node_id, job.warning)
         if old is not None and old.node.node_id != node.node_id:
             self.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
+        if message.end is not None:
+            self.finish(message.end, now)
         if self.core.state in LIVE:  # otherwise it was told the end with all the others
             job.members.set_busy(node.node_id, busy_cycle(message))
             self.core.owner.joined(message, now)

@@ -13,7 +13,7 @@ from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Tick
 
 _MINE = (Phase.ELECTING,)
-_LATER = (t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
+_LATER = (t.Ended, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
 _PROBE_S = 1.0
 _MOST = 1_000  # messages of one agent that wait
 
@@ -109,9 +109,12 @@ class Electing(JobPart):
         self.core.emit(ev.Won())
         held, self.held = self.held, {}
         self.core.go(Phase.JOINING, now)
+        for events in held.values():  # first all registrations: no message finds a member missing
+            self.core.handle(events[0], now)
         for events in held.values():
-            for event in events:
-                self.core.handle(event, now)
+            for event in events[1:]:
+                if self.core.state is not Phase.CLOSED:
+                    self.core.handle(event, now)
         return True
 
     def _fence(self, now: float) -> None:

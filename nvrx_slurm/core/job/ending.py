@@ -23,6 +23,7 @@ class Ending(JobPart):
     table = rows(
         (_MINE, ev.Joined, "on_joined", (Phase.FINISHED,), "it learns the end, too"),
         (_MINE, ev.Lost, "on_lost", (*_MINE, Phase.CLOSED), "it has left"),
+        (_MINE, t.Ended, "on_ended", (), "it knows the end; when all do, they leave"),
         (_MINE, t.Failed, "more_faults", (), "for the first cause and the failure table"),
         (_MINE, Tick, "on_tick", (Phase.CLOSED,), "the end waits for a bounded time"),
         (_MINE, _TOO_LATE, "ignore", (), "the end is decided"),
@@ -30,10 +31,12 @@ class Ending(JobPart):
 
     leave_by: float = 0.0
     return_by: float = 0.0
+    ended: set[str] = set()  # node_ids of agents that have no workers and know the end
 
     def enter(self, now: float) -> None:
         """Tell all agents."""
         assert self.job.end is not None
+        self.ended = set()
         self.leave_by = now + self.job.settings.drain_timeout_s
         self.send_all(self.job.end)
         self._close_if_alone(now)
@@ -44,13 +47,25 @@ class Ending(JobPart):
         node = event.message.node
         self.job.lost_at.pop(node.node_id, None)
         self.job.members.put(node, event.message.port, READY)
+        if self.job.quorum.needed:
+            self.send(node.node_id, t.Lead(self.job.settings.term))
         self.send(node.node_id, self.job.end)
         self.core.go(Phase.FINISHED, now)
 
     def on_lost(self, event: ev.Lost, now: float) -> None:
         """An agent has left."""
         if self.job.members.remove(event.node_id) is not None:
+            self._leave_if_all_know()
             self._close_if_alone(now)
+
+    def on_ended(self, event: ev.FromAgent[t.Ended], now: float) -> None:
+        """One more knows the end."""
+        self.ended.add(event.node_id)
+        self._leave_if_all_know()
+
+    def _leave_if_all_know(self) -> None:
+        if all(node_id in self.ended for node_id in self.job.members):
+            self.send_all(t.Leave())
 
     def deadline(self) -> float | None:
         """How long agents may take to leave, or to return; the end of the allocation does not matter any more."""

@@ -57,7 +57,7 @@ class Gathering(JobPart):
         if mine and not message.busy:
             self.job.add_faults(message.faults, now)
         elif not mine:
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         self._plan_if_possible(now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:

@@ -55,6 +55,7 @@ class JobPart:
     def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
         if self.job.members.note_stopped(event.node_id, event.message):
+            self.job.quorum.fences.pop(peer_key(self.job.members[event.node_id].node), None)
             self.stopped(event.node_id, now)
 
     def timer_at(self) -> float | None:
@@ -100,10 +101,12 @@ class JobPart:
         """An agent has workers of `cycle` that are not, or no longer, part of the job."""
         self.send(node_id, t.Stop(self.job.settings.term, cycle, f"its part in cycle {cycle} is over"))
 
-    def stop_old_workers(self, message: t.Register) -> None:
+    def stop_old_workers(self, message: t.Register, now: float) -> None:
         """The same for an agent that has just registered, if it has any."""
         if message.plan is not None and message.busy:
             self.stop_workers(message.node.node_id, message.plan.cycle)
+            if self.job.quorum.needed:
+                self.job.quorum.fences[peer_key(message.node)] = now + self.job.settings.stop_timeout_s
 
     def warn(self, warning: t.Warn) -> None:
         """Tell all agents, and those that come later, that the job is about to end."""

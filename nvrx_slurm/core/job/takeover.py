@@ -41,7 +41,7 @@ class Takeover(JobPart):
         elif mine:
             self.job.add_faults(message.faults, now)
         else:
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         self._leave_if_nothing_runs(now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
