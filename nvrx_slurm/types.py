@@ -190,6 +190,7 @@ class Register:
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
     vote: int = 0  # the term for which it votes by registering
+    number: int = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
 
     @property

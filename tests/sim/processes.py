@@ -98,6 +98,7 @@ class SimCoordinator(Process):
         self.valid_until = world.clock.now + AGENT_KEEPALIVE_S  # its own lease
         self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
         self.accepted: list[Connection] = []
+        self.numbers: dict[str, int] = {}
 
     def step(self, event: Any) -> None:
         """A coordinator that was stopped resigns before it decides anything."""
@@ -111,6 +112,9 @@ class SimCoordinator(Process):
         """A message from an agent."""
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
+            if message.number < self.numbers.get(node_id, 0):
+                return
+            self.numbers[node_id] = message.number
             self.streams[node_id] = stream
             self.step(ev.Joined(message))
         elif self.streams.get(node_id) is stream:
@@ -504,7 +508,7 @@ class SimAgent(Process):
         if isinstance(message, (Register, Stopped)):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
-            message = replace(message, vote=self.elect.core.term)
+            message = replace(message, vote=self.elect.core.term, number=self._attempt)
         self.stream.up(message)
 
     def slurm_signals_workers(self, signum: int) -> None:

@@ -161,12 +161,12 @@ class Election(Machine):
         (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
         (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
         (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
-        (Place.STANDING, Tick, "on_tick_standing", (), "ask the others"),
+        ((Place.STANDING, Place.LEADING), Tick, "on_tick_standing", (), "ask the others"),
         (Place.LEADING, Led, "on_led_here", (), "our own plan with new successors"),
-        (Place.LEADING, Elsewhere, "ignore", (), "an answer that comes late"),
+        (Place.LEADING, Elsewhere, "on_elsewhere_leading", (Place.SEEKING,), "before the first plan: another one leads"),
         ((Place.STANDING, Place.LEADING), Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
-        ((Place.FOLLOWING, Place.LEADING), Tick, "ignore", (), "no timer runs"),
+        (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
         ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
     )
 
@@ -187,7 +187,6 @@ class Election(Machine):
         self._hints = 0  # that were followed since then
         self._first_try_until: float | None = None
         self._next_at: float | None = None
-        self._looks = 0
 
     def deadline(self) -> float | None:
         """When the next Tick is due (monotonic seconds), or None."""
@@ -278,15 +277,20 @@ class Election(Machine):
         mine = self._target.key if self._target is not None else ""
         return (event.term, event.peer.key) > (self.term, mine)
 
+    def on_elsewhere_leading(self, event: Elsewhere, now: float) -> None:
+        """A node that has just started, as all of its members, may have missed that the job runs."""
+        if self._fresh and event.leads and event.peer.key != self.me.key:
+            self.emit(Retire())
+            self.on_elsewhere(event, now)
+
     def on_tick_standing(self, event: Tick, now: float) -> None:
-        """Ask one of the other candidates whether it knows better."""
+        """Ask the other candidates whether they know better."""
         if self._next_at is None or now < self._next_at:
             return
         others = [peer for peer in self._candidates if peer.key != self.me.key]
         self._next_at = now + _LOOK_S if others else None
-        if others:
-            self.emit(LookAt(others[self._looks % len(others)]))
-            self._looks += 1
+        for peer in others:
+            self.emit(LookAt(peer))
 
     # --- a leader -------------------------------------------------------------------------------------------------
 
@@ -309,9 +313,11 @@ class Election(Machine):
             self._candidates = event.successors
 
     def on_elected(self, event: Elected, now: float) -> None:
-        """This node leads."""
+        """This node leads. Before its first plan it goes on asking the others."""
         self.state = Place.LEADING
-        self._follow(Led(self.term, self.me))
+        self.leader, self._led_term = self.me, self.term
+        if not self._fresh:
+            self._next_at = None
 
     def on_ended_following(self, event: StreamEnded, now: float) -> None:
         """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
