@@ -21,7 +21,7 @@ from nvrx_slurm.core.record import Difference, decode, encode, header_line, repl
 from nvrx_slurm.errors import ExitCode, ProtocolError
 from nvrx_slurm.types import Finish, RankFault, Register
 
-from .benches import a_fault, a_node, a_plan
+from .samples import a_fault, a_node, a_plan
 
 
 def agent_log() -> list[str]:
