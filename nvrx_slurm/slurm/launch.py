@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
-
-
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
 
 
