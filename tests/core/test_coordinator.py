@@ -27,7 +27,7 @@ def test_scenario(lines: list[str]) -> None:
 
 def test_any_messages_from_any_node_in_any_order_break_nothing() -> None:
     """A row that is missing, or leads elsewhere, and any defect of a handler would end the job (D14)."""
-    ends = {walk(seed).state.name for seed in range(1000, 1800)}
+    ends = {walk(seed).state.name for seed in range(1000, 1300)}
     assert "CLOSED" in ends and "RUNNING" in ends
 
 
