@@ -55,30 +55,24 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert count(tmp_path) == 2
 
 
-def test_a_job_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start there is nothing to tell; later it must replace the limit that there was."""
-    fake_squeue(tmp_path, monkeypatch, "echo UNLIMITED")
-    first, second = answers(7, 2)
-    assert first is None
-    assert second is not None and second > 300 * 86400
-
-
-def test_a_slurm_that_does_not_answer_is_asked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, f"test -e {tmp_path}/again && echo 2:00; touch {tmp_path}/again")
-    assert answers(7, 1) == [120.0]
-    assert count(tmp_path) == 2
-
-
-def test_a_slurm_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, "exec sleep 1000")
-    assert answers(7, 1, timeout_s=0.2) == [None]
-    assert count(tmp_path) == 2
-
-
-def test_outside_slurm_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, "echo 2:00")
-    assert answers(None, 2) == [None, None]
-    assert count(tmp_path) == 0
+@pytest.mark.parametrize(
+    ("job_id", "squeue", "times", "found", "asked"),
+    [
+        pytest.param(
+            7, "echo UNLIMITED", 2, [None, time_left._NO_LIMIT_S], 2, id="no limit, which replaces an old one"
+        ),
+        pytest.param(7, "test -e {0}/again && echo 2:00; touch {0}/again", 1, [120.0], 2, id="asked twice"),
+        pytest.param(7, "exec sleep 1000", 1, [None], 2, id="hangs"),
+        pytest.param(None, "echo 2:00", 2, [None, None], 0, id="outside Slurm"),
+    ],
+)
+def test_squeue_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int | None, squeue: str, times: int,
+    found: list[float | None], asked: int,
+) -> None:  # fmt: skip
+    fake_squeue(tmp_path, monkeypatch, squeue.format(tmp_path))
+    assert answers(job_id, times, timeout_s=0.5 if "sleep" in squeue else 10.0) == found
+    assert count(tmp_path) == asked
 
 
 def test_a_squeue_that_hangs_ends_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
