@@ -7,9 +7,9 @@ import os
 import signal
 
 from agent_harness import Rig, ended
-from test_agent_nodes import QUICK, UNTIL_TOLD, finish, kill, up
+from test_agent_nodes import UNTIL_TOLD, finish, kill, up
 
-POLICY = ("--restart-policy=min-healthy", *QUICK)
+POLICY = ("--restart-policy=min-healthy",)
 # Says what is on the board once all these ranks are on it.
 ON_THE_BOARD = """
 def board():
