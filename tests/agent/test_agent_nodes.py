@@ -66,11 +66,14 @@ def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(
 
 
 def test_exhausted_budget_ends_all_nodes_with_1_and_one_first_cause(rig: Rig) -> None:
-    script = rig.script(UP + "if RANK == 2:\n    raise OSError('disk on fire')\nforever()")
+    script = rig.script(UP + "def inner():\n    raise OSError('disk on fire')\nif RANK == 2:\n    inner()\nforever()")
     nodes = rig.nodes(3, "3", script, "--max-restarts=2")
     assert [one.wait() for one in nodes] == [1, 1, 1]
     assert [one.text.count("first cause:") for one in nodes] == [1, 0, 0]
     cause = nodes[0].text.rpartition("first cause:")[2]
+    assert "rank_2.err" in cause and "Traceback (most recent call last)" in cause and "in inner" in cause
+    why = rig.result
+    assert (why["code"], why["first_cause"]["rank"], why["first_cause"]["exit_code"]) == (1, 2, 1)
     assert "rank 2 " in cause and "on node 2 (" in cause and cause.rstrip().endswith("OSError: disk on fire")
     assert "restart 1 of 2" in nodes[0].text and "restart 2 of 2" in nodes[0].text
     for one in nodes[1:]:

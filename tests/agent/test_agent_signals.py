@@ -97,21 +97,3 @@ def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig: Rig, rank: i
     until(lambda: len(one.children) == 2, "the checks and a held worker")
     one.signal(signal.SIGTERM)
     assert one.wait(10) == 143
-
-
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
-def test_warning_signals_are_passed_on(rig: Rig, signum: signal.Signals) -> None:
-    script = rig.script(f"""
-        got = []
-        signal.signal({int(signum)}, lambda *_: got.append(1))
-        say("up")
-        while not got:
-            signal.pause()
-        say("warned")
-    """)
-    one = rig.run(script, "--nproc-per-node=2")
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] up$")
-    one.signal(signum)
-    assert one.wait() == 0
-    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\nwarned\n"] * 2
