@@ -407,12 +407,6 @@ def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node) -> No
     assert code == "FAILED_PRECONDITION" and "'cpu'" in details
 
 
-def test_the_settings_in_the_docs_are_settings(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(), re.M | re.S)
-    (tmp_path / "f.yaml").write_text(text)
-    assert config.load(str(tmp_path / "f.yaml")).healthcheck_path == "/usr/local/sbin/nvrx-bcm-healthcheck-wrapper.sh"
-
-
 @pytest.mark.parametrize(("bcm", "count"), [("exit 0", 0), ("echo 2 GPUs are gone >&2; exit 1", 1)])
 def test_the_wrapper_in_the_docs_works(shared: Daemon, bcm: str, count: int) -> None:
     (text,) = re.findall(r"^```sh wrapper\n(.*?)^```", DOCS.read_text(), re.M | re.S)
