@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from nvhcd_harness import BOUND_S
+from test_resident import Resident
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -213,47 +214,25 @@ def test_root_believes_no_users_socket(place: Path, serve: Serve) -> None:
     assert verdict is Verdict.UNKNOWN and f"{own} can be" in text, text
 
 
-RESIDENT = """
-import sys
-from nvrx_slurm.health.checks import node_service
-from nvrx_slurm.health import policy, runner
-from nvrx_slurm.health.check import NodeView
-
-path, preload = sys.argv[1:]
-if preload == "yes":
-    node_service.preload()
-assert ("grpc" in sys.modules) == (preload == "yes")
-plan = policy.select("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
-for line in sys.stdin:
-    (finding,) = runner.run(plan.checks, NodeView("/"), plan.expected, plan.deadline_s).findings
-    print(finding.verdict.value, flush=True)
-assert ("grpc" in sys.modules) == (preload == "yes")
-"""
-
-
 def test_a_resident_process_asks_again_and_again(place: Path, serve: Serve) -> None:
-    """Each check is a fork of it; the socket is looked up each time."""
-    argv = [sys.executable, "-I", "-c", RESIDENT, str(place / "s"), "yes"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as resident:
-        assert resident.stdin is not None and resident.stdout is not None
+    """Each check is a fork of a process that has loaded gRPC; the socket is looked up each time."""
+    resident = Resident("--only=node-service", f"--expect=node_service={place}/s", "--deadline=60")
 
-        def again() -> str:
-            resident.stdin.write("\n")
-            resident.stdin.flush()
-            return resident.stdout.readline()
+    def again() -> Verdict:
+        (finding,) = resident.ask().findings
+        return finding.verdict
 
-        assert again() == "unknown\n"
-        service = serve(place, "well")
-        (place / "well").rename(place / "s")
-        assert [again() for _ in range(3)] == ["pass\n"] * 3
-        service.kill()
-        service.wait(BOUND_S)
-        assert again() == "unknown\n"
-        serve(place, "sick")
-        (place / "sick").rename(place / "s")
-        assert again() == "fail\n"
-        out, _ = resident.communicate(timeout=BOUND_S)
-    assert (resident.returncode, out) == (0, "")
+    assert again() is Verdict.UNKNOWN
+    service = serve(place, "well")
+    (place / "well").rename(place / "s")
+    assert [again() for _ in range(3)] == [Verdict.PASS] * 3
+    service.kill()
+    service.wait(BOUND_S)
+    assert again() is Verdict.UNKNOWN
+    serve(place, "sick")
+    (place / "sick").rename(place / "s")
+    assert again() is Verdict.FAIL
+    assert resident.end() == (0, "")
 
 
 # --- without an endpoint ----------------------------------------------------------------------------------------------

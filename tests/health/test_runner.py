@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import sys
 import threading
@@ -198,26 +197,6 @@ def test_what_could_not_begin_before_the_deadline_is_said() -> None:
     assert found[0].text.startswith("timed out after ") and found[-1].text == "timed out before it could begin"
 
 
-def test_two_runs_go_on_side_by_side() -> None:
-    """As in the resident: one that hangs holds up no other."""
-    runs = [
-        runner.Run(checks, NodeView("/", {}), {}, BOUND_S) for checks in ([check(forever, budget_s=BOUND_S)], lane(pid))
-    ]
-    try:
-        for one in runs:
-            one.begin()
-        while not runs[1].done:
-            ready = runner.wait([fd for one in runs for fd in one.fds()], min(one.look_s() for one in runs))
-            for one in runs:
-                one.go_on(ready)
-        assert runs[1].result().findings[0].verdict is Verdict.PASS and not runs[0].done
-        (hung,) = children()
-    finally:
-        for one in runs:
-            one.close()
-    assert ended(hung) and runs[0].gone
-
-
 @pytest.fixture
 def fifo(dgx: Node) -> Path:
     """In the place of the file that the check `lustre` reads: its child opens it, and only then can we."""
@@ -250,14 +229,6 @@ def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path
     os.close(writer)
 
 
-def test_a_file_that_blocks_is_named(dgx: Node, fifo: Path) -> None:
-    code, report = dgx.program("--when", "prolog", "--deadline", "0.7")
-    wrong = [(f.check, f.verdict.value, f.text) for f in report.findings if f.verdict is Verdict.UNKNOWN]
-    assert [name for name, *_ in wrong] == ["lustre"]
-    assert re.fullmatch(r"timed out after 0.\d s, reading /sys/fs/lustre/health_check", wrong[0][2])
-    assert code == 3
-
-
 def test_a_mount_that_hangs_is_named_and_hides_no_other(hung_home: Node) -> None:
     site = hung_home.site(checks={"mounts": {"budget": 1, "on_unknown": "drain"}})
     code, report = hung_home.program("--only", "mounts", "--config", site)
@@ -270,13 +241,6 @@ def test_a_mount_that_hangs_is_named_and_hides_no_other(hung_home: Node) -> None
     assert code == 1
     assert report.findings[0].verdict is Verdict.FAIL
     assert report.findings[0].text == "/lustre/fs0: No such file or directory"
-
-
-def test_a_storage_path_that_hangs_is_named(hung_home: Node) -> None:
-    expect = ("--expect", "storage_paths=/home/alice,/raid")
-    code, report = hung_home.program("--only", "storage-paths", "--deadline", "1", *expect)
-    (finding,) = report.findings
-    assert code == 3 and finding.text.startswith("timed out: /home/alice did not answer")
 
 
 def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> None:

@@ -94,15 +94,6 @@ def test_storage_paths_of_every_kind(path: str) -> None:
     storage.read_path(LIVE, path)
 
 
-@pytest.mark.parametrize("make", ["missing", "dangling", "loop"])
-def test_storage_paths_that_are_not_there(tmp_path: Path, make: str) -> None:
-    path = tmp_path / "path"
-    if make != "missing":
-        path.symlink_to("path" if make == "loop" else "nowhere")
-    with pytest.raises(OSError, match="No such file|Too many levels"):
-        storage.read_path(LIVE, str(path))
-
-
 def test_a_server_that_squashes_root_is_reached() -> None:
     class Squashed(NodeView):
         def path(self, absolute: str) -> str:
