@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.meeting.view import StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.watch import detach, progress, store_link
+from nvrx_slurm.inprocess.watch import progress, store_link
 from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
 from nvrx_slurm.inprocess.watch.store_link import Heartbeats
@@ -191,22 +191,26 @@ def test_an_answer_can_be_taken_again(thread: MonitorThread) -> None:
 # --- the fork ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [LOGGER_NAME, f"{LOGGER_NAME}.barriers", None])
-def test_no_log_file_of_the_parent_is_written_to(tmp_path: Path, name: str | None) -> None:
-    """Its number may belong to the monitor process's own log file, or to a connection to the store."""
-    logger, handler = logging.getLogger(name), logging.FileHandler(tmp_path / "of the user")
-    logger.addHandler(handler)
-    try:
-        if (pid := os.fork()) == 0:
-            detach._disconnect_all_but(())
-            detach.log_to(str(tmp_path / "ours"))
-            logging.getLogger(f"{LOGGER_NAME}.barriers").warning("a word")
-            logging.getLogger("another").warning("lost")
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
+FORKS = """
+import logging, os, sys
+from nvrx_slurm.inprocess.watch import detach
+events = os.eventfd(0)
+for name in ("nvrx_slurm.inprocess", "nvrx_slurm.inprocess.barriers", None):
+    logging.getLogger(name).addHandler(logging.FileHandler("of the user"))
+if (pid := os.fork()) == 0:
+    detach._disconnect_all_but(())
+    detach.log_to("ours")
+    logging.getLogger("nvrx_slurm.inprocess.barriers").warning("a word")
+    logging.getLogger("another").warning("lost")
+    os.eventfd_write(events, 1)
+    os._exit(os.eventfd_read(events))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(tmp_path: Path) -> None:
+    """A number may belong to its own log file or a connection by then; gRPC aborts without its eventfd."""
+    assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH + FORKS], cwd=tmp_path).returncode == 1
     assert (tmp_path / "ours").read_text().count("a word\n") == 1
     assert (tmp_path / "of the user").read_text() == ""
 
