@@ -13,8 +13,6 @@ from nvrx_slurm.inprocess.plugins.abort import AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.finalize import ThreadedFinalize
 from nvrx_slurm.inprocess.plugins.health_check import (
     ChainedGPUHealthCheck,
-    ChainedNicHealthCheck,
-    ChainedNVLHealthCheck,
     CudaHealthCheck,
     FaultCounter,
 )
@@ -26,25 +24,16 @@ NO_TIME = "must be a datetime.timedelta, not"
 NO_NUMBER = "must be a whole number, not"
 
 CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
-    (lambda bad: CudaHealthCheck(bad), 30, f"CudaHealthCheck: timeout {NO_TIME} 30"),
     (lambda bad: ThreadedFinalize(bad, print), 5, f"ThreadedFinalize: timeout {NO_TIME} 5"),
     (lambda bad: AbortTorchDistributed(timeout=bad), 3, f"AbortTorchDistributed: timeout {NO_TIME} 3"),
     (lambda bad: ra.Tree([ra.Layer()], timeout=bad), 3, f"timeout of a Tree {NO_TIME} 3"),
     (lambda bad: ra.FilterCountGroupedByKey("", bool, bad), None, f"timeout of .* {NO_TIME} None"),
-    (lambda bad: RetryController(bad), "3", f"RetryController: max_iterations {NO_NUMBER} '3'"),
     (lambda bad: RetryController(bad), True, f"RetryController: max_iterations {NO_NUMBER} True"),
-    (lambda bad: RetryController(min_world_size=bad), None, f"RetryController: min_world_size {NO_NUMBER} None"),
-    (lambda bad: RetryController(min_active_world_size=bad), 1.0, f"min_active_world_size {NO_NUMBER} 1.0"),
-    (lambda bad: FaultCounter(bad), "x", f"FaultCounter: max_rank_faults {NO_NUMBER} 'x'"),
     (lambda bad: FaultCounter(bad), False, f"FaultCounter: max_rank_faults {NO_NUMBER} False"),
     (lambda bad: ra.Tree(bad), ra.Layer(), r"Tree needs a list of at least one Layer, not Layer\("),
-    (lambda bad: ra.Tree(bad), None, "Tree needs a list of at least one Layer, not None"),
     (lambda bad: ThreadedFinalize(A_SECOND, print, bad), 3, r"args must be a tuple, as \(3,\), or None, not 3"),
-    (lambda bad: ThreadedFinalize(A_SECOND, print, bad), "ab", r"args must be a tuple, as \('ab',\), or None"),
     (lambda bad: ThreadedFinalize(A_SECOND, print, (), bad), 3, "kwargs must be a dict or None, not 3"),
     (lambda bad: ChainedGPUHealthCheck(bad), "0", f"ChainedGPUHealthCheck: device_index {NO_NUMBER} '0'"),
-    (lambda bad: ChainedNVLHealthCheck(bad), "0", f"ChainedNVLHealthCheck: device_index {NO_NUMBER} '0'"),
-    (lambda bad: ChainedNicHealthCheck(bad), "0", f"ChainedNicHealthCheck: device_index {NO_NUMBER} '0'"),
     (lambda bad: NestedRestarterAborted(bad), "0", f"NestedRestarterAborted: special_rank {NO_NUMBER} '0'"),
     (lambda bad: AbortTorchDistributed(bad), 3, "torch_fr_trace_path must be a path, not 3"),
 ]

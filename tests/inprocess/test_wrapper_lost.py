@@ -235,9 +235,9 @@ def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_p
     assert job.await_event(1, "fault")["number"] == 1
     for rank in range(3):
         first = job.await_event(rank, "raised")["chain"][0]
-        assert first.startswith("InternalError: the barrier server failed") and "'garbage'" in first
+        assert first.startswith("InternalError: the barrier server failed") and "JSONDecodeError" in first
         assert job.await_end(rank) == 1
-    assert "'garbage'" in log(tmp_path, 0)
+    assert "JSONDecodeError" in log(tmp_path, 0)
     job.await_nothing_left()
 
 

@@ -217,11 +217,3 @@ def test_the_initial_barrier_names_who_is_missing(view: StoreView) -> None:
     result = serve_barrier(this, 3, (), 0.1, lambda: closed.append(1))
     assert result.outcome is Outcome.REFUSED and "ranks 1-2 did not call" in result.why
     assert closed == [1]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '[1, "NOTHING", ""]', "{}"])
-def test_records_of_another_kind_are_refused(text: str) -> None:
-    record = InterruptionRecord(3, Interruption.SOFT_TIMEOUT, "no progress")
-    assert InterruptionRecord.from_str(str(record)) == record
-    with pytest.raises(ValueError, match="not an interruption record"):
-        InterruptionRecord.from_str(text)

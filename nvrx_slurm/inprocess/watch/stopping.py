@@ -126,25 +126,6 @@ class RankShouldRestart(BaseException):
     """Raised inside the wrapped function, between any two of its steps, to stop it; the function must not catch it."""
 
 
-class _Traced(RankShouldRestart):
-    """Its destructor runs at the very place that suppressed it, and logs that place.
-
-    Used at level DEBUG only: an exception that a signal handler raises in a destructor is lost.
-    """
-
-    def __del__(self) -> None:
-        frame = sys._getframe().f_back
-        if frame is not None and _asking.stopper is not None and _asking.stopper.runs_here:
-            stack = "".join(traceback.format_stack(frame))
-            logger.debug("RankShouldRestart was suppressed at %s\n%s", _place(frame), stack)
-
-
-def _place(frame: FrameType) -> str:
-    code = frame.f_code  # code of the compiler, as the end of `except ... as error`, has no line
-    line = frame.f_lineno or f"{code.co_firstlineno} or further down,"
-    return f"{code.co_filename}:{line} in {code.co_name}"
-
-
 class Stopper:
     """Stops the function that the main thread calls by `run`, in one iteration.
 
@@ -202,7 +183,7 @@ class Stopper:
         return deferred
 
     def _made(self) -> RankShouldRestart:
-        made = (_Traced if logger.isEnabledFor(logging.DEBUG) else RankShouldRestart)()
+        made = RankShouldRestart()
         self._raised = weakref.ref(made)
         self._wanted = False
         return made
@@ -271,16 +252,13 @@ class Stopper:
 
     def _tell_where(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        if frame is None:
-            return
-        if not self._told:
+        if frame is not None and not self._told:
             self._told = True
             logger.warning(
                 "RankShouldRestart was suppressed (`except:`, `except BaseException`?) and is raised again; the main"
-                " thread is at %s, NVRX_LOG_LEVEL=DEBUG says more",
-                _place(frame),
+                " thread is at\n%s",
+                "".join(traceback.format_stack(frame)),
             )
-        logger.debug("the main thread is at\n%s", "".join(traceback.format_stack(frame)))
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
