@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import threading
@@ -55,20 +54,17 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def test_a_neighbour_is_silent_for_the_timeout(world: World) -> None:
-    assert world.pass_s(30, {1}) == {}
-    assert world.pass_s(1, {1}).keys() == {1}
-
-
-def test_the_other_ranks_of_a_lost_host_follow_soon(world: World) -> None:
-    lost = {1, 2, 3, 4}
-    assert world.pass_s(31, lost).keys() == {1}
-    assert world.pass_s(4, lost).keys() == lost
-
-
-def test_a_rank_that_is_slow_is_not_lost(world: World) -> None:
-    for seconds, dead in ((29, {1}), (1, set()), (29, {1})):
-        assert world.pass_s(seconds, dead) == {}
+@pytest.mark.parametrize(
+    "story",
+    [
+        [(30, {1}, set()), (1, {1}, {1})],  # for the timeout
+        [(31, {1, 2, 3, 4}, {1}), (4, {1, 2, 3, 4}, {1, 2, 3, 4})],  # the other ranks of a lost host follow soon
+        [(29, {1}, set()), (1, set(), set()), (29, {1}, set())],  # slow, and not lost
+    ],
+)
+def test_a_rank_is_silent_for_the_timeout(world: World, story: list[tuple[int, set[int], set[int]]]) -> None:
+    for seconds, dead, found in story:
+        assert world.pass_s(seconds, dead).keys() == found
 
 
 def test_an_observer_that_was_suspended_blames_no_rank(world: World) -> None:
@@ -213,16 +209,3 @@ def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(tmp
     assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH + FORKS], cwd=tmp_path).returncode == 1
     assert (tmp_path / "ours").read_text().count("a word\n") == 1
     assert (tmp_path / "of the user").read_text() == ""
-
-
-def test_the_log_keeps_the_rank_when_the_environment_is_cleared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from nvrx_slurm.inprocess.log import _OurHandler
-
-    handler = _OurHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(place)s"))
-    for value in ("7", None):
-        monkeypatch.setenv("RANK", value) if value else monkeypatch.delenv("RANK")
-        handler.emit(logging.makeLogRecord({}))
-    assert capsys.readouterr().err.count("[rank 7]") == 2
