@@ -19,7 +19,7 @@ import weakref
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from nvrx_slurm.inprocess.exception import RestartAbort
 
@@ -115,13 +115,6 @@ _NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
 _MIN_PERIOD_S = 1.0
 
 
-class _Asking:
-    stopper: Stopper | None = None  # whose function the main thread may be in
-
-
-_asking = _Asking()
-
-
 class RankShouldRestart(BaseException):
     """Raised inside the wrapped function, between any two of its steps, to stop it; the function must not catch it."""
 
@@ -134,6 +127,8 @@ class Stopper:
     a look at that lock, so it is raised nowhere else. It is raised again when it was suppressed, or, if a reference to
     it is kept, after a while.
     """
+
+    asking: ClassVar[Stopper | None] = None  # whose function the main thread may be in
 
     def __init__(self) -> None:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
@@ -241,7 +236,7 @@ class Stopper:
 
     def _ask(self) -> None:
         """Let the main thread call `on_nudge` at its next step in Python."""
-        _asking.stopper = self
+        Stopper.asking = self
         for signum in _ours(_STEP):
             interrupt_main(signum)
 
@@ -263,7 +258,7 @@ class Stopper:
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
     """The signal handler; Python calls it in the main thread."""
-    stopper = _asking.stopper
+    stopper = Stopper.asking
     if stopper is not None and stopper.answer(frame, signum == _NUDGE) is Defer.A_STEP:
         # Have this called at the next step, which must not be one of this function itself. The interpreter looks for
         # signals after each call that stands in the code. The calls of `map`, during the unpacking, are none of these,
