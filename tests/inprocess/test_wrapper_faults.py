@@ -225,9 +225,11 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
     monitors = [job.await_event(rank, "entered")["monitor"] for rank in range(2)]
     ranks = list(job.pids.values())
     job.suspend(monitors + ranks, 2.5)
-    for pid in monitors + ranks:
+    for pid in monitors:
         os.kill(pid, signal.SIGCONT)
     job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have looked")
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
     (tmp_path / "fault").touch()
     all_return(job, range(2))
     for rank in range(2):
