@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import select
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,11 @@ def play(job: Job, story: Any = None) -> tuple[Program, int]:
             await story(program)
         return await asyncio.wait_for(running, WAIT_S)
 
-    code = asyncio.run(run())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        code = asyncio.run(run())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a program ends with its process, and keeps signals blocked
     assert processes.own_pids() == frozenset() and program is not None
     return program, code
 
@@ -184,17 +189,15 @@ def test_a_held_process_gets_its_environment_and_streams_at_its_release(tmp_path
 
 
 def test_user_signals_before_the_release_are_dropped_and_others_are_not(tmp_path: Path) -> None:
-    import signal
-
     signums = {signal.SIGUSR1, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signums)  # as in an agent
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signums)  # as in an agent
     try:
         for signum, code in ((signal.SIGUSR1, 0), (signal.SIGTERM, -signal.SIGTERM)):
             held = processes.hold(["/bin/true"], {})
             os.kill(held.child.pid, signum)
             assert ran(held, tmp_path)[0] == code
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_a_held_process_that_is_not_needed_ends(tmp_path: Path) -> None:
