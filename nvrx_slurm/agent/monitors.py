@@ -23,6 +23,7 @@ from nvrx_slurm.agent.restarted import RestartedProcess
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError, create_page
 from nvrx_slurm.system import processes
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
@@ -104,12 +105,17 @@ class RankMonitor(RestartedProcess):
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
 
+    `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
+
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
     hear() -> unwatch(); in the end close().
     """
 
-    def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked) -> None:
+    def __init__(
+        self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked, lease: Lease | None = None
+    ) -> None:
         super().__init__()
+        self._lease_fd = -1 if lease is None else lease.fd
         self._local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
@@ -284,10 +290,12 @@ class RankMonitor(RestartedProcess):
         ours.setblocking(False)
         name = f"nvrx-monitor-{self._local_rank}"
         place = [os.fspath(self._dir), _socket_prefix(self._local_rank)]
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name, *place]
+        fds = (theirs.fileno(), *((self._lease_fd,) if self._lease_fd >= 0 else ()))
+        numbers = [str(theirs.fileno()), str(self._lease_fd)]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, *numbers, name, *place]
         try:
             with theirs:
-                return processes.start_directly(command, pass_fds=(theirs.fileno(),)), ours
+                return processes.start_directly(command, pass_fds=fds), ours
         except OSError:
             ours.close()
             raise

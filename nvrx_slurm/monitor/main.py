@@ -19,6 +19,7 @@ import sys
 from time import monotonic
 
 from nvrx_slurm.monitor import kill, wire
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.requests import Requests
 from nvrx_slurm.monitor.watched import Watched
 
@@ -33,6 +34,7 @@ CHANNEL_BYTES = 1 << 18
 # Slurm, timeouts and terminals signal every process of a step; this one ends with its agent, not before.
 _IGNORED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "TSTP", "TTIN", "TTOU", "PIPE")
 _CONTINUE, *_ = wire.ACTIONS
+_AGAIN_S = 0.1  # a process that forks while its group is killed needs another kill
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,8 +74,9 @@ class _Loop:
 class Monitor:
     """The program. `run()` returns the exit status after `quit` or the agent's death."""
 
-    def __init__(self, control: socket.socket, directory: str, prefix: str) -> None:
+    def __init__(self, control: socket.socket, directory: str, prefix: str, lease: Lease | None = None) -> None:
         self._control = control
+        self._lease = lease
         self._directory, self._prefix = directory, prefix
         self._loop = _Loop()
         self._running = True
@@ -85,10 +88,20 @@ class Monitor:
         self._tell("ready", pid=os.getpid())
         due_s = monotonic()
         while self._running:
-            due_s = self._loop.wait(self._look(due_s))
+            due_s = self._loop.wait(_earliest(self._look_at_lease(), self._look(due_s)))
         return 0
 
     # --- the rank ---------------------------------------------------------------------------------
+
+    def _look_at_lease(self) -> float | None:
+        """Kill the rank once the lease of this node is over; returns the time of the next look, as `_look`."""
+        watched, lease = self._watched, self._lease
+        if watched is None or lease is None or self._requests is None:
+            return None
+        if not lease.over:
+            return lease.until_s
+        kill.kill_group(watched.pidfd, watched.pid)
+        return monotonic() + _AGAIN_S
 
     def _look(self, due_s: float) -> float | None:
         """Judge the rank and act on it; returns the time of the next look (monotonic s; None = no limit runs)."""
@@ -220,6 +233,10 @@ class Monitor:
             self._loop.remove(self._watched.pidfd)
 
 
+def _earliest(*times: float | None) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
 def _remove_sockets(directory: str, prefix: str) -> None:
     """Clean up for the dead agent; the last of its monitors removes the directory."""
     try:
@@ -232,11 +249,12 @@ def _remove_sockets(directory: str, prefix: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: [fd of the control socket, name for ps, directory of the sockets, prefix of this monitor's sockets]."""
+    """`argv`: fd of the control socket, fd of the lease (-1: none), name for ps, directory of the sockets, and the
+    prefix of this monitor's sockets."""
     for name in _IGNORED:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
     with open("/proc/self/comm", "w") as comm:
-        comm.write(argv[1][:15])
+        comm.write(argv[2][:15])
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHANNEL_BYTES)
@@ -244,7 +262,8 @@ def main(argv: list[str]) -> int:
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    return Monitor(control, argv[2], argv[3]).run()
+    lease = None if argv[1] == "-1" else Lease(int(argv[1]))
+    return Monitor(control, argv[3], argv[4], lease).run()
 
 
 if __name__ == "__main__":

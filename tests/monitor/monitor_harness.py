@@ -21,6 +21,7 @@ import pytest
 
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.fault_tolerance import RankMonitorClient
+from nvrx_slurm.monitor.lease import Lease
 
 if TYPE_CHECKING:
     from nvrx_slurm.types import WorkloadAction
@@ -136,7 +137,8 @@ class Rig:
         self.hangs: list[dict[str, Any]] = []
         self._hang = asyncio.Event()
         self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
-        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked)
+        self.lease = Lease()
+        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
         self._workers: list[Worker] = []
         self._sleepers: list[subprocess.Popen[bytes]] = []
         self._patch = pytest.MonkeyPatch()
@@ -153,6 +155,7 @@ class Rig:
         for sleeper in self._sleepers:
             sleeper.kill()
             sleeper.wait()
+        self.lease.close()
         shutil.rmtree(self.dir)
 
     def _on_hang(self, local_rank: int, message: dict[str, Any]) -> None:
