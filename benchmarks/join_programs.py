@@ -25,7 +25,7 @@ from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.types import Node, Plan, Register
+from nvrx_slurm.types import Node, Plan, Register, Stopped
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
@@ -39,7 +39,7 @@ def _say(text: str) -> None:
 
 
 async def serve(agents: int) -> None:
-    """The real core, shell, event log and gRPC server of a coordinator."""
+    """The real core, shell, event log and control server of a coordinator."""
     loop = asyncio.get_running_loop()
     core = Coordinator(CoordinatorSettings(min_nodes=agents, max_nodes=agents), loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
@@ -63,9 +63,11 @@ class _Agent:
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
 
     def _post(self, event: Any) -> None:
-        for command in self._core.step(event, time.monotonic()):
-            if isinstance(command, ag.Send) and isinstance(command.message, Register):
-                self.client.send(replace(command.message, port=1234))
+        events = [event, ag.Prepared()] if isinstance(event, ag.Connected) else [event]
+        for command in [command for one in events for command in self._core.step(one, time.monotonic())]:
+            if isinstance(command, ag.Send):
+                message = command.message
+                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Stopped)) else message)
         if isinstance(event, Plan):
             self._planned()
 
