@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slurm"):
             group = "slurm-b" if item.path.name in SLURM_B else "slurm-a"
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True)
+def no_signal_stays_blocked() -> Iterator[None]:
+    """All children that later tests start would inherit it, and survive the signal."""
+    yield
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    assert not blocked, f"the test leaves {blocked} blocked"
 
 
 @pytest.fixture(scope="session")

@@ -249,6 +249,16 @@ def test_no_exception_is_swallowed_blindly() -> None:
     assert wrong == []
 
 
+WALL_CLOCK = {"nvrx_slurm/agent/event_log.py", "nvrx_slurm/agent/result.py", "nvrx_slurm/slurm/control.py"}
+
+
+def test_nothing_decides_by_the_wall_clock_which_may_be_set_back() -> None:
+    """It is in logs, in result.json, and in the end time that Slurm tells."""
+    clocks = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
+    found = {name(path) for path in IN_PACKAGE for node in ast.walk(tree(path)) if ast.unparse(node) in clocks}
+    assert found == WALL_CLOCK
+
+
 def test_tests_do_not_sleep() -> None:
     """Waiting is for events; workers' scripts are text and may do what users do."""
     wrong = []

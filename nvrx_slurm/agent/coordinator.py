@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.event_log import EventLog
@@ -19,21 +19,8 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.system import limits
 
-
-class Server(Protocol):
-    """The members' connections; `control.server.ControlServer` is one."""
-
-    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
-        """Push a message to one member."""
-
-    def send_all(self, message: t.CoordinatorMessage) -> None:
-        """Push a message to every member."""
-
-    def drop(self, node_id: str) -> None:
-        """Disconnect one member."""
-
-    async def close(self, grace_s: float) -> None:
-        """Disconnect all after at most `grace_s` seconds."""
+if TYPE_CHECKING:
+    from nvrx_slurm.control.server import ControlServer
 
 
 class Members:
@@ -43,7 +30,7 @@ class Members:
 
     def __init__(self) -> None:
         self.local: LocalTransport | None = None
-        self.server: Server | None = None
+        self.server: ControlServer | None = None
 
     async def start(self) -> None:
         """Members connect by themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -50,11 +51,8 @@ class EventLog:
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        try:
+        with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
-        except queue.Full:
-            self._end(f"its file system does not take {QUEUED_LINES} lines")
-            return
         writer.join(CLOSE_TIMEOUT_S)
         if writer.is_alive():
             self._end(f"its file system has not taken the last lines within {CLOSE_TIMEOUT_S:g} s")

@@ -6,7 +6,6 @@ the socket of the rank must survive the monitor's process. They are made and kep
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -20,17 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.agent.monitor_life import Life, socket_prefix
+from nvrx_slurm.agent.restarted import RestartedProcess
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
-from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError, create_page
 from nvrx_slurm.system import processes
+from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
 
 SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"
-CLOSE_TIMEOUT_S = 1.0  # for a monitor to end on `quit`; then it is killed
+_BACKLOG = 128
 
 # One that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
 _YOUNG_S = 10.0
@@ -48,7 +48,54 @@ OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
 
 
-class RankMonitor:
+def _socket_prefix(local_rank: int) -> str:
+    """How the names of the sockets of one rank begin."""
+    return f"rank{local_rank}."
+
+
+class Life:
+    """What one life of a worker shares with its monitor: the page and the socket, at a path of its own.
+
+    A process left over from an earlier life has the page and the path of that life, and can say nothing about this one.
+    """
+
+    def __init__(self, private_dir: Path, local_rank: int, number: int) -> None:
+        self.path = private_dir / f"{_socket_prefix(local_rank)}{number}"
+        if len(os.fsencode(self.path)) > MAX_SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"{self.path} is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
+            )
+        self.watch: bytes | None = None  # the message, once there is a worker
+        self.pidfd = -1
+        self.hung = False
+        self.broken = False  # the page cannot be read; that was said
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.page_fd = -1
+        try:
+            self.page_fd = create_page()
+            self.listener.bind(os.fspath(self.path))
+            self.listener.listen(_BACKLOG)
+        except OSError:
+            self.close()
+            raise
+
+    def fds(self) -> list[int]:
+        return [self.pidfd, self.page_fd, self.listener.fileno()]
+
+    def close(self) -> None:
+        """Never raises; a second call does nothing."""
+        try:
+            self.listener.close()
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            pass  # the directory is no longer ours: no rank finds the socket there
+        fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+class RankMonitor(RestartedProcess):
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 
     `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is
@@ -62,35 +109,21 @@ class RankMonitor:
     """
 
     def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked) -> None:
+        super().__init__()
         self._local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
         self._on_asked = on_asked
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._lives = 0
         self._life: Life | None = None
-        self._child: processes.Child | None = None
         self._control: socket.socket | None = None
         self._spawned_s = 0.0
-        self._delay_s = 0.0
-        self._respawn: asyncio.TimerHandle | None = None
-        self._closing: asyncio.Event | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The monitor's process id, None while there is none."""
-        return self._child.pid if self._child else None
 
     def start(self, spawn: bool = True) -> None:
         """Make its socket and spawn the process, unless that is left to spawn().
 
         Raises UsageError (bad directory); after that nothing about a monitor is an error.
         """
-        self._loop = asyncio.get_running_loop()
-        try:
-            self._check_dir()
-        except FileNotFoundError:
-            pass  # cleared away already: _make_life() makes it anew
         try:
             self._life = self._make_life()
         except OSError as error:
@@ -103,7 +136,6 @@ class RankMonitor:
 
         Without SOCKET_ENV if the rank cannot be monitored this time.
         """
-        assert self._loop is not None, "start() first"
         if self._life is None or not self._life.path.exists():
             self._new_life()
         env = {} if self._life is None else {SOCKET_ENV: os.fspath(self._life.path)}
@@ -128,7 +160,6 @@ class RankMonitor:
         absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
         (JSON). Raises ValueError for a bad limit and for settings over 64 KiB; nothing has changed then.
         """
-        assert self._loop is not None, "start() first"
         life = self._life
         core.Limits(**limits)
         settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
@@ -145,9 +176,6 @@ class RankMonitor:
         )
         if life is None:
             return  # was said when it could not be made
-        if life.pidfd >= 0:
-            os.close(life.pidfd)
-            life.pidfd = -1
         try:
             life.pidfd = os.dup(pidfd)
         except OSError as error:
@@ -188,24 +216,16 @@ class RankMonitor:
 
     async def close(self) -> None:
         """End and reap the monitor and remove its socket; at most 2 x CLOSE_TIMEOUT_S. The worker is left alone."""
-        self._closing = asyncio.Event()
-        if self._respawn is not None:
-            self._respawn.cancel()
-        child = self._child
-        if child is not None:
-            self._send(wire.encode("unwatch"))
-            self._send(wire.encode("quit"))
-            ended = asyncio.ensure_future(self._closing.wait())
-            await asyncio.wait({ended}, timeout=CLOSE_TIMEOUT_S)
-            if not ended.done():
-                child.signal_group(signal.SIGKILL)
-                await asyncio.wait({ended}, timeout=CLOSE_TIMEOUT_S)
-            if not ended.done():
-                ended.cancel()
-                log.error("rank monitor %d (pid %d) does not end after SIGKILL", self._local_rank, child.pid)
+        await self._close(self._quit)
+        if self.pid is not None:
+            log.error("rank monitor %d (pid %d) does not end after SIGKILL", self._local_rank, self.pid)
         if self._life is not None:
             self._life.close()
             self._life = None
+
+    def _quit(self) -> None:
+        self._send(wire.encode("unwatch"))
+        self._send(wire.encode("quit"))
 
     def _page(self) -> Page | None:
         """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
@@ -220,14 +240,6 @@ class RankMonitor:
 
     # --- the process ------------------------------------------------------------------------------
 
-    def _check_dir(self) -> None:
-        status = self._dir.lstat()
-        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        if not ours or stat.S_IMODE(status.st_mode) & 0o077:
-            raise UsageError(
-                f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
-            )
-
     def _new_life(self) -> None:
         """The next life, or none, which costs its rank the monitor until the one after that and nothing else."""
         old, self._life = self._life, None
@@ -239,18 +251,16 @@ class RankMonitor:
             self._say_unmonitored(error)
 
     def _make_life(self) -> Life:
-        self._lives += 1
-        try:
-            return Life(self._dir, self._local_rank, self._lives - 1)
-        except FileNotFoundError:
-            self._remake_dir()
-            return Life(self._dir, self._local_rank, self._lives - 1)
-
-    def _remake_dir(self) -> None:
-        """An epilog or a tmp cleaner has removed the directory: make it anew at the same path."""
-        with contextlib.suppress(FileExistsError):  # another monitor of this agent was first; or it is not ours
+        """Raises OSError, and UsageError where the directory is not this user's alone."""
+        with contextlib.suppress(FileExistsError):  # an epilog or a tmp cleaner may have removed it
             self._dir.mkdir(0o700)
-        self._check_dir()
+        status = self._dir.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise UsageError(
+                f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
+            )
+        self._lives += 1
+        return Life(self._dir, self._local_rank, self._lives - 1)
 
     def _say_unmonitored(self, error: Exception) -> None:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -258,16 +268,13 @@ class RankMonitor:
 
     def spawn(self) -> None:
         """Start a monitor and give it what there is to watch; if that fails, try again later."""
-        assert self._loop is not None
-        self._respawn = None
         self._spawned_s = time.monotonic()
         try:
-            self._child, self._control = self._popen()
+            child, self._control = self._popen()
         except OSError as error:
-            self._spawn_later(f"rank monitor {self._local_rank} cannot be started ({error})")
+            self._replace(f"rank monitor {self._local_rank} cannot be started ({error})")
             return
-        self._loop.add_reader(self._child.pidfd, self._on_exit)
-        self._loop.add_reader(self._control.fileno(), self.hear)
+        self._adopt(child, {self._control.fileno(): self.hear})
         if self._life is not None and self._life.watch is not None:
             self._send(self._life.watch, self._life.fds())
 
@@ -276,7 +283,7 @@ class RankMonitor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         name = f"nvrx-monitor-{self._local_rank}"
-        place = [os.fspath(self._dir), socket_prefix(self._local_rank)]
+        place = [os.fspath(self._dir), _socket_prefix(self._local_rank)]
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name, *place]
         try:
             with theirs:
@@ -285,39 +292,31 @@ class RankMonitor:
             ours.close()
             raise
 
-    def _spawn_later(self, what: str) -> None:
-        assert self._loop is not None
+    def _replace(self, what: str) -> None:
         if time.monotonic() - self._spawned_s > _YOUNG_S:
             self._delay_s = 0.0
         log.warning("%s; its rank goes on, a new one starts in %g s", what, self._delay_s)
-        self._respawn = self._loop.call_later(self._delay_s, self.spawn)
-        self._delay_s = min(max(_FIRST_DELAY_S, 2 * self._delay_s), _LONGEST_DELAY_S)
+        self._spawn_later(_FIRST_DELAY_S, _LONGEST_DELAY_S)
 
-    def _on_exit(self) -> None:
-        assert self._loop is not None and self._child is not None and self._control is not None
-        self.hear()  # its last words
-        self._loop.remove_reader(self._child.pidfd)
-        self._loop.remove_reader(self._control.fileno())
+    def _on_exit(self, pid: int, code: int) -> None:
+        assert self._control is not None
         self._control.close()
-        child, self._child, self._control = self._child, None, None
-        code = child.reap()
-        if self._closing is not None:
-            self._closing.set()
-        else:
-            self._spawn_later(f"rank monitor {self._local_rank} (pid {child.pid}) ended with {code}")
+        self._control = None
+        if not self._closed:
+            self._replace(f"rank monitor {self._local_rank} (pid {pid}) ended with {code}")
 
     # --- messages ---------------------------------------------------------------------------------
 
     def _send(self, line: bytes, fds: list[int] | None = None) -> None:
         """To the monitor, if there is one; the next one gets what matters again."""
-        if self._control is None or self._child is None:
+        if self._control is None:
             return
         try:
             socket.send_fds(self._control, [line], fds or [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            self._child.signal_group(signal.SIGKILL)  # it has stopped reading; its successor starts from the last watch
+            self._kill()  # it has stopped reading; its successor starts from the last watch
         except OSError:
-            pass  # it has just died, and _on_exit is about to run
+            pass  # it has just died, and _on_end is about to run
 
     def hear(self) -> None:
         """Take all that the monitor has said (otherwise done by the loop, in its own time).
@@ -331,19 +330,9 @@ class RankMonitor:
             except OSError:
                 return
             if not line:
-                self._stop_reading()
+                self._loop.remove_reader(self._control.fileno())  # it is dying, which its pidfd will tell
                 return
-            try:
-                message = wire.decode(line)
-            except wire.WireError as error:
-                log.warning("rank monitor %d says what no monitor says: %s", self._local_rank, error)
-                continue
-            self._take(message)
-
-    def _stop_reading(self) -> None:
-        """The end of its socket: it is dying, which its pidfd will tell; a socket at its end is always readable."""
-        assert self._loop is not None and self._control is not None
-        self._loop.remove_reader(self._control.fileno())
+            self._take(wire.decode(line))
 
     def _take(self, message: dict[str, Any]) -> None:
         life = self._life

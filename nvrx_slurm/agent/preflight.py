@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from nvrx_slurm.agent import reclaim
 from nvrx_slurm.agent.preflight_settings import ANSWER_MARGIN_S, PreflightSpec
-from nvrx_slurm.agent.reclaim import Reading
 from nvrx_slurm.agent.resident import Answer, Resident, Spawned
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.core.job import agent_events as ag
@@ -22,6 +21,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict, one_line
 
+_READING_S = 10.0  # the most that one reading of GPU memory may take
+_LEAST_READING_S = 0.1
 _SENTENCES = 1000  # said once each; no more are remembered
 
 
@@ -58,7 +59,7 @@ class Preflight:
     async def start(self) -> None:
         """Check the node for its first cycle."""
         if self._spec.checks:
-            self.resident.start()
+            self.resident.spawn()
         self._run(ag.Prepare(used=False, cycle=0))
 
     def handle(self, command: ag.Prepare | ag.StartWorkers) -> None:
@@ -151,20 +152,44 @@ class Preflight:
     # --- GPU memory -----------------------------------------------------------------------------------------
 
     async def _reclaim(self) -> None:
-        """Wait for the GPU memory of workers that are gone."""
-        if not self._has_gpus or self._spec.reclaim.timeout_s <= 0:
-            return
-        ended = await reclaim.wait_until_free(self._spec.reclaim, self._read_memory, self._closing)
-        self._has_gpus = ended.there
-        if ended.there and not self._closing.is_set():
-            self._say(ended.text if ended.free else f"{ended.text}; going on all the same")
+        """Wait until no GPU holds too much memory of workers that are gone (seed 000). Bounded, best effort."""
+        wanted, start_s = self._spec.reclaim, time.monotonic()
+        first: Mapping[str, float] = {}
+        while self._has_gpus and wanted.timeout_s > 0 and not self._closing.is_set():
+            left_s = start_s + wanted.timeout_s - time.monotonic()
+            used_mb, why = await self._read_memory(max(_LEAST_READING_S, min(_READING_S, left_s)))
+            if self._closing.is_set() or not self._has_gpus:
+                return
+            if not used_mb:
+                self._say(f"GPU memory cannot be read: {why}; going on all the same")
+                return
+            first = first or used_mb
+            took_s = time.monotonic() - start_s
+            numbers = ", ".join(f"{gpu} {first.get(gpu, mb):.0f} -> {mb:.0f} MiB" for gpu, mb in used_mb.items())
+            busy = sum(mb > wanted.tolerance_mb for mb in used_mb.values())
+            if not busy:
+                self._say(f"GPU memory was free after {took_s:.1f} s: {numbers}")
+                return
+            if took_s >= wanted.timeout_s:
+                held = f"{busy} of {len(used_mb)} GPUs hold more than {wanted.tolerance_mb:g} MiB after {took_s:.1f} s"
+                self._say(f"{held}: {numbers}; going on all the same")
+                return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), min(wanted.poll_s, wanted.timeout_s - took_s))
 
-    async def _read_memory(self, seconds: float) -> Reading:
-        """One reading. The resident answers within `seconds`, whatever the driver does, or is killed."""
+    async def _read_memory(self, seconds: float) -> tuple[Mapping[str, float], str]:
+        """MiB in use by GPU, or why not. The resident answers within `seconds`, whatever the driver does, or is killed.
+
+        Clears `_has_gpus` where there is nothing to read at all.
+        """
         try:
             answer = await self.resident.ask(f"memory {seconds:.3f}", seconds + ANSWER_MARGIN_S)
         except asyncio.TimeoutError:
-            return Reading({}, f"its process did not answer within {seconds + ANSWER_MARGIN_S:.1f} s")
+            return {}, f"its process did not answer within {seconds + ANSWER_MARGIN_S:.1f} s"
         except UsageError as error:
-            return Reading({}, str(error))
-        return Reading({}, "there is no process that reads it") if answer is None else reclaim.reading(answer)
+            return {}, str(error)
+        if answer is None:
+            return {}, "there is no process that reads it"
+        findings = answer.report.findings
+        self._has_gpus = bool(answer.used_mb) or any(one.verdict is not Verdict.NOT_APPLICABLE for one in findings)
+        return answer.used_mb or {}, "; ".join(finding.text for finding in findings)

@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nvrx_slurm.config import Config
+from nvrx_slurm.config.layers import Config
 
 ANSWER_MARGIN_S = 2.0  # for the resident to say that time was up
-CLOSE_TIMEOUT_S = 1.0
+_CLOSE_S = 1.0  # for a process that has not answered to be killed
 _PREFLIGHT_S = 5.0  # for all checks of the preflight together
 _NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
 _IDLE_INTERVALS = 12  # of the watch: how often all checks of an idle node run
@@ -52,7 +52,7 @@ class PreflightSpec:
     @property
     def longest_s(self) -> float:
         """How long one preflight may take."""
-        return self.reclaim.timeout_s + ANSWER_MARGIN_S + CLOSE_TIMEOUT_S + self.answer_s
+        return self.reclaim.timeout_s + ANSWER_MARGIN_S + _CLOSE_S + self.answer_s
 
 
 def preflight_spec(config: Config) -> PreflightSpec:

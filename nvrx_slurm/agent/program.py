@@ -24,11 +24,13 @@ from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.signals import Signals
 from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.errors import ExitCode, NvrxError
+from nvrx_slurm.errors import ExitCode, NvrxError, signal_exit_code
 from nvrx_slurm.system.files import HEALTH_NAME
 
+_SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
@@ -99,6 +101,9 @@ class Program:
             if role is not self._signals and role is not self._coordinator:
                 await role.close()
         if self._coordinator is not None:
+            if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
+                ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
+                self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
             return await self._coordinator.finish()
         why = end.reason
         if end.code == ExitCode.COORDINATOR_LOST:

@@ -13,10 +13,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nvrx_slurm.agent.early import Spawned, spawn
-from nvrx_slurm.agent.preflight_settings import CLOSE_TIMEOUT_S, PreflightSpec
+from nvrx_slurm.agent.preflight_settings import PreflightSpec
+from nvrx_slurm.agent.restarted import RestartedProcess
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
@@ -24,7 +25,7 @@ from nvrx_slurm.health.check import one_line
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
 _MAX_RESPAWN_S = 300.0
 _MAX_LINE_BYTES = 1 << 20
-_MAX_ERROR_BYTES = 1 << 16  # on stderr, in the life of one process
+_MAX_ERROR_LINE_BYTES = 4096
 # Slurm signals every process of a step; this one ignores that once it is up.
 _BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
 _REFUSES = "nvrx health: "
@@ -37,7 +38,7 @@ class Answer(NamedTuple):
     used_mb: Mapping[str, float] | None
 
 
-class Resident:
+class Resident(RestartedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
     `on_news(answer)` gets the lines that were not asked for. `say_once(sentence)` is for people.
@@ -52,36 +53,26 @@ class Resident:
         spawned: Spawned | None = None,
     ) -> None:
         """`spawned`: a process that was started early."""
+        super().__init__()
         self._spec = spec
         self._state_dir = state_dir
         self._say_once = say_once
         self._on_news = on_news
-        self._loop = asyncio.get_running_loop()
         self._now: Spawned | None = None
-        self._ended = asyncio.Event()
         self._asked: dict[str, deque[asyncio.Future[Answer | None]]] = {"check": deque(), "memory": deque()}
         self._data = self._last_words = b""
-        self._error_bytes = 0
         self._answered = False  # ever, by any of the processes
         self._refusal = ""
-        self._respawn: asyncio.TimerHandle | None = None
-        self._respawn_s = _RESPAWN_S
-        self._closed = False
+        self._delay_s = _RESPAWN_S
         if spawned is not None:
-            self._adopt(spawned)
+            self._take_over(spawned)
 
-    @property
-    def pid(self) -> int | None:
-        """The process id, None while there is no process."""
-        return self._now.child.pid if self._now is not None else None
-
-    def start(self) -> None:
+    def spawn(self) -> None:
         """Start the process if there is none; one that cannot be started is said."""
-        self._respawn = None
         if self._now is not None or self._closed:
             return
         try:
-            self._adopt(spawn(self._spec, self._state_dir))
+            self._take_over(spawn(self._spec, self._state_dir))
         except OSError as error:
             self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
 
@@ -91,7 +82,7 @@ class Resident:
         Raises asyncio.TimeoutError after `timeout_s` seconds (the process is killed then), UsageError for arguments
         that the checks refuse.
         """
-        self.start()
+        self.spawn()
         if self._now is None:
             return None
         answer: asyncio.Future[Answer | None] = self._loop.create_future()
@@ -107,34 +98,19 @@ class Resident:
 
     async def close(self) -> None:
         """End the process: by the end of its questions, then by SIGKILL. Bounded."""
-        self._closed = True
-        if self._respawn is not None:
-            self._respawn.cancel()
-        for end_it in (lambda now: os.close(now.stdin), lambda now: now.child.signal_group(9)):
-            if self._now is not None:
-                end_it(self._now)
-                self._now = self._now._replace(stdin=-1)
-                await self._wait_for_end()
+        await self._close(self._end_questions)
 
-    async def _wait_for_end(self) -> None:
+    def _end_questions(self) -> None:
         if self._now is not None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), CLOSE_TIMEOUT_S)
+            os.close(self._now.stdin)
+            self._now = self._now._replace(stdin=-1)
 
-    def _adopt(self, spawned: Spawned) -> None:
+    def _take_over(self, spawned: Spawned) -> None:
         self._now = spawned
         self._data = self._last_words = b""
-        self._error_bytes = 0
-        self._ended.clear()
-        os.set_blocking(spawned.stdin, False)
-        for fd, read in ((spawned.stdout, self._on_answer), (spawned.stderr, self._on_error)):
+        for fd in spawned[1:]:
             os.set_blocking(fd, False)
-            self._loop.add_reader(fd, read)
-        self._loop.add_reader(spawned.child.pidfd, self._on_end)
-
-    def _kill(self) -> None:
-        if self._now is not None:
-            self._now.child.signal_group(9)
+        self._adopt(spawned.child, {spawned.stdout: self._on_answer, spawned.stderr: self._on_error})
 
     # --- its output -----------------------------------------------------------------------------------------
 
@@ -153,26 +129,19 @@ class Resident:
     def _take(self, line: str) -> None:
         found, plain = report.from_json(line), json.loads(line)
         used_mb = plain.get("used_mb")
-        if used_mb is not None and not _are_numbers(used_mb):
-            raise ValueError("not a reading of GPU memory: used_mb must be numbers by name")
         answer = Answer(found, used_mb)
         if not plain.get("asked"):
             self._on_news(answer)
             return
-        self._answered, self._respawn_s = True, _RESPAWN_S
+        self._answered, self._delay_s = True, _RESPAWN_S
         asked = self._asked["check" if used_mb is None else "memory"]
         if asked and not (future := asked.popleft()).done():  # done: given up by the caller
             future.set_result(answer)
 
     def _on_error(self) -> None:
         assert self._now is not None
-        more = self._read(self._now.stderr)
-        self._error_bytes += len(more)
-        if self._error_bytes > _MAX_ERROR_BYTES:
-            self._say_once("health checks write too much to stderr")
-            self._kill()
-            return
-        *lines, self._last_words = (self._last_words + more).split(b"\n")
+        *lines, rest = (self._last_words + self._read(self._now.stderr)).split(b"\n")
+        self._last_words = rest[-_MAX_ERROR_LINE_BYTES:]
         for line in lines:
             text = one_line(line.decode(errors="replace"))
             if text.startswith(_REFUSES) and not self._answered:
@@ -191,19 +160,12 @@ class Resident:
 
     # --- its end --------------------------------------------------------------------------------------------
 
-    def _on_end(self) -> None:
+    def _on_exit(self, pid: int, code: int) -> None:
         assert self._now is not None
-        self._loop.remove_reader(self._now.child.pidfd)
-        self._on_answer()
-        self._on_error()
-        for fd in (self._now.stdout, self._now.stderr):
-            self._loop.remove_reader(fd)
         for fd in self._now[1:]:
             if fd >= 0:
                 os.close(fd)
-        code = self._now.child.reap()
         self._now = None
-        self._ended.set()
         refused = code == report.EXIT_USAGE and not self._answered
         for asked in self._asked.values():
             while asked:
@@ -216,9 +178,4 @@ class Resident:
         if not self._closed and not refused:
             if code not in _BY_SIGNAL:
                 self._say_once(f"the process of the health checks ended with {code}; it is started again")
-            self._respawn = self._loop.call_later(self._respawn_s, self.start)
-            self._respawn_s = min(2 * self._respawn_s, _MAX_RESPAWN_S)
-
-
-def _are_numbers(used_mb: Any) -> bool:
-    return isinstance(used_mb, dict) and all(isinstance(mb, (int, float)) for mb in used_mb.values())
+            self._spawn_later(_RESPAWN_S, _MAX_RESPAWN_S)

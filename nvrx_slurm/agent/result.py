@@ -33,10 +33,8 @@ async def publish(done: Done, path: Path, requeues: int | None, say: Callable[[s
     data = (json.dumps(content(done, requeues, time.time()), indent=1) + "\n").encode()
     try:
         await bounded.call_async(lambda: write_atomic(path, data), WRITE_TIMEOUT_S, "result.json")
-    except OSError as error:
-        say(f"cannot write {path}: {error.strerror}")
-    except (bounded.Overrun, RuntimeError) as error:
-        say(f"cannot write {path}: {error}")
+    except (OSError, bounded.Overrun, RuntimeError) as error:
+        say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def sentence(done: Done) -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.types import Node, Plan
 
-_SCRUBBED = (TOKEN_ENV,)  # users print their environment into logs
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerContract:
@@ -49,7 +47,8 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
 
 def worker_env(inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int) -> dict[str, str]:
     """Environment of one worker: what we inherited, torchrun's defaults where unset, then `rank_vars`."""
-    env = {name: value for name, value in inherited.items() if name not in _SCRUBBED}
+    env = dict(inherited)
+    env.pop(TOKEN_ENV, None)  # users print their environment into logs
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from nvrx_slurm.agent import faults
-from nvrx_slurm.agent.board import BOARD_ENV, Board
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.monitors import RankMonitor
@@ -24,11 +24,14 @@ from nvrx_slurm.agent.signals import ENDING
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.system import bounded, processes
+from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
+_BOARD_VERSION = 1
+_MAX_REASON_CHARS = 500
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
 
@@ -52,10 +55,7 @@ class WorkerSpec:
 @dataclass
 class _Worker:
     child: processes.Child
-    plan: Plan
     where: RankFault  # template of its fault
-    stderr: Path
-    error_file: Path
     hang: RankFault | None = None
 
 
@@ -66,15 +66,7 @@ class Workers:
     the interpreters of the next workers start; they are held before anything of the user's runs, see `processes.hold`.
     """
 
-    commands: ClassVar[tuple[type, ...]] = (
-        ag.StartWorkers,
-        ag.SignalWorkers,
-        ag.PassOn,
-        ag.WarnRanks,
-        ag.PostGone,
-        ag.Prepare,
-        ag.EndHeld,
-    )
+    commands: ClassVar[tuple[type, ...]]
 
     def __init__(
         self, node: Node, spec: WorkerSpec, run_dir: RunDir, console: Console, post: Post, private_dir: Path
@@ -91,7 +83,7 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._board = Board(private_dir) if spec.wrapped else None
+        self._board = private_dir / BOARD_NAME
         self._monitors: list[RankMonitor] = []
         self._spawn: asyncio.TimerHandle | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
@@ -103,6 +95,8 @@ class Workers:
 
     async def start(self) -> None:
         """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError."""
+        if self._spec.wrapped:
+            self._board.touch(0o600)
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
                 monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked)
@@ -112,21 +106,7 @@ class Workers:
 
     def handle(self, command: Any) -> None:
         """Carry out one command."""
-        if isinstance(command, ag.StartWorkers):
-            self._start_all(command.plan)
-        elif isinstance(command, ag.SignalWorkers):
-            self._signal(command.signum, wake=True)
-        elif isinstance(command, ag.PassOn):
-            self._signal(command.signum)
-        elif isinstance(command, ag.WarnRanks):
-            for local_rank in self._alive if self._monitors else ():
-                self._monitors[local_rank].warn()
-        elif isinstance(command, ag.PostGone):
-            self._post_gone(command)
-        elif isinstance(command, ag.Prepare) and command.used:
-            self._hold()
-        elif isinstance(command, ag.EndHeld):
-            self._end_held()
+        _ACTIONS[type(command)](self, command)
 
     async def close(self) -> None:
         """Kill what is left, end the monitors. What cannot be ended is said."""
@@ -140,14 +120,10 @@ class Workers:
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
-        except Exception as error:
-            self._console.say(f"the workers cannot be killed: {error}")
         if self._spawn is not None:
             self._spawn.cancel()
         monitors, self._monitors = self._monitors, []
-        for problem in await asyncio.gather(*(monitor.close() for monitor in monitors), return_exceptions=True):
-            if problem is not None:
-                self._console.say(f"a rank monitor cannot be ended: {problem}")
+        await asyncio.gather(*(monitor.close() for monitor in monitors))
         if left := await self._orphans.close():
             self._console.say(f"leaving {left} processes behind that workers started: they do not end")
 
@@ -186,14 +162,24 @@ class Workers:
             if wake:
                 worker.child.signal_group(signal.SIGCONT)
 
+    def _warn_ranks(self) -> None:
+        for local_rank in self._alive if self._monitors else ():
+            self._monitors[local_rank].warn()
+
     def _post_gone(self, gone: ag.PostGone) -> None:
-        """Tell the in-process wrappers of this node that ranks elsewhere are dead."""
-        if self._board is None:
+        """Tell the in-process wrappers of this node that ranks are dead: one JSON line in the file of NVRX_BOARD.
+
+        A wrapper's monitor process watches the file, so it need not wait for a heartbeat timeout.
+        """
+        if not self._spec.wrapped:
             return
+        reason = gone.reason[:_MAX_REASON_CHARS]
+        note = {"v": _BOARD_VERSION, "cycle": gone.cycle, "ranks": list(gone.ranks), "why": reason}
         try:
-            self._board.post(gone.cycle, gone.ranks, gone.reason)
+            with self._board.open("ab", buffering=0) as file:  # readers see whole lines only
+                file.write(json.dumps(note).encode() + b"\n")
         except OSError as error:
-            self._console.say(f"the wrappers will hear of dead ranks late: {self._board.path}: {error.strerror}")
+            self._console.say(f"the wrappers will hear of dead ranks late: {self._board}: {error.strerror}")
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -248,15 +234,15 @@ class Workers:
         monitor = self._monitors[local_rank] if self._monitors else None
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
-        if self._board is not None:
-            rank_vars[BOARD_ENV] = str(self._board.path)
+        if self._spec.wrapped:
+            rank_vars["NVRX_BOARD"] = str(self._board)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._log(out_path) as out, self._log(err_path) as err:
             self._show(local_rank, where.rank, (out, err))
             child = self._launch(local_rank, env, out, err)
         where = replace(where, pid=child.pid, log=str(err_path))
-        self._alive[local_rank] = worker = _Worker(child, plan, where, err_path, error_file)
+        self._alive[local_rank] = _Worker(child, where)
         self._none_left.clear()
         self._loop.add_reader(child.pidfd, self._exited, local_rank)
         if monitor is not None:
@@ -264,7 +250,7 @@ class Workers:
                 pid=child.pid,
                 pidfd=child.pidfd,
                 cycle=plan.cycle,
-                rank=worker.where.rank,
+                rank=where.rank,
                 limits=self._spec.limits,
                 signum=self._spec.termination_signal,
                 cfg=self._spec.settings,
@@ -326,7 +312,8 @@ class Workers:
         self, local_rank: int, fault: RankFault, worker: _Worker, before: asyncio.Task[None] | None
     ) -> None:
         """Add to the fault what the worker wrote, then post its exit."""
-        read = partial(faults.with_details, fault, worker.error_file, worker.stderr)
+        stderr = Path(worker.where.log)
+        read = partial(faults.with_details, fault, stderr.with_suffix(".error.json"), stderr)
         try:
             fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
@@ -338,3 +325,15 @@ class Workers:
         if before is not None:
             await asyncio.wait({before})
         self._post(ag.WorkerExited(local_rank, fault))
+
+
+_ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
+    ag.StartWorkers: lambda self, command: self._start_all(command.plan),
+    ag.SignalWorkers: lambda self, command: self._signal(command.signum, wake=True),
+    ag.PassOn: lambda self, command: self._signal(command.signum),
+    ag.WarnRanks: lambda self, command: self._warn_ranks(),
+    ag.PostGone: Workers._post_gone,
+    ag.Prepare: lambda self, command: self._hold() if command.used else None,
+    ag.EndHeld: lambda self, command: self._end_held(),
+}
+Workers.commands = tuple(_ACTIONS)

@@ -78,9 +78,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"nvrx health: {error}", file=sys.stderr)
         return report.EXIT_USAGE
     if given.serve:
-        from nvrx_slurm.health.resident import Resident, preload
+        from nvrx_slurm.health.checks import node_service
+        from nvrx_slurm.health.resident import Resident
 
-        preload(plan.expected)
+        if plan.expected.get("node_service"):
+            node_service.preload()  # gRPC's import takes long
         Resident(plan, NodeView(given.sysroot, state_dir=given.state_dir), given.interval).serve()
         return report.EXIT_PASS
     found = examine_node(plan, given.sysroot, given.state_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, registry, runner
-from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health.check import NodeView, Verdict
 
 DEADLINE_S = 30.0
 # Services to look for while the site names none.
@@ -41,8 +41,8 @@ def site_file(node: str = "", sysroot: str = "/") -> tuple[str, list[str]]:
     checks = registry.built_in()
     expected = {**registry.defaults(checks.values()), "services": _SERVICES}
     learning = [check for check in checks.values() if check.learn]
-    found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S, learning=True)
+    found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S)
     known = {key: list(value) if isinstance(value, (list, tuple)) else value for key, value in found.learned.items()}
-    notes = [f"{finding.check}: {finding.text}" for finding in found.findings if finding.action]
+    notes = [f"{finding.check}: {finding.text}" for finding in found.findings if finding.verdict is Verdict.UNKNOWN]
     group = {"nodes": name, "expect": {key: known[key] for key in sorted(known) if known[key] not in ([], None)}}
     return _HEAD.format(node=name) + document_text({"groups": {"nodes": group}}), notes

@@ -50,11 +50,7 @@ def require_known(names: Iterable[str], known: Iterable[str], where: str) -> Non
     there = list(known)
     for name in names:
         if name not in there:
-            raise UsageError(f"{where}: there is no check {name!r}{_suggestion(name, there)}")
+            from nvrx_slurm.config.kinds import did_you_mean  # needed for a misspelt name only
 
-
-def _suggestion(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches  # needed for a misspelt name only
-
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else "; `nvrx health list` shows all of them"
+            guess = did_you_mean(name, there) or "; `nvrx health list` shows all of them"
+            raise UsageError(f"{where}: there is no check {name!r}{guess}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from nvrx_slurm.health import policy, report, runner
-from nvrx_slurm.health.check import Check, Expected, Finding, NodeView, Verdict
+from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
 from nvrx_slurm.health.checks.gpu import MEMORY
 from nvrx_slurm.system.files import write_all
 
@@ -24,14 +24,6 @@ _STDIN, _STDOUT = 0, 1
 _MAX_LINE_BYTES = 4096
 _NEVER = float("inf")
 _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
-
-
-def preload(expected: Expected) -> None:
-    """Import gRPC now, which takes long, where a health service is to be asked."""
-    if expected.get("node_service"):
-        from nvrx_slurm.health.checks import node_service
-
-        node_service.preload()
 
 
 class _Task:
@@ -146,10 +138,10 @@ class Resident:
             if task.wake_s() <= time.monotonic():
                 task.started(self._begin(task.checks, self._plan.deadline_s))
         if self._memory_s is not None and self._memory.idle:
-            self._memory.started(self._begin(self._memory.checks, self._memory_s, learning=True))
+            self._memory.started(self._begin(self._memory.checks, self._memory_s))
 
-    def _begin(self, checks: Sequence[Check], deadline_s: float, learning: bool = False) -> runner.Run:
-        run = runner.Run(checks, self._node, self._plan.expected, deadline_s, learning)
+    def _begin(self, checks: Sequence[Check], deadline_s: float) -> runner.Run:
+        run = runner.Run(checks, self._node, self._plan.expected, deadline_s)
         self._runs.append(run)
         run.begin()
         return run

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from nvrx_slurm.errors import NvrxError
@@ -38,7 +38,7 @@ class Result:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
-        self.learned: dict[str, Any] = {}  # see `Run(learning=True)`
+        self.learned: dict[str, Any] = {}  # settings by `Check.learn` of all checks that have one
 
 
 class _Child:
@@ -88,15 +88,10 @@ class _Child:
         self.started_s = time.monotonic()
 
 
-def run(
-    checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learning: bool = False
-) -> Result:
-    """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction).
-
-    `learning`: nothing is judged; what the checks learn from their facts is in `Result.learned`.
-    """
+def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float) -> Result:
+    """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction)."""
     gc.freeze()  # garbage collection in the children would copy the pages of this process
-    under_way = Run(checks, node, expected, deadline_s, learning)
+    under_way = Run(checks, node, expected, deadline_s)
     try:
         under_way.begin()
         while not under_way.done:
@@ -113,11 +108,8 @@ class Run:
     and `close` in any case.
     """
 
-    def __init__(
-        self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learning: bool = False
-    ) -> None:
+    def __init__(self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float) -> None:
         self._checks, self._node, self._expected = checks, node, expected
-        self._work = _learned if learning else _found
         self._end_s = time.monotonic() + deadline_s
         self._findings: dict[str, Finding] = {}
         self._result = Result()
@@ -197,7 +189,7 @@ class Run:
 
         def work(pipe: int) -> None:
             self._node.note = note
-            _answer(self._work, checks, self._node, self._expected, pipe, self._end_s)
+            _answer(checks, self._node, self._expected, pipe, self._end_s)
 
         return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
 
@@ -243,41 +235,17 @@ class Run:
         self._killed.append(child.process)
 
 
-# What a child sends of a check: verdict, sentence, what it learned.
-_Answer = tuple[str, str, dict[str, Any]]
-
-
-def _answer(
-    work: Callable[[Check, NodeView, Expected], _Answer],
-    checks: Sequence[Check],
-    node: NodeView,
-    expected: Expected,
-    pipe: int,
-    end_s: float,
-) -> None:
-    """In the forked process: do one check after the other."""
+def _answer(checks: Sequence[Check], node: NodeView, expected: Expected, pipe: int, end_s: float) -> None:
+    """In the forked process: do one check after the other, and send (verdict, sentence, learned settings) of each."""
     if checks[0].lane == NVML:
         gpus.keep_open()
     for check in checks:
         node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
         signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
         node.doing("")
-        write_all(pipe, json.dumps(work(check, node, expected)).encode() + b"\n")
-
-
-def _found(check: Check, node: NodeView, expected: Expected) -> _Answer:
-    return *examine(check, node, expected), {}
-
-
-def _learned(check: Check, node: NodeView, expected: Expected) -> _Answer:
-    learned: dict[str, Any] = {}
-
-    def keep(facts: Any, expected: Expected) -> tuple[Verdict, str]:
-        learned.update(check.learn(facts) if check.learn else {})
-        return Verdict.PASS, ""
-
-    verdict, text = examine(check._replace(judge=keep), node, expected)
-    return verdict, text, learned
+        learned: dict[str, Any] = {}
+        verdict, text = examine(check, node, expected, learned)
+        write_all(pipe, json.dumps((verdict, text, learned)).encode() + b"\n")
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:
@@ -287,12 +255,20 @@ def _absent(check: Check, node: NodeView, expected: Expected) -> str:
     return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
 
 
-def examine(check: Check, node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """Gather and judge in this process: the verdict and its sentence, whatever the check raises."""
+def examine(
+    check: Check, node: NodeView, expected: Expected, learned: dict[str, Any] | None = None
+) -> tuple[Verdict, str]:
+    """Gather and judge in this process: the verdict and its sentence, whatever the check raises.
+
+    The settings that the check learns from the facts are added to `learned`.
+    """
     try:
         if why := _absent(check, node, expected):
             raise Absent(why)
-        verdict, text = check.judge(check.gather(node, expected), expected)
+        facts = check.gather(node, expected)
+        if check.learn and learned is not None:
+            learned.update(check.learn(facts))
+        verdict, text = check.judge(facts, expected)
         return Verdict(verdict), one_line(text)
     except Absent as error:
         return Verdict.NOT_APPLICABLE, one_line(error)
@@ -311,8 +287,13 @@ def _with_action(finding: Finding, check: Check) -> Finding:
 
 
 def stop_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit, so that `finally` ends the children."""
-    end: Callable[[int, object], NoReturn] = lambda signum, frame: sys.exit(128 + signum)  # noqa: E731
+    """Make SIGTERM end this process and all its children, also one that was just forked and no `Run` knows yet."""
+
+    def end(signum: int, frame: object) -> NoReturn:
+        for pid in bounded_process.children(os.getpid()):
+            bounded_process.kill_tree(pid, os.getpid())
+        sys.exit(128 + signum)
+
     signal.signal(signal.SIGTERM, end)
 
 

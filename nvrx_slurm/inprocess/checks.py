@@ -1,8 +1,19 @@
-"""Checks of users' numbers and times, with the same messages everywhere."""
+"""Checks of users' numbers, times and environment variables, with the same messages everywhere."""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+
+from nvrx_slurm.errors import UsageError
+
+
+def variable(name: str) -> str:
+    """The environment variable; raises UsageError if it is missing or empty."""
+    value = os.environ.get(name)
+    if not value:
+        raise UsageError(f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself")
+    return value
 
 
 def check_time(name: str, value: object, *, may_be_zero: bool = False) -> None:

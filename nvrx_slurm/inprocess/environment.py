@@ -58,19 +58,17 @@ class Environment:
 
     def _address(self, initial_rank: int) -> str:
         """How other hosts reach this one: its address on the route to the first master, which all ranks could reach."""
-        master, port = self.original["MASTER_ADDR"], self.original["MASTER_PORT"] or ""
-        if master and initial_rank == 0:
-            return master
-        if master and port.isdecimal() and len(port) < 6:
-            try:
-                family, *_, address = socket.getaddrinfo(master, int(port), type=socket.SOCK_DGRAM)[0]
-                with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                    probe.connect(address)  # sends nothing
-                    mine = str(probe.getsockname()[0])
-                    return master if is_loopback(mine) and not is_loopback(master) else mine
-            except OSError:
-                return socket.gethostname()
-        return socket.gethostname()
+        master = self.original["MASTER_ADDR"]
+        if initial_rank == 0 or not master:
+            return master or socket.gethostname()
+        try:
+            family, *_, address = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing, to any port
+                mine = str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+        return master if is_loopback(mine) and not is_loopback(master) else mine
 
     def meet_at(self, state: State, address: str, port: int) -> None:
         """Set the variables for the iteration that begins."""

@@ -15,7 +15,7 @@ from nvrx_slurm.inprocess.environment import Environment, Identity
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.meeting.barriers import ALL_LEFT, CLOSED, SERVES, Iteration
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
-from nvrx_slurm.inprocess.monitor_thread import IterationEnd, MonitorThread
+from nvrx_slurm.inprocess.monitor_thread import MonitorThread
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
@@ -40,7 +40,6 @@ class Helpers:
         self.me = Identity(rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
-        self.end = IterationEnd(arguments, self.page)
         interval_s = arguments.seconds("progress_watchdog_interval")
         self._monitor_stall = Stall(interval_s)
         looks = (self._look_at_monitor, self._look_at_store, self._look_at_terminate)

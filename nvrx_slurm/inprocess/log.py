@@ -33,9 +33,8 @@ class _OurHandler(logging.StreamHandler):
 def setup_logger() -> logging.Logger:
     """The logger of the wrapper and its plug-ins: one handler on stderr, no propagation to the root logger.
 
-    The level is NVRX_LOG_LEVEL (a name of `logging`, default INFO) unless one was set before. DEBUG shows where a
-    wrapped function caught the restart exception. Repeated calls add no second handler; a handler that the user added
-    before stays the only one. Raises UsageError for an unknown level.
+    The level is NVRX_LOG_LEVEL (a name of `logging`, default INFO) unless one was set before. Repeated calls add no
+    second handler; a handler that the user added before stays the only one. Raises UsageError for an unknown level.
     """
     logger = logging.getLogger(LOGGER_NAME)
     if logger.level == logging.NOTSET:

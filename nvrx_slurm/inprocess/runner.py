@@ -21,7 +21,7 @@ from nvrx_slurm.inprocess.faults import blame, ending_forks, free_frames, withou
 from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, serve_barrier
 from nvrx_slurm.inprocess.meeting.view import StoreLost
-from nvrx_slurm.inprocess.monitor_thread import Answer
+from nvrx_slurm.inprocess.monitor_thread import Answer, await_end
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections
 from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
@@ -165,8 +165,8 @@ class Runner:
             start = self._thread.call(lambda: wait(barrier_s), 2 * barrier_s)
         if start is not None:
             environment.meet_at(self._state, *start)
-        state, stopper = self._state.freeze(), self._stopper
-        self._end = self._thread.ask(lambda: self._helpers.end.wait(self._helpers.for_waiting(this), state, stopper))
+        mine = self._helpers.for_waiting(this), self._state.freeze(), self._stopper
+        self._end = self._thread.ask(lambda: await_end(self._arguments, self._page, *mine))
         return phases.Assigned() if start is not None else phases.Stopped()
 
     def initialize(self) -> object:
@@ -183,14 +183,15 @@ class Runner:
         """The user's health check."""
         return self._guarded(lambda: self._plugin("health_check"), phases.Done(), phases.Failed())
 
-    def _call_function(self) -> None:
-        self._value = ending_forks(self._function)
-
     def run_or_wait(self) -> object:
         """The function, or nothing on a reserve."""
-        if self._state.mode is Mode.ACTIVE:
-            return self._guarded(self._call_function, phases.Returned(), phases.Faulted())
-        return self._ended(_NO_BOUND_S)
+        if self._state.mode is not Mode.ACTIVE:
+            return self._ended(_NO_BOUND_S)
+
+        def call() -> None:
+            self._value = ending_forks(self._function)
+
+        return self._guarded(call, phases.Returned(), phases.Faulted())
 
     def complete(self) -> object:
         """The completion barrier."""

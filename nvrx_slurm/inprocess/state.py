@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess.checks import variable
 
 
 class Mode(Enum):
@@ -93,9 +94,7 @@ class FrozenState:
 
 
 def _number(name: str) -> int:
-    text = os.environ.get(name)
-    if text is None:
-        raise UsageError(f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself")
+    text = variable(name)
     try:
         return int(text)
     except ValueError:

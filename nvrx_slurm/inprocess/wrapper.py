@@ -136,7 +136,7 @@ def _check_function(fn: Any) -> None:
 
 
 def _check_caller() -> None:
-    if "NVRX_CYCLE" in os.environ and "NVRX_BOARD" not in os.environ:  # see agent.worker_env, agent.board
+    if "NVRX_CYCLE" in os.environ and "NVRX_BOARD" not in os.environ:  # see agent.workers
         raise RuntimeError(
             "nvrx-run has started this rank with --restart-policy any-failed, which ends all ranks as soon as one"
             " fails, while inprocess.Wrapper goes on in those that are left; start it with --restart-policy min-healthy"

@@ -113,9 +113,7 @@ class Scontrol:
 
 def find(path: str = "") -> str:
     """The absolute path of scontrol: `path` if it is given, else the first of SCONTROL. Raises SlurmError."""
-    if path:
-        return path
-    for place in SCONTROL:
-        if os.access(place, os.X_OK):
-            return place
-    raise SlurmError(f"there is no scontrol in {', '.join(map(os.path.dirname, SCONTROL))}; set SCONTROL")
+    found = path or next((place for place in SCONTROL if os.access(place, os.X_OK)), "")
+    if not found:
+        raise SlurmError(f"there is no scontrol in {', '.join(map(os.path.dirname, SCONTROL))}; set SCONTROL")
+    return found

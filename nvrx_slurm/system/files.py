@@ -17,7 +17,7 @@ from nvrx_slurm.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOARD_NAME = "board"  # see agent.board
+BOARD_NAME = "board"  # see agent.workers
 HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its final zero, see unix(7)
 _PREFIX = "nvrx-agent-"  # long enough that no other program uses it by chance

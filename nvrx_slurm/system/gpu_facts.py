@@ -71,24 +71,6 @@ def remapped_rows(nvml: ModuleType, handle: Any) -> Rows:
     return Rows(corrected + uncorrected, bool(pending), bool(failed))
 
 
-class Pages(NamedTuple):
-    """Retired memory pages (before Ampere): how many, and whether some wait for a reset."""
-
-    retired: int
-    pending: bool
-
-
-@by_gpu("retired pages")
-def retired_pages(nvml: ModuleType, handle: Any) -> Pages:
-    """Retired pages of a GPU that retires pages."""
-    causes = (
-        nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-        nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-    )
-    retired = sum(len(nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
-    return Pages(retired, bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
-
-
 @by_gpu("clock throttle reasons")
 def throttle_reasons(nvml: ModuleType, handle: Any) -> tuple[str, ...]:
     """Why a GPU's clocks are held down right now: words of THROTTLE_REASONS."""

@@ -216,6 +216,7 @@ class Rig:
         self.logs = directory / "logs"
         self.port = free_port()
         self.launchers: list[Launcher] = []
+        self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
         for name in ("go", "go2"):
             os.mkfifo(directory / name)
@@ -249,7 +250,8 @@ class Rig:
 
     def run(self, script: str, *flags: str, args: tuple[str, ...] = (), split: bool = False, **env: str) -> Launcher:
         """Start one `nvrx-run` for one node (or with the flags given)."""
-        argv = [sys.executable, "-m", "nvrx_slurm.cli.run", f"--log-dir={self.logs}", *flags, script, *args]
+        program = f"import sys\n{self.before}\nfrom nvrx_slurm.cli.run import main\nmain(sys.argv[1:])"
+        argv = [sys.executable, "-c", program, f"--log-dir={self.logs}", *flags, script, *args]
         launcher = Launcher(argv, self.env(**env), self.dir, split)
         self.launchers.append(launcher)
         return launcher

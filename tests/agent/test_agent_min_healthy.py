@@ -7,9 +7,9 @@ import os
 import signal
 
 from agent_harness import Rig, ended
-from test_agent_nodes import QUICK, UNTIL_TOLD, finish, kill, up
+from test_agent_nodes import UNTIL_TOLD, finish, kill, up
 
-POLICY = ("--restart-policy=min-healthy", *QUICK)
+POLICY = ("--restart-policy=min-healthy",)
 # Says what is on the board once all these ranks are on it.
 ON_THE_BOARD = """
 def board():
@@ -38,7 +38,10 @@ def test_a_dead_rank_is_told_to_the_wrappers_of_other_nodes_and_nothing_is_resta
     first.line("going on: 1 of 2 nodes are good, 1 are needed")
     rig.open("end")
     assert [first.wait(), second.wait()] == [0, 0]
-    assert "restart 1" not in first.text
+    assert "restart 1" not in first.text and "1 survived fault" in first.text
+    told = rig.result
+    assert [(fault["rank"], fault["exit_code"], fault["cycle"]) for fault in told["faults"]] == [(1, -9, 0)]
+    assert (told["code"], told["restarts_used"], told["down_s"]) == (0, 0, 0)
 
 
 def test_below_the_minimum_all_are_restarted(rig: Rig) -> None:

@@ -58,22 +58,16 @@ def said_of(one: Launcher, node: int, sentence: str) -> bool:
 # --- a node that is not fit -----------------------------------------------------------------------------------------
 
 
-def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig) -> None:
-    nodes = rig.nodes(3, "2:3", rig.script(FAILS_ONCE), "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="1:1")
+@pytest.mark.parametrize("cycle", [0, 1])
+def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycle: int) -> None:
+    """In cycle 0 that costs no restart."""
+    script, fails = rig.script(FAILS_ONCE if cycle else UP), f"{cycle}:1"
+    nodes = rig.nodes(3, "2:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE=fails)
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert said_of(nodes[0], 1, INJECTED.format(1))
-    assert nodes[1].said[-1].endswith(INJECTED.format(1))
-    assert "a failure was injected for cycle 1" in events(rig)
-    assert up(nodes[2], 1)[0] == 1 and nodes[1].cycles in ([], [0])
-    assert nodes[0].text.count("restart 1 of 1") == 1 and rig.result["code"] == 0
-
-
-def test_a_node_that_is_not_fit_at_the_start_costs_no_restart(rig: Rig) -> None:
-    nodes = rig.nodes(3, "2:3", rig.script(UP), "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:1")
-    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert said_of(nodes[0], 1, INJECTED.format(0)) and "injected for cycle 0" in events(rig)
-    assert (up(nodes[0], 0)[0], up(nodes[2], 0)[0], nodes[1].cycles) == (0, 1, [])
-    assert "restart 1" not in nodes[0].text
+    assert said_of(nodes[0], 1, INJECTED.format(cycle)) and nodes[1].said[-1].endswith(INJECTED.format(cycle))
+    assert f"a failure was injected for cycle {cycle}" in events(rig)
+    assert up(nodes[2], cycle)[0] == 1 and nodes[1].cycles in ([], [0])
+    assert nodes[0].text.count("restart 1 of 1") == cycle and rig.result["code"] == 0
 
 
 def test_a_spare_that_is_not_fit_when_it_is_needed_is_passed_over(rig: Rig) -> None:
@@ -139,30 +133,14 @@ def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -
     return one
 
 
-def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: StandIn) -> None:
-    one = crashed(rig, gpus)
+@pytest.mark.parametrize("checked", [True, False])
+def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: StandIn, checked: bool) -> None:
+    """Without checks, a GPU that a check would refuse is no reason for anything."""
+    sick = [] if checked else ["action.1 1"]
+    one = crashed(rig, gpus, *([] if checked else [OFF]), facts="\n".join(["used.0 70000", *sick]))
     one.line("restart 1 of 1")
     assert not select.select([one.process.stdout], [], [], 0.5)[0], "it did not wait for the memory"
-    gpus.say(*WELL, "used.0 5")
-    assert one.wait() == 0
-    assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) 70000 -> 5 MiB, GPU 1 ", one.text)
-    assert one.cycles == [0, 1]
-
-
-def checks(pid: int) -> bool:
-    """Whether a process is that of the checks; it may be gone."""
-    try:
-        return b"nvrx_slurm.health" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def test_without_checks_memory_is_waited_for_all_the_same(rig: Rig, gpus: StandIn) -> None:
-    """By a process that is there only from now on; a GPU that a check would refuse is no reason for anything."""
-    one = crashed(rig, gpus, OFF, facts="used.0 70000\naction.1 1")
-    until(lambda: any(map(checks, one.children)), "a process that reads GPU memory")
-    assert one.cycles == [0]
-    gpus.say(*WELL, "used.0 5", "action.1 1")
+    gpus.say(*WELL, "used.0 5", *sick)
     assert one.wait() == 0 and one.cycles == [0, 1]
     assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) \d+ -> 5 MiB, GPU 1 ", one.text)
 
@@ -202,33 +180,19 @@ def test_a_killed_process_of_checks_is_said_and_another_one_checks_the_next_cycl
     assert one.text.count("it is started again") == 1
 
 
-def test_a_stopped_process_of_checks_is_no_reason_to_wait_in_the_end(rig: Rig) -> None:
+def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig: Rig) -> None:
     one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
-    stopped = resident(one)
-    os.kill(stopped, signal.SIGSTOP)
-    until(lambda: status(stopped, "State").startswith("T"), "that it is stopped")
-    rig.open()
-    assert one.wait() == 0
-
-
-def test_signals_for_the_whole_step_end_no_checks(rig: Rig) -> None:
-    one = rig.run(rig.script(UP + "gate()"))
-    up(one, 0)
-    checks = resident(one)
-    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        os.kill(checks, signum)
+    pid = resident(one)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGSTOP):
+        os.kill(pid, signum)
+    until(lambda: status(pid, "State").startswith("T"), "that it is stopped")
     rig.open()
     assert one.wait() == 0
     assert "health" not in one.text
 
 
 # --- what the checks refuse ------------------------------------------------------------------------------------------
-
-BROKEN = {
-    "half written": ("checks: {mounts: {on_fail: ", "health.yaml"),
-    "an unknown check": ("checks: {mouts: {on_fail: warn}}\n", "there is no check 'mouts'; did you mean mounts?"),
-}
 
 
 def broken(rig: Rig, text: str) -> str:
@@ -238,22 +202,14 @@ def broken(rig: Rig, text: str) -> str:
     return f"--sysroot={rig.dir / 'root'}"
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_site_file_ends_a_node_with_2_and_the_sentence(rig: Rig, name: str) -> None:
-    text, said = BROKEN[name]
-    one = rig.run(rig.script(UP), broken(rig, text))
-    assert one.wait() == ExitCode.USAGE
-    assert said in one.text and "health.yaml" in one.text and one.cycles == []
-    assert "Traceback" not in one.text
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -> None:
-    script, flag = rig.script(UP), broken(rig, BROKEN["an unknown check"][0])
-    short = "--rdzv-conf=join_timeout=3,last_call_timeout=1"
+    script, flag = rig.script(UP), broken(rig, "checks: {mouts: {on_fail: warn}}\n")
+    short = "--rdzv-conf=join_timeout=2,last_call_timeout=0.1"
     nodes = [rig.node(rank, "2", script, short, *([flag] if rank == which else [])) for rank in range(2)]
     codes = [one.wait() for one in nodes]
-    assert codes[which] == ExitCode.USAGE and "there is no check 'mouts'" in nodes[which].text
+    assert codes[which] == ExitCode.USAGE and "there is no check 'mouts'; did you mean mounts?" in nodes[which].text
+    assert "Traceback" not in nodes[which].text and nodes[which].cycles == []
     if which:  # a spare could take its place until the join timeout is over
         assert codes[0] == ExitCode.TOO_FEW_NODES
     else:

@@ -14,23 +14,10 @@ client = RankMonitorClient()
 """
 
 
-def test_success_ends_with_0_and_leaves_the_log_tree(rig: Rig) -> None:
-    script = rig.script("say('out', RANK); print('err', RANK, file=sys.stderr)")
-    one = rig.run(script, "--nproc-per-node=2")
-    assert one.wait() == 0
-    assert [rig.log(0, rank, kind) for rank in (0, 1) for kind in ("out", "err")] == [
-        "out 0\n", "err 0\n", "out 1\n", "err 1\n",
-    ]  # fmt: skip
-    for rank in (0, 1):
-        assert f"[rank {rank}] out {rank}\n" in one.text and f"[rank {rank}] err {rank}\n" in one.text
-    assert (rig.logs / "latest").resolve() == rig.run_dir.resolve()
-    assert (rig.result["code"], rig.result["first_cause"]) == (0, None)
-    assert "first cause" not in one.text
-
-
 def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     script = rig.script("""
         say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
+        print("err", RANK, file=sys.stderr)
         if CYCLE == 0 and RANK == 1:
             gate()
             raise ValueError("bad luck")
@@ -44,27 +31,10 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     assert rig.log(0, 0, "out") == "up 0 0\n" and rig.log(1, 0, "out") == "up 1 1\n"
     assert rig.log(0, 1, "out") == "up 0 0\n" and rig.log(1, 1, "out") == "up 1 1\n"
     assert "exited with code 1: ValueError: bad luck; restart 1 of 1" in one.text
-    assert "first cause" not in one.text
-
-
-def test_budget_used_up_gives_1_and_the_first_cause_last_and_once(rig: Rig) -> None:
-    script = rig.script("""
-        if RANK == 1:
-            def inner():
-                raise RuntimeError("the reason in cycle %d" % CYCLE)
-            inner()
-        forever()
-    """)
-    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
-    assert one.wait() == 1
-    assert one.text.count("first cause:") == 1
-    head, _, last = one.text.rpartition("first cause:")
-    assert "rank 1 (local rank 1, pid " in last and "exited with code 1: RuntimeError: the reason in cycle 1" in last
-    assert os.uname().nodename in last
-    assert "rank_1.err" in last and "Traceback (most recent call last)" in last and "in inner" in last
-    assert last.rstrip().endswith("| RuntimeError: the reason in cycle 1")
-    result = rig.result
-    assert result["code"] == 1 and result["first_cause"]["rank"] == 1 and result["first_cause"]["exit_code"] == 1
+    assert "first cause" not in one.text and (rig.result["code"], rig.result["first_cause"]) == (0, None)
+    for rank in (0, 1):
+        assert rig.log(1, rank, "err") == f"err {rank}\n" and f"[rank {rank}] err {rank}\n" in one.text
+    assert (rig.logs / "latest").resolve() == rig.run_dir.resolve()
 
 
 @pytest.mark.torch
@@ -94,12 +64,9 @@ def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> No
 # --- hangs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["stop", "busy"])
-def test_hang_is_seen_and_the_job_goes_on(rig: Rig, kind: str) -> None:
-    hang = "os.kill(os.getpid(), signal.SIGSTOP)" if kind == "stop" else "spin_for_ever()"
-    script = rig.script(
-        CLIENT
-        + f"""
+@pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", "spin_for_ever()"])
+def test_hang_is_seen_and_the_job_goes_on(rig: Rig, hang: str) -> None:
+    script = rig.script(f"""{CLIENT}
 def spin_for_ever():
     while True:
         pass
@@ -108,20 +75,17 @@ client.send_heartbeat()
 say("up", CYCLE)
 if CYCLE == 0 and RANK == 1:
     {hang}
-if CYCLE == 0:
-    while True:
-        client.send_heartbeat()
-        time.sleep(0.02)
+while CYCLE == 0:
+    client.send_heartbeat()
+    time.sleep(0.02)
 client.shutdown_workload_monitoring()
-"""
-    )
+""")
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=0.6")
     assert one.wait() == 0
-    assert "rank 1 " in one.expect(r"hung: no heartbeat for .*")[0] or "rank 1 (local rank 1" in one.text
+    one.line(r"rank 1 .*hung: no heartbeat for ")
     stacks = rig.log(0, 1, "err")
     assert "most recent call first" in stacks and "Fatal Python error" not in stacks
-    if kind == "busy":
-        assert "in spin_for_ever" in stacks
+    assert "spin" not in hang or "in spin_for_ever" in stacks
     assert rig.log(1, 1, "out") == "up 1\n"
 
 
@@ -196,30 +160,3 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) 
     rig.open()
     assert one.wait() == 0
     assert rig.log(0, 0, "out") == "up 0\nignored\n"
-
-
-def test_a_rank_that_overwrites_its_shared_page_goes_on_unmonitored(rig: Rig) -> None:
-    """The job restarts it like any other rank (D8)."""
-    script = rig.script(
-        CLIENT
-        + """
-import mmap
-client.init_workload_monitoring()
-for fd in os.listdir("/proc/self/fd"):
-    if "nvrx-rank" in os.readlink(f"/proc/self/fd/{fd}"):
-        os.pwrite(int(fd), b"\\xff" * 4096, 0)
-        break
-else:
-    for line in open("/proc/self/maps"):
-        if "nvrx-rank" in line:
-            begin = int(line.split("-")[0], 16)
-            import ctypes
-            ctypes.memset(begin, 255, 4096)
-say("overwritten", CYCLE)
-os._exit(0 if CYCLE else 7)
-"""
-    )
-    one = rig.run(script, "--max-restarts=1")
-    assert one.wait() == 0, one.text
-    assert rig.log(1, 0, "out") == "overwritten 1\n"
-    assert one.text.count("without its monitor") == 1

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
 from agent_harness import Rig
-
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.restarts import first_cause
-from nvrx_slurm.types import FaultKind, Node, RankFault
 
 # Rank 1 fails in cycle 0; rank 0, connected to it, says that it has noticed.
 PEERS = """
@@ -36,10 +28,6 @@ elif CYCLE == 0:
 """
 
 
-def result(rig: Rig) -> dict[str, Any]:
-    return dict(json.loads((rig.run_dir / "result.json").read_text()))
-
-
 def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(rig: Rig) -> None:
     script = rig.script(PEERS)
     nodes = rig.nodes(2, "2", script, "--max-restarts=1")
@@ -51,40 +39,9 @@ def test_the_rank_that_failed_is_told_with_its_exception_its_line_and_its_log(ri
     line = next(n for n, text in enumerate(Path(script).read_text().splitlines(), 1) if text.endswith("# here"))
     assert f"at: {script}:{line}\n" in said[fault:]
     assert re.search(r"log: \S+/cycle_0/node_1_\S+/rank_1\.err\n", said[fault:])
-    told = result(rig)
+    told = rig.result
     assert "finished after 1 restart, " in said and told["summary"] in said
     fault = told["faults"][0]
     assert (fault["cycle"], fault["rank"], fault["infra_rank"], fault["kind"]) == (0, 1, 1, "exit") and fault["time"]
     assert (told["code"], told["restarts_used"], told["first_cause"]) == (0, 1, None)
     assert 0 < told["down_s"] < told["duration_s"] and told["restarts"][0]["cycle"] == 0
-
-
-def test_a_fault_that_restarted_nothing_is_told_at_the_end(rig: Rig) -> None:
-    """Under min-healthy a job of two nodes goes on without one of them."""
-    script = rig.script("if GROUP == 1:\n    gate()\n    os._exit(5)\ngate('go2')")
-    nodes = rig.nodes(2, "1:2", script, "--restart-policy=min-healthy")
-    rig.open()
-    nodes[0].line("going on: 1 of 2")
-    rig.open("go2")
-    assert [one.wait() for one in nodes] == [0, 0]
-    assert "1 survived fault" in nodes[0].text
-    told = result(rig)
-    assert [(fault["rank"], fault["exit_code"], fault["cycle"]) for fault in told["faults"]] == [(1, 5, 0)]
-    assert (told["code"], told["restarts_used"], told["down_s"]) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("signum", "everybody", "why"),
-    [(15, True, "SIGTERM from Slurm"), (15, False, "node 1 (n2) got signal 15"), (2, True, "got signal 2")],
-)
-def test_slurms_sigterm_is_no_fault_of_a_node(signum: int, everybody: bool, why: str) -> None:
-    agent = Agent(Node("n", 1, "n2", "", 1), ag.AgentSettings(in_step=True), 0.0)
-    (end,) = (x for x in agent.step(ag.Signalled(signum, everybody), 1.0) if isinstance(x, ag.Exit))
-    assert (end.code, why in end.reason) == (128 + signum, True)
-
-
-def test_a_lost_connection_to_a_peer_is_a_cause_only_where_there_is_no_other() -> None:
-    peer = RankFault(FaultKind.EXIT, "n1", 0, 0, exit_code=1, message="RuntimeError: Connection closed by peer [::1]")
-    own = RankFault(FaultKind.EXIT, "n2", 1, 1, exit_code=1, message="ValueError: the data is bad")
-    hang = RankFault(FaultKind.HANG, "n3", 2, 2, message="no heartbeat")
-    assert [first_cause(faults) for faults in ([peer], [peer, own], [peer, own, hang])] == [peer, own, hang]

@@ -8,12 +8,11 @@ import signal
 import minicluster_init as init
 import pytest
 from agent_harness import Rig, ended
-from test_agent_nodes import QUICK
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-POLICY = ("--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=3", *QUICK)
+POLICY = ("--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=3")
 LOADED_S = 90.0  # until ranks have imported torch, on a machine that has other things to do
 # Waits in the first iteration, returns in the next one. No heartbeat is missed within a test's patience.
 WRAPPED = """

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from agent_harness import until
 
 from nvrx_slurm.agent import time_left
 from nvrx_slurm.agent.time_left import TimeLeft
@@ -55,53 +52,21 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert count(tmp_path) == 2
 
 
-def test_a_job_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start there is nothing to tell; later it must replace the limit that there was."""
-    fake_squeue(tmp_path, monkeypatch, "echo UNLIMITED")
-    first, second = answers(7, 2)
-    assert first is None
-    assert second is not None and second > 300 * 86400
-
-
-def test_a_slurm_that_does_not_answer_is_asked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, f"test -e {tmp_path}/again && echo 2:00; touch {tmp_path}/again")
-    assert answers(7, 1) == [120.0]
-    assert count(tmp_path) == 2
-
-
-def test_a_slurm_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, "exec sleep 1000")
-    assert answers(7, 1, timeout_s=0.2) == [None]
-    assert count(tmp_path) == 2
-
-
-def test_outside_slurm_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, "echo 2:00")
-    assert answers(None, 2) == [None, None]
-    assert count(tmp_path) == 0
-
-
-def test_a_squeue_that_hangs_ends_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, "exec sleep 1000")
-    program = f"""
-import os, threading, time
-from nvrx_slurm.slurm import control
-threading.Thread(target=control.time_left_s, args=(7, {{}}), daemon=True).start()
-while not os.path.exists({str(tmp_path / "asked")!r}):
-    time.sleep(0.01)
-"""
-    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    until(lambda: "sleep 1000" not in processes_below(tmp_path), "that squeue has ended")
-
-
-def processes_below(folder: Path) -> str:
-    """Command lines of the processes that have `folder` in their PATH."""
-    found = []
-    for one in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"PATH={folder}:".encode() in (one / "environ").read_bytes():
-                found.append((one / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return "\n".join(found)
+@pytest.mark.parametrize(
+    ("job_id", "squeue", "times", "found", "asked"),
+    [
+        pytest.param(
+            7, "echo UNLIMITED", 2, [None, time_left._NO_LIMIT_S], 2, id="no limit, which replaces an old one"
+        ),
+        pytest.param(7, "test -e {0}/again && echo 2:00; touch {0}/again", 1, [120.0], 2, id="asked twice"),
+        pytest.param(7, "exec sleep 1000", 1, [None], 2, id="hangs"),
+        pytest.param(None, "echo 2:00", 2, [None, None], 0, id="outside Slurm"),
+    ],
+)
+def test_squeue_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int | None, squeue: str, times: int,
+    found: list[float | None], asked: int,
+) -> None:  # fmt: skip
+    fake_squeue(tmp_path, monkeypatch, squeue.format(tmp_path))
+    assert answers(job_id, times, timeout_s=0.5 if "sleep" in squeue else 10.0) == found
+    assert count(tmp_path) == asked

@@ -25,9 +25,9 @@ from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.core.machine import Say, Tick
 
-from .benches import a_fault, a_node, a_plan
+from .samples import a_fault, a_node, a_plan
 
-_ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict=True))
+ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict=True))
 _AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
 
 
@@ -38,13 +38,23 @@ def stories(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield title, [line for line in lines if line.strip()]
 
 
+def scenarios(folder: Path) -> list[tuple[str, list[str]]]:
+    """The scenarios of all files in `folder`: "FILE: TITLE" and lines."""
+    return [(f"{path.stem}: {title}", lines) for path in sorted(folder.glob("*.txt")) for title, lines in stories(path)]
+
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+
+
 class Story:
     """One scenario that is being played."""
+
+    starts: tuple[str, ...] = ("nodes", "running")  # words of the lines that make a fresh core
 
     def __init__(self) -> None:
         self.now = 0.0
         self.said: list[str] = []
-        self.core: Coordinator
+        self.core: Any
 
     def play(self, lines: list[str]) -> None:
         """Play all lines; raises AssertionError with what is different."""
@@ -53,8 +63,8 @@ class Story:
             word, _, rest = told.partition(" ")
             if word == "says":
                 assert any(rest in text for text in self.said), f"{rest!r} is not said, but {self.said}"
-            elif word in ("nodes", "running"):
-                self.begin(rest, running=word == "running")
+            elif word in self.starts:
+                self.begin(word, rest)
             else:
                 before = self.core.state
                 nodes, space, more = rest.partition(" ")
@@ -62,8 +72,9 @@ class Story:
                 did = " ".join([self.core.state.name, *(what for one in done for what in one)])
                 assert did == (expected or before.name), f"{told}: {did}"
 
-    def begin(self, rest: str, running: bool) -> None:
-        """A fresh coordinator; with `running` all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
+    def begin(self, word: str, rest: str) -> None:
+        """A fresh coordinator; with "running" all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
+        running = word == "running"
         least, _, most, *more = rest.split()
         settings = CoordinatorSettings(1, int(least), int(most), 3, expected=tuple(f"h{i}" for i in range(int(most))))
         limits = {field.name for field in fields(RestartLimits)}
@@ -82,9 +93,12 @@ class Story:
 
     def tell(self, word: str, rest: str) -> list[str]:
         """Let one thing happen; returns what was done."""
+        if (word, rest) == ("waits", "never"):
+            assert self.core.deadline() is None
+            return []
         if word == "waits":
             deadline = self.core.deadline()
-            assert deadline is not None, "the coordinator waits for nothing"
+            assert deadline is not None, "the core waits for nothing"
             self.now = max(self.now, deadline)
             assert f"{self.now:g}" == rest, f"waits until {self.now:g}"
         elif word == "tick":
@@ -94,7 +108,7 @@ class Story:
             return []
         commands = self.core.step(self.event(word, rest.split()), self.now)
         self.said += [command.text for command in commands if isinstance(command, Say)]
-        return list(effects(commands))
+        return list(self.effects(commands))
 
     def event(self, word: str, rest: list[str]) -> Any:
         """The event that a line means."""
@@ -118,11 +132,15 @@ class Story:
             "offers": lambda: t.Stopped(0, 0, 2000 + rank),
             "ends": lambda: t.EndJob(143, "got signal 15"),
             "warns": lambda: t.WarnJob(cycle, "soon"),
-            "asks": lambda: t.Asked(1, 0, _ACTIONS[rest[1]], 2 * rank, "too hot"),
+            "asks": lambda: t.Asked(1, 0, ACTIONS[rest[1]], 2 * rank, "too hot"),
             "unfit": lambda: t.Asked(0, 0, t.WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
         }
         message = messages[word]()
         return ev.FromAgent(node_id, message)
+
+    def effects(self, commands: list[Any]) -> Iterator[str]:
+        """What was done, one word each; what is said and the closing of streams are left out."""
+        return effects(commands)
 
 
 def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
@@ -203,8 +221,8 @@ def come_to(state: str) -> Story:
     story = Story()
     for line in REACHED[state]:
         word, _, rest = line.partition(" ")
-        if word in ("nodes", "running"):
-            story.begin(rest, running=word == "running")
+        if word in story.starts:
+            story.begin(word, rest)
         else:
             story.tell(word, rest)
     assert story.core.state.name == state

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nvrx_slurm.core.job.placement import Placement, place
 from nvrx_slurm.types import Node
 
-from .benches import a_node
+from .samples import a_node
 
 NODES = [a_node(rank) for rank in range(12)]
 

@@ -9,7 +9,7 @@ import pytest
 from nvrx_slurm.core.job.restarts import Budget, Decision, RestartLimits, first_cause, headline, report
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
-from .benches import a_fault, a_node
+from .samples import a_fault, a_node
 
 EXIT = a_fault(1)
 ABORT = a_fault(2, FaultKind.SIGNAL, -6)

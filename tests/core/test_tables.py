@@ -20,7 +20,8 @@ from nvrx_slurm.core.job.coordinator import Coordinator
 from nvrx_slurm.core.machine import Machine, rows
 from nvrx_slurm.errors import UnknownTransition
 
-from . import test_agent, test_agent_requests, test_coordinator, test_phases, test_preflight
+from . import test_agent, test_coordinator, test_phases
+from .agent_stories import AgentStory
 from .stories import REACHED, Story, anything_in
 from .walks import walk
 
@@ -37,11 +38,11 @@ def _tests(*modules: ModuleType) -> list[Scenario]:
 
 SUITES: dict[type[Machine], Iterable[Scenario]] = {
     Coordinator: [
-        *(lambda lines=lines: Story().play(lines) for _, lines in test_coordinator.SCENARIOS),
+        *(lambda lines=lines: Story().play(lines) for _, lines in test_coordinator.STORIES),
         *(partial(anything_in, state) for state in REACHED if state != "CLOSED"),
         *(partial(walk, seed) for seed in range(WALKS)),
     ],
-    Agent: _tests(test_agent, test_agent_requests, test_preflight),
+    Agent: [*(lambda lines=lines: AgentStory().play(lines) for _, lines in test_agent.STORIES)],
     Restarts: _tests(test_phases),
 }
 Visits = dict[Key, tuple[Scenario, set[Enum]]]
@@ -107,13 +108,11 @@ def test_a_state_and_event_have_one_row() -> None:
 
 
 def test_an_event_without_a_row_raises() -> None:
-    agent = test_agent.AgentBench()
     with pytest.raises(UnknownTransition, match="Agent: no row for WorkerExited in IDLE"):
-        agent.exits(0)
+        AgentStory().play(["agent idle", "exits 0"])
 
 
 def test_a_handler_that_leaves_its_row_raises(monkeypatch) -> None:
-    agent = test_agent.AgentBench.running()
     monkeypatch.setattr(Agent, "on_warned", lambda self, event, now: setattr(self, "state", State.GONE))
     with pytest.raises(UnknownTransition, match="Warned in RUNNING led to GONE"):
-        agent.tell(test_agent.ag.Warned(10))
+        AgentStory().play(["agent running", "user 10"])

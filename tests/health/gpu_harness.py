@@ -14,7 +14,7 @@ from recorded import Node
 from standin import StandIn
 
 from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.report import Report, from_json
+from nvrx_slurm.health.report import Report
 
 _BOUND_S = 30.0
 _PROGRAM = """
@@ -80,9 +80,5 @@ class GpuNode:
         return Verdict(verdict), text
 
     def program(self, *args: str) -> tuple[int, Report]:
-        """(exit code, report) of `python -I -m nvrx_slurm.health`, as hooks start it."""
-        argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--sysroot", str(self.node.root), *args]
-        env = {**os.environ, **self.stand_in.env}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_BOUND_S, check=False)
-        assert done.stdout, done.stderr
-        return done.returncode, from_json(done.stdout)
+        """As Node.program, with this NVML."""
+        return self.node.program(*args, env=self.stand_in.env)

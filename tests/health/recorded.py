@@ -96,14 +96,15 @@ class Node:
         """The finding of one check, in this process."""
         return examine(CHECKS[check], NodeView(str(self.root), env or {}), EXPECTED | expect)
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        """`python -I -m nvrx_slurm.health` on this node, as a hook or the agent starts it."""
+    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """`python -I -m nvrx_slurm.health` on this node, as a hook or the agent starts it; `env` is added."""
         argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--sysroot", str(self.root), *args]
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environ = {**os.environ, **(env or {})}
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
-    def program(self, *args: str) -> tuple[int, Report]:
+    def program(self, *args: str, env: dict[str, str] | None = None) -> tuple[int, Report]:
         """(exit code, report) of it."""
-        process = self.start(*args)
+        process = self.start(*args, env=env)
         out, err = process.communicate(timeout=BOUND_S)
         assert out, err
         return process.returncode, from_json(out)

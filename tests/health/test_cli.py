@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -36,15 +35,6 @@ def test_run_shows_a_table_with_failures_first(dgx: Node) -> None:
     assert "storage-paths" in nvrx(dgx, "run", "--all").stdout
 
 
-def test_what_is_only_warned_of_is_no_failure_of_the_node(dgx: Node) -> None:
-    found = nvrx(
-        dgx, "run", "--node", "vm", "--only", "clock-source", "--only", "lustre", "--expect", "clock_source=hpet"
-    )
-    assert found.exit_code == 0
-    assert found.stdout.splitlines()[-1].startswith("vm: pass in ")
-    assert found.stdout.splitlines()[-1].endswith("s: 1 warn, 1 pass")
-
-
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -65,14 +55,6 @@ def test_exit_codes(dgx: Node, args: tuple[str, ...], code: int) -> None:
     process = dgx.start(*args)
     process.communicate(timeout=60)
     assert process.returncode == code
-
-
-def test_a_fifo_is_no_site_file(dgx: Node, tmp_path: Path) -> None:
-    """Nobody writes to it: who reads it waits for ever."""
-    os.mkfifo(tmp_path / "site.yaml")
-    process = dgx.start("--config", str(tmp_path / "site.yaml"))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and "site.yaml is not a regular file; correct --config" in err
 
 
 def test_unknown_is_3_unless_the_site_wants_more(dgx: Node) -> None:
@@ -124,19 +106,6 @@ def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
         2,
         "nvrx health: nvrx health explain: there is no check 'mount'; did you mean mounts?\n",
     )
-
-
-def test_list_and_explain_tell_how_a_check_runs(dgx: Node) -> None:
-    site = dgx.site(checks={"mounts": {"when": ["preflight", "prolog"]}, "storage-paths": {"when": ["manual"]}})
-    listed = nvrx(dgx, "list", "--config", site).stdout
-    assert re.search(r"^mounts  \(\S+ s; (preflight,prolog|prolog,preflight)\)$", listed, re.M)
-    assert re.search(r"^storage-paths  \(\S+ s; manual\)$", listed, re.M)
-    assert re.search(r"^gpu-ecc  \(\S+ s; .*; lane NVML\)$", listed, re.M)
-    assert re.search(r"^kernel-log  \(\S+ s; .*; lane quick; root\)$", listed, re.M)
-    mounts = nvrx(dgx, "explain", "mounts", "--config", site).stdout
-    assert re.search(r"^lane +-$", mounts, re.M)
-    gpu = nvrx(dgx, "explain", "gpu-ecc").stdout
-    assert re.search(r"^lane +NVML$", gpu, re.M)
 
 
 def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:

@@ -12,14 +12,10 @@ from pathlib import Path
 import pytest
 import standin
 from gpu_harness import Examiner, GpuNode
-from hypothesis import given
-from hypothesis import strategies as st
 from recorded import CHECKS, F, N, Node, P, U
 
 from nvrx_slurm.health.check import Verdict
 from nvrx_slurm.health.checks.gpu import Counts
-from nvrx_slurm.system import gpu_facts
-from nvrx_slurm.system.hardware import Absent
 
 OF_NVML = [name for name, check in CHECKS.items() if check.reads.startswith("NVML")]
 ONLY = [word for name in OF_NVML for word in ("--only", name)]
@@ -77,26 +73,18 @@ BROKEN: list[Row] = [
     ("gpu-recovery", ["action 2"], {}, F, "NODE_REBOOT, GPU 1 (GPU-1000) needs NODE_REBOOT"),
     ("gpu-recovery", ["action.0 77"], {}, F, "needs UNKNOWN(77)"),
     ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 15"], {}, F, "GPU 5: GPU is lost"),
-    ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 28"], {}, F, "GPU 5: "),  # not found
-    ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 16"], {}, F, "GPU 5: "),  # to be reset
     ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 999"], {}, F, "GPU 5: Unknown Error"),
     ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 1"], {}, U, "GPU 5: Uninitialized"),
-    ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 7"], {}, U, "GPU 5: Insufficient Size"),
     ("gpu-recovery", ["nvmlInit 20"], {}, U, "Insufficient Memory"),
     ("gpu-recovery", ["result230 3"], {}, N, "recovery action"),
     ("gpu-recovery", ["nvmlInit 9"], {}, N, "no NVML here"),
     ("gpu-ecc", ["ecc.3.1 1"], {}, F, "GPU 3 (GPU-3000) has 1 uncorrected ECC errors"),
     ("gpu-ecc", ["ecc.3.1 1"], {"gpu_ecc_uncorrected_max": 1}, P, "8 GPUs"),
     ("gpu-ecc", ["ecc.2.0 50000001"], {}, F, "GPU 2 (GPU-2000) has 50000001 corrected"),
-    ("gpu-ecc", ["ecc.2.0 50000000"], {}, P, "8 GPUs"),
     ("gpu-ecc", ["nvmlDeviceGetTotalEccErrors.2 3"], {}, P, "7 GPUs"),  # ECC is off there
     ("gpu-row-remap", ["remap_pending.1 1", "remapped 2"], {}, F, "GPU 1 (GPU-1000) has a row"),
     ("gpu-row-remap", ["remap_failed.1 1"], {}, F, "could not remap"),
     ("gpu-row-remap", ["remapped.1 512"], {}, P, "(512 are)"),
-    ("gpu-retired-pages", ["retired.4.0 6", "retired.4.1 5"], {}, F, "GPU 4 (GPU-4000) has retired 11 pages"),
-    ("gpu-retired-pages", ["retired.4.0 5", "retired.4.1 5"], {}, P, "8 GPUs"),
-    ("gpu-retired-pages", ["retired_pending.4 1"], {}, F, "pages to retire"),
-    ("gpu-retired-pages", ["nvmlDeviceGetRetiredPages 3"], {}, N, "retired pages"),
     ("gpu-throttle", ["reasons.6 0x48"], {}, F, "GPU 6 (GPU-6000) is slowed down (hw-slowdown, hw-thermal)"),
     ("gpu-throttle", ["reasons.6 0x80", OLD_CLOCKS], {}, F, "power-brake)"),
     ("gpu-throttle", ["reasons.6 0x25"], {}, P, "8 GPUs"),
@@ -114,7 +102,6 @@ BROKEN: list[Row] = [
     ("nvlink", ["link.3.17 -1"], {}, P, "(143)"),
     ("nvlink", ["link.3.17 -1"], {"nvlinks": 18}, F, "GPU 3 (GPU-3000) has 17 NVLinks"),
     ("nvlink", ["link 0"], {}, P, "(0)"),  # no bridge
-    ("nvlink", ["link 0"], {"nvlinks": 18}, F, "has 0 NVLinks"),
     ("nvlink", ["links 0"], {}, N, "its NVLink"),
     ("nvlink", ["nvmlDeviceGetNvLinkState.3.2 15"], {}, U, "GPU 3: GPU is lost"),
     ("nvlink-fabric", ["fabric_state.3 2"], {}, F, "GPU 3 (GPU-3000) is not registered"),
@@ -165,12 +152,6 @@ def test_files_of_the_driver_and_the_bus(
     test_one_broken_fact_is_found(gpus, check, facts, expect, verdict, text)
 
 
-def test_every_check_of_gpus_is_broken_above() -> None:
-    modules = ("nvrx_slurm.health.checks.gpu", "nvrx_slurm.health.checks.nvlink")
-    ours = {name for name, check in CHECKS.items() if check.judge.__module__ in modules} - {"nvlink-errors"}
-    assert len(ours) == 11 and ours == {name for name, *_, verdict, _ in BROKEN if verdict is F}
-
-
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
 PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
 
@@ -219,7 +200,7 @@ NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_each_function_that_fails_is_a_sentence(nvml: GpuNode, function: str) -> None:
     """Not supported, lost, a number from the future: never a traceback, never a wrong pass."""
-    assert len(FUNCTIONS) == 21
+    assert len(FUNCTIONS) == 19
     for code in (3, 15, 4242):
         nvml.say(f"{function} {code}", "reserved 0", *ALSO.get(function, ()))
         said = {name: nvml.found(name) for name in OF_NVML}
@@ -313,11 +294,6 @@ def test_links_are_learned_if_all_have_as_many() -> None:
     assert CHECKS["nvlink"].judge({"GPU 0": up}, {"nvlinks": 4})[0] is P
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_a_fabrics_health_mask_never_raises(mask: int) -> None:
-    assert set(gpu_facts.degraded(mask)) <= set(gpu_facts._FABRIC_HEALTH)
-
-
 @pytest.mark.parametrize(
     ("counts", "wanted", "said"),
     [
@@ -332,8 +308,3 @@ def test_a_fabrics_health_mask_never_raises(mask: int) -> None:
 )
 def test_the_number_of_gpus(counts: Counts, wanted: int | None, said: tuple[Verdict, str]) -> None:
     assert CHECKS["gpu-count"].judge(counts, {"gpus": wanted}) == said
-
-
-def test_no_gpu_at_all_does_not_apply() -> None:
-    with pytest.raises(Absent):
-        CHECKS["gpu-count"].judge(Counts(0, 0, None), {"gpus": None})

@@ -7,7 +7,7 @@ from gpu_harness import GpuNode
 from recorded import F, N, Node, P, U
 
 from nvrx_slurm.health.check import NodeView
-from nvrx_slurm.health.checks.gpu_processes import Facts, gather, may_be_there
+from nvrx_slurm.health.checks.gpu_processes import Facts, gather
 from nvrx_slurm.slurm import jobs
 
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
@@ -154,11 +154,3 @@ def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.
     expected = {"gpu_memory_used_mb": 512.0, "gpu_processes": (), "gpu_settle_s": 1000.0}
     assert gather(NodeView(str(dgx.root)), expected).used_mb == {"GPU 0": 3.0}
     assert waited == [1.0]
-
-
-def test_the_jobs_that_may_be_there() -> None:
-    assert may_be_there({}) is None
-    assert may_be_there(PROLOG) == {"7"}
-    assert may_be_there(EPILOG) == set()
-    assert may_be_there(PROLOG | {"SLURM_JOB_GPUS": ""}) is None
-    assert may_be_there({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1", "SLURM_JOB_NODELIST": "n1"}) is None

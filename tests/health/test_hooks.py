@@ -120,20 +120,6 @@ def test_a_comment_skips_what_the_site_allows(hooks: Hooks, allowed: tuple[str, 
     assert hooks.run("prolog", SLURM_JOB_COMMENT=comment).code == code
 
 
-@pytest.mark.parametrize("hook", ["prolog", "epilog", "healthcheck"])
-def test_a_check_of_the_site_that_cannot_be_run_hides_no_other(hooks: Hooks, hook: str) -> None:
-    hooks.site(own=[{"name": "mine", "run": "/nowhere/check"}])
-    hooks.break_lustre()
-    ran = hooks.run(hook, **FAILED)
-    assert "mine: unknown: /nowhere/check" in ran.log and "lustre: fail: " in ran.log and DRAIN in hooks.asked()
-
-
-@pytest.mark.parametrize(("nodes", "told"), [("other[1-9]", True), ("n[1-9]", False)])
-def test_a_node_that_no_group_names_is_told(hooks: Hooks, nodes: str, told: bool) -> None:
-    hooks.site(groups={"some": {"nodes": nodes}})
-    assert ("none of the groups" in hooks.run("prolog").log) == told
-
-
 def test_a_wrong_or_untrusted_site_file_is_not_obeyed(hooks: Hooks) -> None:
     hooks.break_lustre()
     (hooks.root / "health.yaml").write_text("hooks: {undrian: no}\n")
@@ -173,13 +159,6 @@ def test_it_takes_back_what_hooks_drained(hooks: Hooks, by: str) -> None:
     assert len(hooks.asked()) == asked + 4, "asked although nothing can be drained"
 
 
-@pytest.mark.parametrize("note", [drained("fan 3 is loud"), drained(who="alice"), drained(states="IDLE+DRAIN+MAINT"),
-                                  drained("nvrx:lustre,no-such-check:gone"), drained(states="IDLE"), ""])  # fmt: skip
-def test_a_drain_that_is_not_plainly_ours_is_not_taken_back(hooks: Hooks, note: str) -> None:
-    hooks.slurm_says(note)
-    assert hooks.run("healthcheck").code == 0 and hooks.updates() == []
-
-
 @pytest.mark.parametrize(
     ("site", "reason", "back"),
     [
@@ -198,19 +177,6 @@ def test_the_site_decides_what_is_taken_back(
     hooks.slurm_says(drained(reason))
     hooks.run("healthcheck")
     assert hooks.updates() == ([UNDRAIN] if back else [])
-
-
-@pytest.mark.parametrize("broken", ["fails", "absent"])
-def test_only_a_pass_takes_back(hooks: Hooks, broken: str) -> None:
-    """A check of another hook is run because it failed; one that does not apply any more has not passed."""
-    hooks.site(checks={"lustre": {"when": ["prolog"]}})
-    hooks.slurm_says(drained())
-    if broken == "fails":
-        hooks.break_lustre()
-    else:
-        os.unlink(hooks.node / "sys/fs/lustre/health_check")
-    hooks.run("healthcheck")
-    assert hooks.updates() == []
 
 
 def test_a_module_that_is_not_trusted_changes_no_verdict(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:

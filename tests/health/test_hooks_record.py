@@ -142,22 +142,6 @@ def test_a_second_failure_has_to_pass_too(hooks: Hooks, fan: Path, known: str) -
     assert hooks.note() == "IDLE"
 
 
-@pytest.mark.parametrize("line", [drained("keep: a fan"), drained("nvrx:lustre:x", who="alice")])
-def test_reasons_of_others_get_no_checks_added(hooks: Hooks, line: str, fan: Path) -> None:
-    hooks.slurm_says(line)
-    before = len(hooks.asked())
-    hooks.run("epilog", **FAILED)
-    assert fan.exists() and hooks.asked()[before:] == [SHOW]
-
-
-def test_a_failure_that_only_the_epilog_can_judge_keeps_the_node(hooks: Hooks) -> None:
-    """A GPU process did not end: no check that passes makes up for it."""
-    hooks.slurm_says(drained("nvrx:lustre:x"))
-    Record(hooks.view, "n1").update(["gpu-leftovers"])
-    hooks.run("healthcheck")
-    assert hooks.updates() == []
-
-
 def test_a_second_failure_of_the_periodic_hook_is_not_forgotten(hooks: Hooks) -> None:
     """It fails, and then does not apply any more: that is no pass."""
     hooks.own("fan", ["periodic"])

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from recorded import CHECKS, EXPECTED, F, N, Node, P, U
 
 from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NodeView
-from nvrx_slurm.health.checks import counters, nic
+from nvrx_slurm.health.checks import nic
 from nvrx_slurm.health.checks.nic import PortFacts, learn_ports
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system import pci
@@ -208,35 +207,6 @@ def test_junk_in_counters_is_left_out(dgx: Node) -> None:
         for file in os.listdir(dgx / f"{IB}/mlx5_0/ports/1/counters"):
             port(dgx, "mlx5_0", f"counters/{file}", junk)
         assert dgx.found("nic-errors")[0] is P
-
-
-@pytest.mark.parametrize("name", ["nic-ports", "nic-errors"])
-@pytest.mark.parametrize("spoil", ["empty", "junk", "other", "link", "fifo", "foreign"])
-def test_a_kept_file_that_cannot_be_believed_is_replaced(dgx: Node, name: str, spoil: str) -> None:
-    assert dgx.found(name)[0] is P
-    (file,) = (dgx / "run").rglob(f"{name}.kept")
-    elsewhere = file.with_suffix(".elsewhere")
-    if spoil in ("link", "fifo"):
-        file.rename(elsewhere)
-        file.symlink_to(elsewhere) if spoil == "link" else os.mkfifo(file)
-    elif spoil == "foreign":
-        file.chmod(0o666)
-    else:
-        file.write_text({"empty": "", "junk": "{", "other": "[]"}[spoil])
-    assert dgx.found(name)[0] is P
-    assert file.is_file() and not file.is_symlink() and file.stat().st_mode & 0o777 == 0o600
-    port(dgx, "mlx5_0", "counters/link_downed", "77")
-    port(dgx, "mlx5_0", "state", "1: DOWN")
-    assert dgx.found(name)[0] is F
-
-
-def test_many_looks_at_once_lose_nothing(dgx: Node) -> None:
-    """As when many prologs start together."""
-    view = NodeView(str(dgx.root), {})
-    counters.look(view, "test", {"a": 0}, 1e6)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda count: counters.look(view, "test", {f"b{count}": 1, "a": 0}, 1e6), range(24)))
-    assert set(counters.recall(view, "test")["last"]) == {"a", *(f"b{count}" for count in range(24))}
 
 
 # --- NICs of GPUs ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from nvhcd_harness import BOUND_S
+from test_resident import Resident
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -120,25 +121,16 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
         ('{"fail_count": -0, "failed_checks": ["a"]}', Verdict.PASS),
         ('{"fail_count": 1}', Verdict.FAIL),
         ('{"fail_count": -1}', Verdict.FAIL),
-        ('{"fail_count": 0.5}', Verdict.FAIL),
         ('{"fail_count": 1e400}', Verdict.FAIL),
         ('{"fail_count": NaN}', Verdict.FAIL),
         ('{"fail_count": ' + "9" * 1_000_000 + "}", Verdict.FAIL),
         ('{"fail_count": "0"}', Verdict.FAIL),
         ('{"fail_count": false}', Verdict.FAIL),
         ('{"fail_count": null}', Verdict.FAIL),
-        ('{"fail_count": [0]}', Verdict.FAIL),
-        ('{"fail_count": {"fail_count": 0}}', Verdict.FAIL),
-        ('[{"fail_count": 0}]', Verdict.FAIL),
-        ("0", Verdict.FAIL),
         ('{"fail_count": 0', Verdict.FAIL),
-        ("{'fail_count': 0}", Verdict.FAIL),
         ("[" * 1_000_000, Verdict.FAIL),
-        ('{"a":' * 100_000, Verdict.FAIL),
         ('{"fail_count": 3, "failed_checks": 7}', Verdict.FAIL),
-        ('{"fail_count": 3, "failed_checks": {"a": [1]}}', Verdict.FAIL),
         (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), Verdict.FAIL),
-        ("\x00\x1b[31m", Verdict.FAIL),
     ],
 )
 def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
@@ -204,7 +196,7 @@ def test_a_service_that_dies_in_the_middle_is_unknown(place: Path, serve: Serve)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts what others could have made")
-def test_root_believes_no_users_socket_and_a_user_does(place: Path, serve: Serve) -> None:
+def test_root_believes_no_users_socket(place: Path, serve: Serve) -> None:
     own = place / "own"
     own.mkdir()
     serve(own, "sick")
@@ -220,66 +212,27 @@ def test_root_believes_no_users_socket_and_a_user_does(place: Path, serve: Serve
     own.chmod(0o777)
     verdict, text = ask(path)
     assert verdict is Verdict.UNKNOWN and f"{own} can be" in text, text
-    argv = [sys.executable, "-c", ASK_AS_NOBODY, str(path)]
-    assert subprocess.check_output(argv, text=True, timeout=BOUND_S) == "False\n", "the user named it"
-
-
-# Everything is imported as root, because the user may not be able to read it.
-ASK_AS_NOBODY = """
-import os, sys, time
-from nvrx_slurm.health.checks import node_service
-from nvrx_slurm.health.check import NodeView
-node_service.preload()
-os.setgroups([])
-os.setresgid(65534, 65534, 65534)
-os.setresuid(65534, 65534, 65534)
-node = NodeView("/")
-node.deadline_s = time.monotonic() + 60
-print(node_service.gather(node, {"node_service": sys.argv[1]}).success)
-"""
-
-
-RESIDENT = """
-import sys
-from nvrx_slurm.health.checks import node_service
-from nvrx_slurm.health import policy, runner
-from nvrx_slurm.health.check import NodeView
-
-path, preload = sys.argv[1:]
-if preload == "yes":
-    node_service.preload()
-assert ("grpc" in sys.modules) == (preload == "yes")
-plan = policy.select("preflight", only=["node-service"], expect={"node_service": path}, deadline_s=60.0)
-for line in sys.stdin:
-    (finding,) = runner.run(plan.checks, NodeView("/"), plan.expected, plan.deadline_s).findings
-    print(finding.verdict.value, flush=True)
-assert ("grpc" in sys.modules) == (preload == "yes")
-"""
 
 
 def test_a_resident_process_asks_again_and_again(place: Path, serve: Serve) -> None:
-    """Each check is a fork of it; the socket is looked up each time."""
-    argv = [sys.executable, "-I", "-c", RESIDENT, str(place / "s"), "yes"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as resident:
-        assert resident.stdin is not None and resident.stdout is not None
+    """Each check is a fork of a process that has loaded gRPC; the socket is looked up each time."""
+    resident = Resident("--only=node-service", f"--expect=node_service={place}/s", "--deadline=60")
 
-        def again() -> str:
-            resident.stdin.write("\n")
-            resident.stdin.flush()
-            return resident.stdout.readline()
+    def again() -> Verdict:
+        (finding,) = resident.ask().findings
+        return finding.verdict
 
-        assert again() == "unknown\n"
-        service = serve(place, "well")
-        (place / "well").rename(place / "s")
-        assert [again() for _ in range(3)] == ["pass\n"] * 3
-        service.kill()
-        service.wait(BOUND_S)
-        assert again() == "unknown\n"
-        serve(place, "sick")
-        (place / "sick").rename(place / "s")
-        assert again() == "fail\n"
-        out, _ = resident.communicate(timeout=BOUND_S)
-    assert (resident.returncode, out) == (0, "")
+    assert again() is Verdict.UNKNOWN
+    service = serve(place, "well")
+    (place / "well").rename(place / "s")
+    assert [again() for _ in range(3)] == [Verdict.PASS] * 3
+    service.kill()
+    service.wait(BOUND_S)
+    assert again() is Verdict.UNKNOWN
+    serve(place, "sick")
+    (place / "sick").rename(place / "s")
+    assert again() is Verdict.FAIL
+    assert resident.end() == (0, "")
 
 
 # --- without an endpoint ----------------------------------------------------------------------------------------------

@@ -53,9 +53,6 @@ def shared() -> Iterator[Daemon]:
         ("""echo '{"fail_count": 2}'; echo Done.""", (True, 0, '{"fail_count": 2}', "")),
         (f"""echo '{WELL}'; echo '{{"fail_count": 2}}'; echo""", (True, 0, '{"fail_count": 2}', "")),
         ("""printf '{\n "fail_count":\n 2}\nDone.\n'""", (True, 0, UNREADABLE, "")),
-        ("""echo '{"fail_count": 0, "failed_che'""", (True, 0, UNREADABLE, "")),
-        ("""echo "{'fail_count': 2}" """, (True, 0, UNREADABLE, "")),
-        ("""echo '{"fails": 2}'""", (True, 0, UNREADABLE, "")),
         ("""echo '{"fail_count": 1e999'; exit 3""",
          (False, 3, '{"fail_count": 1, "failed_checks": ["exit code 3"]}', "")),
         ("exit 0", (True, 0, WELL, "")),
@@ -344,17 +341,13 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon, what: str) -> None:
     ("settings", "said"),
     [
         ({"socket_pth": "/run/s"}, "did you mean socket_path"),
-        ({"users": ["root"]}, "known: socket_path, healthcheck_path, log_level, timeout, group"),
-        ({"socket_path": "s"}, "socket_path must"),
         ({"socket_path": "/nowhere/s"}, "/nowhere"),
         ({"socket_path": "/tmp/" + "s" * 103}, "107 bytes"),
         ({"healthcheck_path": "check.sh"}, "healthcheck_path must"),
         ({"healthcheck_path": "/no/check.sh"}, "/no/check.sh cannot be used"),
         ({"healthcheck_path": "/etc/passwd"}, "cannot be executed"),
-        ({"healthcheck_path": "/tmp"}, "cannot be executed"),
         ({"log_level": "loud"}, "log_level must"),
         ({"timeout": 0}, "timeout must"),
-        ({"timeout": True}, "timeout must"),
         ({"timeout": "1h"}, "timeout must"),
         ({"group": "no-such-group"}, "no group 'no-such-group'"),
     ],
@@ -405,12 +398,6 @@ def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node) -> No
     dgx.write("/etc/nvrx/health.yaml", "expect: {cpu: 9999}\n")
     code, details = daemon.error("--no-slurm")
     assert code == "FAILED_PRECONDITION" and "'cpu'" in details
-
-
-def test_the_settings_in_the_docs_are_settings(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(), re.M | re.S)
-    (tmp_path / "f.yaml").write_text(text)
-    assert config.load(str(tmp_path / "f.yaml")).healthcheck_path == "/usr/local/sbin/nvrx-bcm-healthcheck-wrapper.sh"
 
 
 @pytest.mark.parametrize(("bcm", "count"), [("exit 0", 0), ("echo 2 GPUs are gone >&2; exit 1", 1)])

@@ -122,14 +122,14 @@ def leaving(bare: Node, tmp_path: Path) -> tuple[str, Callable[[], list[int]]]:
     own = {"name": "mine", "run": script(tmp_path, LEAVES.format(pids=pids, up=up, go=go)), "budget": 600}
 
     def begun() -> list[int]:
-        with open(go, "rb"):  # written to when all of them run
-            return [int(pid) for pid in pids.read_text().split()]
+        assert go.read_text() == "\n"  # to its end: SIGPIPE would end a script whose reader has gone
+        return [int(pid) for pid in pids.read_text().split()]
 
     return bare.site(own=[own]), begun
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_whoever_ends_the_program_ends_all_that_its_checks_have_started(
+def test_a_signal_to_the_program_ends_all_that_its_checks_have_started(
     bare: Node, tmp_path: Path, signum: signal.Signals
 ) -> None:
     site, begun = leaving(bare, tmp_path)

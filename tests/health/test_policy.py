@@ -67,60 +67,41 @@ def test_only_and_skip(bare: Node) -> None:
     assert "lustre" not in [check.name for check in plan(bare, "preflight", skip=["lustre"]).checks]
 
 
-@pytest.mark.parametrize("when", CONTEXTS)
-def test_every_context_has_a_deadline_within_slurms_own(when: str) -> None:
-    """8 s until "Prolog hung" (slurm.conf(5), MessageTimeout), 60 s for a HealthCheckProgram."""
-    assert 0 < policy.DEADLINES_S[when] < {"prolog": 8, "periodic": 60}.get(when, 60)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("expect: {cpu: 4}", "expect: 'cpu' is not a key; did you mean cpus?"),
         ("expect: {cpus: many}", "expect.cpus must be a whole number >= 0, not 'many'"),
-        ("expect: {cpus: true}", "expect.cpus must be a whole number"),
         ("expect: {mounts: home}", "expect.mounts must be an absolute path"),
         ("expect: {mounts: {a: b}}", "expect.mounts must be a list of absolute paths"),
         ("expect: {disk_free_percent: 101}", "expect.disk_free_percent must be a number of percent >= 0 and <= 100"),
         ("expect: [cpus]", "expect must be a mapping"),
-        ("expects: {}", "'expects' is not a key; did you mean expect?"),
-        ("{}: 1", "not valid YAML"),
         ("[1, 2]", "must be a mapping"),
         ("checks: {lustr: {}}", "checks: there is no check 'lustr'; did you mean lustre?"),
         ("checks: {lustre: {onfail: drain}}", "'onfail' is not a key; did you mean on_fail?"),
         ("checks: {lustre: {on_fail: reboot}}", "checks.lustre.on_fail must be drain or fail or warn, not 'reboot'"),
         ("checks: {lustre: {when: [epilogue]}}", "checks.lustre.when must be prolog or"),
         ("checks: {lustre: {budget: 0}}", "checks.lustre.budget must be a number of seconds > 0"),
-        ("checks: {lustre: {budget: .nan}}", "checks.lustre.budget must be a number of seconds"),
         ("groups: {a: {expect: {}}}", "groups.a has no nodes"),
         ("groups: {a: {nodes: 'n[1-'}}", "groups.a.nodes: host list 'n[1-'"),
         ("groups: {a: {nodes: '(null)'}}", "groups.a.nodes names no node"),
-        ("groups: {a: {nodes: 'n[1-99999]'}}", "more than 65536"),
         ("groups: {a: {nodes: other, expect: {cpus: x}}}", "groups.a.expect.cpus must be a whole number"),
         ("groups: {a: {nodes: other, checks: {mount: {}}}}", "groups.a.checks: there is no check 'mount'"),
         ("deadlines: {prologue: 3}", "deadlines: 'prologue' is not a key; did you mean prolog?"),
-        ("deadlines: {prolog: 0}", "deadlines.prolog must be a number of seconds > 0"),
         ("hooks: {allow_skip: [all, lustr]}", "hooks.allow_skip: there is no check 'lustr'; did you mean lustre?"),
-        ("own: {name: x}", "own must be a list"),
         ("own: [{name: x}]", "own[0] must have a name"),
-        ("own: [{run: /bin/true}]", "own[0] must have a name"),
         ("own: [{name: My Check, run: /bin/true}]", "own[0].name must be lower-case words"),
-        ("own: [{name: raid-, run: /bin/true}]", "own[0].name must be lower-case words"),
         ("own: [{name: lustre, run: /bin/true}]", "there is a check called lustre already"),
         ("own: [{name: x, run: /bin/true, shell: yes}]", "'shell' is not a key"),
         ("own: [{name: x, run: bin/true}]", "own check x: run must begin with an absolute path"),
         ("own: [{name: prolog, run: /bin/true}]", "own: prolog means something else to the hooks; choose another name"),
         ("own: [{name: drained-n1, run: /bin/true}]", "own: drained-n1 means something else"),
-        ("own: [{name: acknowledged-events, run: /bin/true}]", "own: acknowledged-events means something else"),
         ("expect: {cpus: 4", "not valid YAML"),
         ("expect:\n\tcpus: 4", "use spaces instead of tabs"),
         ("expect: {cpus: 4, cpus: 5}", "key cpus is there twice"),
-        ("1: 2", "'1' is not a key"),
         ("expect: {1: 2}", "the key 1 must be text; put it in quotes"),
         ("!!python/object/apply:os.system ['false']", "not valid YAML"),
-        ("\x00", "not valid YAML"),
         pytest.param("a: " + "[" * 5000, "nested too deeply", id="deep"),
-        pytest.param("#" * 300_000, "is larger than 256 KiB", id="large"),
         ("\udcff", "is not UTF-8 text"),
     ],
 )
@@ -142,11 +123,6 @@ def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node
     at = {when: {check.name for check in plan(bare, when, config=config).checks} for when in CONTEXTS}
     assert "mine" not in at["preflight"] and "theirs" in at["preflight"] and "services" not in at["preflight"]
     assert all({"mine"} <= at[when] for when in CONTEXTS if when != "preflight")
-
-
-def test_nothing_of_an_own_check_is_looked_at_before_it_runs(bare: Node) -> None:
-    rules = policy.read_rules(bare.site(own=[{"name": "mine", "run": "/nowhere/check"}]), str(bare.root), "n1")
-    assert rules.checks["mine"].reads == "/nowhere/check"
 
 
 def test_an_empty_file_changes_nothing(bare: Node) -> None:
@@ -189,20 +165,6 @@ def test_assignments() -> None:
     for wrong in ("a", "=b"):
         with pytest.raises(UsageError, match="must be NAME=VALUE"):
             policy.assignments([wrong])
-
-
-def test_all_checks_are_well_described() -> None:
-    from nvrx_slurm.config.site import KINDS
-
-    for check in registry.built_in().values():
-        assert check.name == check.name.lower() and " " not in check.name
-        assert check.fails.endswith(".") and check.reads
-        assert set(check.contexts) <= set(CONTEXTS) and check.contexts
-        assert 0 < check.budget_s <= (policy.DEADLINES_S["periodic"] if "periodic" in check.contexts else 61)
-        for setting in check.settings:
-            assert setting.kind in KINDS, setting
-            if setting.default is not None:
-                assert KINDS[setting.kind].parse(setting.default) == setting.default
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "health-checks.md"

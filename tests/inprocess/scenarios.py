@@ -113,16 +113,6 @@ def _fork() -> None:
     raise ValueError(f"the child ended with {code}")
 
 
-def _text(how: str) -> BaseException:
-    class NoText(Exception):
-        def __str__(self) -> str:
-            if how == "exits":
-                sys.exit(5)
-            raise RuntimeError("no text")
-
-    return NoText()
-
-
 def _circle() -> BaseException:
     ends, one, other = SystemExit(4), ValueError("one"), ValueError("other")
     ends.__cause__, one.__cause__, other.__cause__ = one, other, one
@@ -144,8 +134,6 @@ FAULTS: dict[str, Callable[[Rank, CallWrapper], Any]] = {
     "livelock": lambda rank, call: (call.ping(), block()),
     "fork": lambda rank, call: _fork(),
     "surrogate": lambda rank, call: throw(ValueError("bad \udce4 name \x00 nul\nsecond line")),
-    "no text": lambda rank, call: throw(_text("raises")),
-    "text exits": lambda rank, call: throw(_text("exits")),
     "circle": lambda rank, call: throw(_circle()),
     "on file": lambda rank, call: (rank.await_file("fault"), rank.say("fault"), throw(ValueError("wanted"))),
 }

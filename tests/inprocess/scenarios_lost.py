@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from scenarios import Rank, block, files, pause, scenario, throw
 
@@ -76,23 +74,6 @@ def leaves_at_entry(rank: Rank) -> None:
         return inprocess.store.TCPStore()
 
     rank.call(rank.entered, store_factory=make, monitor_process_logfile=str(rank.tmp / "monitor{rank}.log"))
-
-
-@scenario
-def enters(rank: Rank) -> None:
-    """The server of the store, process `server`, is stopped when rank 1 has made its `nth` store."""
-    mine, made = os.getpid(), []
-
-    def make() -> Any:
-        store = inprocess.store.TCPStore(timeout=datetime.timedelta(seconds=2))
-        if os.getpid() == mine and rank.initial == 1:
-            made.append(1)
-            if len(made) == rank.arguments["nth"]:
-                os.kill(rank.arguments["server"], signal.SIGSTOP)
-                rank.say("fault")
-        return store
-
-    rank.call(rank.entered, store_factory=make)
 
 
 @scenario

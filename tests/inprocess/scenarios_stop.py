@@ -18,30 +18,6 @@ from scenarios import Rank, block, pause, scenario
 from nvrx_slurm.inprocess import CallWrapper
 
 
-@scenario
-def starts_threads(rank: Rank) -> None:
-    """As a DataLoader does, all the time; rank 0 fails in all iterations but the last."""
-
-    def fn(call: CallWrapper) -> str:
-        if call.iteration == rank.arguments["rounds"]:
-            return "done"
-        if rank.initial == 0:
-            rank.together(f"round{call.iteration}")
-            raise ValueError("once more")
-        first = True
-        while True:
-            ran: list[int] = []
-            thread = threading.Thread(target=ran.append, args=(1,))
-            thread.start()
-            thread.join()
-            assert ran
-            if first:
-                rank.together(f"round{call.iteration}")
-                first = False
-
-    rank.call(fn)
-
-
 def _task_group(rank: Rank, call: CallWrapper) -> None:
     async def busy() -> None:
         while True:
@@ -129,6 +105,20 @@ class _LogsWithSigurg(_Logs):
         return super().left() + self.came
 
 
+class _StartsThreads:
+    """As a DataLoader does."""
+
+    def __call__(self) -> None:
+        ran: list[int] = []
+        thread = threading.Thread(target=ran.append, args=(1,))
+        thread.start()
+        thread.join()
+        assert ran
+
+    def left(self) -> list[str]:
+        return []
+
+
 class _Autocasts:
     def __call__(self) -> None:
         import torch
@@ -181,6 +171,7 @@ MIDDLES = {
     "logging": _Logs,
     "logging, SIGURG handled": _LogsWithSigurg,
     "autocast": _Autocasts,
+    "starting threads": _StartsThreads,
     "starting processes": _Starts,
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.meeting.view import StoreView
 from nvrx_slurm.inprocess.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.watch import detach, progress, store_link
+from nvrx_slurm.inprocess.watch import progress, store_link
 from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
 from nvrx_slurm.inprocess.watch.store_link import Heartbeats
@@ -55,20 +54,17 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def test_a_neighbour_is_silent_for_the_timeout(world: World) -> None:
-    assert world.pass_s(30, {1}) == {}
-    assert world.pass_s(1, {1}).keys() == {1}
-
-
-def test_the_other_ranks_of_a_lost_host_follow_soon(world: World) -> None:
-    lost = {1, 2, 3, 4}
-    assert world.pass_s(31, lost).keys() == {1}
-    assert world.pass_s(4, lost).keys() == lost
-
-
-def test_a_rank_that_is_slow_is_not_lost(world: World) -> None:
-    for seconds, dead in ((29, {1}), (1, set()), (29, {1})):
-        assert world.pass_s(seconds, dead) == {}
+@pytest.mark.parametrize(
+    "story",
+    [
+        [(30, {1}, set()), (1, {1}, {1})],  # for the timeout
+        [(31, {1, 2, 3, 4}, {1}), (4, {1, 2, 3, 4}, {1, 2, 3, 4})],  # the other ranks of a lost host follow soon
+        [(29, {1}, set()), (1, set(), set()), (29, {1}, set())],  # slow, and not lost
+    ],
+)
+def test_a_rank_is_silent_for_the_timeout(world: World, story: list[tuple[int, set[int], set[int]]]) -> None:
+    for seconds, dead, found in story:
+        assert world.pass_s(seconds, dead).keys() == found
 
 
 def test_an_observer_that_was_suspended_blames_no_rank(world: World) -> None:
@@ -191,34 +187,25 @@ def test_an_answer_can_be_taken_again(thread: MonitorThread) -> None:
 # --- the fork ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [LOGGER_NAME, f"{LOGGER_NAME}.barriers", None])
-def test_no_log_file_of_the_parent_is_written_to(tmp_path: Path, name: str | None) -> None:
-    """Its number may belong to the monitor process's own log file, or to a connection to the store."""
-    logger, handler = logging.getLogger(name), logging.FileHandler(tmp_path / "of the user")
-    logger.addHandler(handler)
-    try:
-        if (pid := os.fork()) == 0:
-            detach._disconnect_all_but(())
-            detach.log_to(str(tmp_path / "ours"))
-            logging.getLogger(f"{LOGGER_NAME}.barriers").warning("a word")
-            logging.getLogger("another").warning("lost")
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
+FORKS = """
+import logging, os, sys
+from nvrx_slurm.inprocess.watch import detach
+events = os.eventfd(0)
+for name in ("nvrx_slurm.inprocess", "nvrx_slurm.inprocess.barriers", None):
+    logging.getLogger(name).addHandler(logging.FileHandler("of the user"))
+if (pid := os.fork()) == 0:
+    detach._disconnect_all_but(())
+    detach.log_to("ours")
+    logging.getLogger("nvrx_slurm.inprocess.barriers").warning("a word")
+    logging.getLogger("another").warning("lost")
+    os.eventfd_write(events, 1)
+    os._exit(os.eventfd_read(events))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(tmp_path: Path) -> None:
+    """A number may belong to its own log file or a connection by then; gRPC aborts without its eventfd."""
+    assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH + FORKS], cwd=tmp_path).returncode == 1
     assert (tmp_path / "ours").read_text().count("a word\n") == 1
     assert (tmp_path / "of the user").read_text() == ""
-
-
-def test_the_log_keeps_the_rank_when_the_environment_is_cleared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from nvrx_slurm.inprocess.log import _OurHandler
-
-    handler = _OurHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(place)s"))
-    for value in ("7", None):
-        monkeypatch.setenv("RANK", value) if value else monkeypatch.delenv("RANK")
-        handler.emit(logging.makeLogRecord({}))
-    assert capsys.readouterr().err.count("[rank 7]") == 2

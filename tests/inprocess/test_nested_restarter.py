@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 
 import pytest
 from plugin_harness import WITHOUT_TORCH
 
-from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess import log
 from nvrx_slurm.inprocess.plugins import nested_restarter as nested
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.completion import Completion
@@ -83,6 +80,8 @@ for _ in range(3):
     log.setup_logger()
 logging.getLogger("nvrx_slurm.inprocess.plugins.abort").debug("a detail")
 os.environ["RANK"] = "7"
+logger.error("an error")
+del os.environ["RANK"]
 nested_restarter.NestedRestarterFinalized()(State(0, 1).freeze())
 logging.getLogger("mine").info("of the user")
 """
@@ -91,24 +90,18 @@ LINE = "active_rank=None [NestedRestarter] name=[InProcess] state=finalized"
 
 def test_messages_go_to_stderr_once_with_the_current_rank_and_not_to_the_root_logger() -> None:
     out, err = written(USE.replace("OWN", ""))
-    assert out == ["INFO:mine:of the user"] and len(err) == 1
-    assert "[INFO]" in err[0] and "[rank 7]" in err[0] and err[0].endswith(LINE)
+    assert out == ["INFO:mine:of the user"] and len(err) == 2
+    assert "[INFO]" in err[1] and err[1].endswith(LINE) and all("[rank 7]" in line for line in err)
 
 
 def test_the_level_and_the_handler_are_the_users() -> None:
     assert written(USE.replace("OWN", ""), NVRX_LOG_LEVEL="debug")[1][0].endswith("a detail")
-    assert written(USE.replace("OWN", "logger.setLevel(logging.ERROR)"), NVRX_LOG_LEVEL="debug")[1] == []
+    assert len(written(USE.replace("OWN", "logger.setLevel(logging.ERROR)"), NVRX_LOG_LEVEL="debug")[1]) == 1
     out, err = written(USE.replace("OWN", "logger.addHandler(logging.StreamHandler(sys.stdout))"))
-    assert (out, err) == ([LINE, "INFO:mine:of the user"], [])
+    assert (out, err) == (["an error", LINE, "INFO:mine:of the user"], [])
 
 
-def test_an_unknown_level_is_a_usage_error(monkeypatch) -> None:
-    logger = logging.getLogger(log.LOGGER_NAME)
-    before = logger.level
-    monkeypatch.setenv("NVRX_LOG_LEVEL", "loud")
-    logger.setLevel(logging.NOTSET)
-    try:
-        with pytest.raises(UsageError, match="LOUD"):
-            log.setup_logger()
-    finally:
-        logger.setLevel(before)
+def test_an_unknown_level_is_a_usage_error() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        written(USE.replace("OWN", ""), NVRX_LOG_LEVEL="loud")
+    assert "UsageError: NVRX_LOG_LEVEL=LOUD" in failed.value.stderr

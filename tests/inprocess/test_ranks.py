@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,12 +47,6 @@ def test_fill(world: tuple[int, set[int]]) -> None:
     assert all(new == old for old, new in got.items() if old < size - len(terminated))
 
 
-def test_the_pictures_of_the_seed() -> None:
-    healthy, terminated = [0, 2, 3, 6, 7], {1, 4, 5}
-    assert [ranks.shifted(rank, terminated) for rank in healthy] == [0, 1, 2, 3, 4]
-    assert [ranks.filled(rank, 8, terminated) for rank in healthy] == [0, 2, 3, 1, 4]
-
-
 @given(worlds(), st.integers(0, 4))
 def test_lowest_healthy(world: tuple[int, set[int]], count: int) -> None:
     size, terminated = world
@@ -81,12 +72,4 @@ def test_runs(some: set[int]) -> None:
     text = ranks.to_runs(some)
     assert ranks.from_runs(text) == some
     assert len(text.split()) == sum(rank - 1 not in some for rank in some)
-
-
-def test_runs_as_text() -> None:
     assert ranks.to_runs({9, 3, 4, 5}) == "3-5 9"
-
-
-@pytest.mark.parametrize("function", [ranks.shifted, lambda rank, gone: ranks.filled(rank, 8, gone)])
-def test_nobody_gone_changes_nothing(function: Callable[[int, set[int]], int]) -> None:
-    assert [function(rank, set()) for rank in range(8)] == list(range(8))

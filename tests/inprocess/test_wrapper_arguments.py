@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Annotated, Any, Optional, Union
 
 import pytest
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import takers, with_wrapper
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
@@ -109,6 +108,8 @@ def test_what_cannot_be_wrapped() -> None:
     for fn in (numbers, later, stream, Generating(), functools.partial(functools.partial(later))):
         with pytest.raises(TypeError, match="generator or coroutine"):
             Wrapper()(fn)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="wrapped already"):
+        Wrapper()(Wrapper()(lambda: None))
     for thing in (3, int):
         with pytest.raises(TypeError, match="wraps functions"):
             Wrapper()(thing)  # type: ignore[type-var]
@@ -121,45 +122,9 @@ def test_a_function_that_runs_a_coroutine_to_its_end_is_wrapped() -> None:
     assert callable(Wrapper()(functools.wraps(later)(lambda: asyncio.run(later()))))
 
 
-def test_one_wrapper_is_enough() -> None:
-    @Wrapper()
-    def fn() -> None: ...
-
-    with pytest.raises(TypeError, match="wrapped already"):
-        Wrapper()(fn)
-
-
-@pytest.mark.parametrize(
-    ("env", "says"),
-    [
-        ({}, "RANK is not set"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"RANK": "None", "WORLD_SIZE": "1"}, "not a number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "not within"),
-    ],
-)
-def test_without_a_rank(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], says: str) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=says):
-        Wrapper()(lambda: None)()
-
-
 def test_the_main_thread_calls() -> None:
-    raised: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            Wrapper()(lambda: None)()
-        except RuntimeError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(raised[0])
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread"):
+        pool.submit(Wrapper()(lambda: None)).result()
 
 
 # --- injection --------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_the_others_go_on_without_a_rank_that_dies(job: Job, how: str, victim: i
 @pytest.mark.parametrize(
     ("how", "victim", "kind"),
     [("exit", 0, "SystemExit"), ("keyboard", 1, "KeyboardInterrupt"),
-     ("abort", 0, "RestartAbort"), ("text exits", 1, "SystemExit"), ("circle", 1, "SystemExit")],
+     ("abort", 0, "RestartAbort"), ("circle", 1, "SystemExit")],
 )  # fmt: skip
 def test_a_rank_that_raises_a_base_exception_leaves(job: Job, how: str, victim: int, kind: str) -> None:
     train(job, 3, {victim: how})
@@ -86,7 +86,6 @@ def test_a_rank_that_raises_a_base_exception_leaves(job: Job, how: str, victim: 
     [
         ("restart exception", "RankShouldRestart"),
         ("surrogate", r"ValueError: bad \udce4 name"),
-        ("no text", "NoText: (its text cannot be had: RuntimeError in __str__)"),
         ("fork", "ValueError: the child ended with 1"),
     ],
 )
@@ -132,13 +131,11 @@ def test_two_faults_at_once_are_one_restart(job: Job) -> None:
     all_return(job, [0, 3])
 
 
-def test_a_suppressed_exception_is_raised_again_and_debug_names_the_place(job: Job) -> None:
-    times = {**HANGS, "hard_timeout": 20.0}
-    train(job, 2, {0: "raise"}, others="swallow", times=times, env={"NVRX_LOG_LEVEL": "DEBUG"})
+def test_a_suppressed_exception_is_raised_again_and_a_warning_shows_the_place(job: Job) -> None:
+    train(job, 2, {0: "raise"}, others="swallow", times={**HANGS, "hard_timeout": 20.0})
     job.await_event(1, "swallowed")
     all_return(job, range(2))
-    place = job.err(1).read_text().split("RankShouldRestart was suppressed at")[1].splitlines()[0]
-    assert "scenarios.py" in place
+    assert "scenarios.py" in job.err(1).read_text().split("RankShouldRestart was suppressed")[1]
 
 
 def test_a_function_that_returns_on_some_ranks_only_is_called_again(job: Job) -> None:
@@ -228,9 +225,11 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
     monitors = [job.await_event(rank, "entered")["monitor"] for rank in range(2)]
     ranks = list(job.pids.values())
     job.suspend(monitors + ranks, 2.5)
-    for pid in monitors + ranks:
+    for pid in monitors:
         os.kill(pid, signal.SIGCONT)
     job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have looked")
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
     (tmp_path / "fault").touch()
     all_return(job, range(2))
     for rank in range(2):

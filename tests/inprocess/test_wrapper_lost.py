@@ -126,14 +126,6 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
 # --- the store is lost ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
-def test_the_process_that_serves_the_store_is_lost(job: Job, signum: int) -> None:
-    train(job, 3, {}, times=TIMES)
-    os.kill([job.await_event(rank, "entered")["monitor"] for rank in range(3)][0], signum)
-    store_is_lost(job, range(3))
-    job.await_nothing_left()
-
-
 @pytest.mark.parametrize(("active", "where"), [(2, "function"), (3, "fault"), (3, "barrier")])
 def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, where: str) -> None:
     """No connection breaks: in the function, on a reserve, when a rank asks the store something, and at the barrier."""
@@ -175,10 +167,11 @@ def test_the_barrier_server_dies_with_the_store(job: Job, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int) -> None:
-    """The others miss its heartbeats, and go on without it."""
+    """The others go on without it. It may learn that from them when its monitor process is stopped, not dead."""
     train(job, 3, {}, times=TIMES)
     os.kill([job.await_event(rank, "entered")["monitor"] for rank in range(3)][2], signum)
-    job.await_event(2, "raised", kind="StoreLost")
+    late = ["RankDiscarded"] if signum == signal.SIGSTOP else []
+    assert job.await_event(2, "raised")["kind"] in ["StoreLost", *late]
     all_return(job, range(2))
 
 
@@ -198,30 +191,12 @@ def test_the_barrier_server_dies(job: Job, tmp_path: Path) -> None:
 # --- a server outside -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_server_outside_is_lost(job: Job, signum: int) -> None:
+def test_a_server_outside_is_silent_while_ranks_enter(job: Job) -> None:
+    """The kernel accepts connections."""
     job.start_rank("serve", 9, 0)
     job.await_event(9, "serving")
-    train(job, 2, {}, times=TIMES)
-    job.await_events(range(2), "entered")
-    job.kill(9, signum)
-    store_is_lost(job, range(2))
-    if signum == signal.SIGSTOP:
-        job.kill(9)
-    job.await_nothing_left()
-
-
-@pytest.mark.parametrize("nth", [0, 2])
-def test_a_server_outside_is_silent_while_ranks_enter(job: Job, nth: int) -> None:
-    """From the beginning (the kernel accepts connections), or between a connection and the first question."""
-    job.start_rank("serve", 9, 0)
-    job.await_event(9, "serving")
-    if nth == 0:
-        job.kill(9, signal.SIGSTOP)
-        train(job, 2, {}, times=TIMES, store_timeout=1.0)
-    else:
-        job.start("enters", 3, module="scenarios_lost", ranks=range(2), nth=nth, server=job.pids[9], times=TIMES)
-        job.await_event(1, "fault")
+    job.kill(9, signal.SIGSTOP)
+    train(job, 2, {}, times=TIMES, store_timeout=1.0)
     for rank in range(2):
         first = job.await_event(rank, "raised")["chain"][0]
         assert "StoreLost: the store cannot be reached" in first and f"127.0.0.1:{job.port}" in first
@@ -235,9 +210,9 @@ def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_p
     assert job.await_event(1, "fault")["number"] == 1
     for rank in range(3):
         first = job.await_event(rank, "raised")["chain"][0]
-        assert first.startswith("InternalError: the barrier server failed") and "'garbage'" in first
+        assert first.startswith("InternalError: the barrier server failed") and "JSONDecodeError" in first
         assert job.await_end(rank) == 1
-    assert "'garbage'" in log(tmp_path, 0)
+    assert "JSONDecodeError" in log(tmp_path, 0)
     job.await_nothing_left()
 
 

@@ -89,7 +89,7 @@ def test_the_first_rank_fails_before_it_serves_the_process_groups_store(job: Job
 
 def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path: Path) -> None:
     """The others are free before their own hard timeout, which is the same."""
-    times = {**MEET, **HANGS, "soft_timeout": 1.0, "hard_timeout": 6.0}
+    times = {**MEET, **HANGS, "soft_timeout": 1.0, "hard_timeout": 4.0}
     start(job, "fails_before_meeting", 3, victim=0, how="hang", times=times)
     all_return(job, [1, 2], 2.0)
     assert job.await_end(0) < 0
@@ -125,17 +125,14 @@ def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent:
         job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("kind", "settled"), [("default", 3), ("filter", 3), ("tree", 9)])
-def test_many_restarts_leave_nothing_behind(job: Job, kind: str, settled: int) -> None:
-    """A Tree keeps its last eight assignments in the store."""
+def test_many_restarts_leave_nothing_behind(job: Job) -> None:
+    """For keys in the store see test_leader."""
     rounds = 20
-    start(job, "many_restarts", 2, rounds=rounds, kind=kind, settled=settled)
-    keys = job.await_event(0, "settled")["keys"]
+    start(job, "many_restarts", 2, rounds=rounds)
     for rank in range(2):
         half, full = (job.await_event(rank, "held", iteration=n) for n in (rounds // 2, rounds))
         for what in ("fds", "threads", "monitor_fds", "children", "objects"):
             assert half[what] == full[what], what
-        assert full["keys"] <= keys and half["keys"] <= keys
         assert full["objects"] == 1 and full["threads"] <= 1 + 3
     all_return(job, range(2))
 
@@ -150,12 +147,9 @@ def test_an_atomic_block_is_finished_and_no_other_begun(job: Job) -> None:
 
 
 def test_hang_protection_can_be_switched_off(job: Job) -> None:
-    """The rank goes on, and its monitor process does not spin at a limit that does not count."""
     times = {**QUICK, "soft_timeout": 0.3, "hard_timeout": 0.5, "heartbeat_interval": 0.4, "heartbeat_timeout": 20.0}
     start(job, "unprotected", 1, times=times)
-    iteration, wake_ups = job.await_event(0, "returned")["value"]
-    assert iteration == 0 and 0 < wake_ups < 100
-    all_return(job, [0])
+    all_return(job, [0], 0)
 
 
 def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:

@@ -156,14 +156,9 @@ def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> 
     job.await_nothing_left()
 
 
-def test_the_process_is_ended_by_another_thread_in_the_middle_of_a_restart(job: Job) -> None:
-    start(job, 2, {0: "raise"}, plugin("finalize", "os_exit"))
+@pytest.mark.parametrize(("how", "finalizes", "code"), [("os_exit", False, 3), ("exit", True, 4)])
+def test_the_process_ends_in_the_middle_of_a_restart(job: Job, how: str, finalizes: bool, code: int) -> None:
+    """At once, or after the interpreter's own end, with the threads of the helpers waiting in C."""
+    start(job, 2, {0: "raise"}, plugin("finalize", how), finalizes=finalizes)
     all_return(job, [0])
-    assert job.await_end(1) == 3
-
-
-def test_the_interpreter_is_finalized_in_the_middle_of_a_restart(job: Job) -> None:
-    """A program's own way out, with the helpers' threads waiting in C."""
-    start(job, 2, {0: "raise"}, plugin("finalize", "exit"), finalizes=True)
-    all_return(job, [0])
-    assert job.await_end(1) == 4
+    assert job.await_end(1) == code

@@ -19,7 +19,7 @@ from nvrx_slurm.core.inprocess.rollcall import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest, serve_barrier
+from nvrx_slurm.inprocess.meeting.barriers import Iteration, latest, serve_barrier
 from nvrx_slurm.inprocess.meeting.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
@@ -83,34 +83,19 @@ def test_a_store_that_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) 
             client.view().get("a")
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_program_that_is_no_store_at_master_port(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
-    """It takes connections and says nothing, which torch waits for without a bound."""
+@pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 0), ("1", 4)])
+def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch, rank: str, queued: int) -> None:
+    """It says nothing, which torch waits for without a bound, or takes no connection: its queue is full."""
     monkeypatch.setenv("RANK", rank)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as stack:
         port = silent.getsockname()[1]
+        for _ in range(queued):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
         with pytest.raises(StoreLost, match=f"127.0.0.1:{port} .* has not answered like a store"):
             TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3))
-    _await_store_threads()
-
-
-def test_a_host_that_takes_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were down, or behind a firewall: a full queue of connections that nobody takes does the same."""
-    monkeypatch.setenv("RANK", "1")
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
-        port = full.getsockname()[1]
-        for _ in range(4):
-            queued = stack.enter_context(socket.socket())
-            queued.setblocking(False)
-            queued.connect_ex(("127.0.0.1", port))
-        with pytest.raises(StoreLost, match=f"127.0.0.1:{port} .* has not answered like a store"):
-            TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3))
-    _await_store_threads()
-
-
-def _await_store_threads() -> None:
-    """One that comes back from C++ while Python ends would abort the process."""
-    for thread in threading.enumerate():
+    for thread in threading.enumerate():  # one that comes back from C++ while Python ends would abort the process
         if thread.name == "nvrx-store":
             thread.join(30.0)
             assert not thread.is_alive()
@@ -208,20 +193,3 @@ def test_a_missing_rank_is_declared_gone(view: StoreView) -> None:
     result = serve_barrier(this, 2, (), 0.1, lambda: None)
     assert (result.outcome, result.gone) == (Outcome.NEXT, {1})
     assert time.monotonic() < began_s + 5.0, "it is not waited for longer than for the iteration's end"
-
-
-def test_the_initial_barrier_names_who_is_missing(view: StoreView) -> None:
-    closed = []
-    this = Iteration(view, ENTRY)
-    this.arrive(0, Arrival(Status.READY, 0, 3))
-    result = serve_barrier(this, 3, (), 0.1, lambda: closed.append(1))
-    assert result.outcome is Outcome.REFUSED and "ranks 1-2 did not call" in result.why
-    assert closed == [1]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '[1, "NOTHING", ""]', "{}"])
-def test_records_of_another_kind_are_refused(text: str) -> None:
-    record = InterruptionRecord(3, Interruption.SOFT_TIMEOUT, "no progress")
-    assert InterruptionRecord.from_str(str(record)) == record
-    with pytest.raises(ValueError, match="not an interruption record"):
-        InterruptionRecord.from_str(text)

@@ -9,7 +9,7 @@
  *   missing.3 1                     GPU 3 is of another job: NVML_ERROR_NO_PERMISSION for its handle
  *   count, links (per GPU), link (1 up, 0 down, -1 not there), uuid, minor, domain, bus, action (recovery action),
  *   field<ID> (any other field value; 3 = not supported without), ecc.GPU.TYPE (0 corrected, 1 uncorrected),
- *   remap_pending, remap_failed, remapped, retired.GPU.CAUSE, retired_pending, reasons (of clocks), temperature,
+ *   remap_pending, remap_failed, remapped, reasons (of clocks), temperature,
  *   temperature_limit, used (MiB), reserved (MiB), processes (PID:MIB,...), persistence, driver, fabric_state,
  *   fabric_status, fabric_health
  *
@@ -221,23 +221,6 @@ int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncor
     *uncorrected = number("remapped", GPU(handle), NONE, 0);
     *pending = number("remap_pending", GPU(handle), NONE, 0);
     *failed = number("remap_failed", GPU(handle), NONE, 0);
-    return SUCCESS;
-}
-
-int nvmlDeviceGetRetiredPages(void *handle, int cause, unsigned *count, u64 *pages)
-{
-    unsigned retired = number("retired", GPU(handle), cause, 0);
-    BEGIN("nvmlDeviceGetRetiredPages", GPU(handle), cause);
-    if (pages)
-        memset(pages, 0, retired * sizeof *pages);
-    *count = retired;
-    return pages || !retired ? SUCCESS : INSUFFICIENT_SIZE;
-}
-
-int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, int *pending)
-{
-    BEGIN("nvmlDeviceGetRetiredPagesPendingStatus", GPU(handle), NONE);
-    *pending = number("retired_pending", GPU(handle), NONE, 0);
     return SUCCESS;
 }
 

@@ -32,12 +32,6 @@ def codes(job: Job) -> tuple[int, int]:
     return end.exit_code, job.result()["code"]
 
 
-def test_an_excluded_node_does_not_fail_the_job(jobs: Jobs) -> None:
-    job = submit(jobs, EXCLUDES_N2)
-    assert codes(job) == (0, 0)
-    assert LEFT_BY_N2 in job.said()
-
-
 def test_after_an_exclusion_a_shutdown_still_ends_the_chain(jobs: Jobs) -> None:
     """With 95, the higher of the two, a chain would start the job again."""
     job = submit(jobs, EXCLUDES_N2 + SHUTS_DOWN.removeprefix(ASKS), "--array=3")

@@ -45,17 +45,8 @@ class Assignment:
             slots[group_rank] = Slot(member.node.node_id, world_size, member.node.nproc)
             world_size += member.node.nproc
         first = active[0]
-        shared = Plan(
-            term=term,
-            cycle=cycle,
-            history=history,
-            max_restarts=max_restarts,
-            active_nodes=len(active),
-            world_size=world_size,
-            master_addr=first.node.addr or first.node.host,
-            master_port=first.port,
-        )
-        return cls(shared, slots)
+        addr = first.node.addr or first.node.host
+        return cls(Plan(term, cycle, history, max_restarts, len(active), world_size, addr, first.port), slots)
 
     def add(self, group_rank: int, slot: Slot) -> None:
         """Give a node a slot; it loses the one that it had."""

@@ -162,24 +162,21 @@ def _by_itself(fault: RankFault) -> bool:
 def headline(fault: RankFault) -> str:
     """One line without the traceback: rank, node and fault."""
     where = f"node {fault.infra_rank} ({fault.host})"
+    rank = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
     if fault.kind is FaultKind.NODE_LOST and not fault.host:  # no single node is to blame
         return fault.message
-    if fault.kind is FaultKind.NODE_LOST:
-        return f"{where} was lost: {fault.message}"
-    if fault.kind is FaultKind.EXCLUDED:
-        return f"{where} was excluded on request of its rank {fault.rank}: {fault.message}"
-    if fault.kind is FaultKind.UNHEALTHY:
-        return f"{where} is not healthy: {fault.message}"
-    rank = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
-    if fault.kind is FaultKind.EXIT:
-        return f"{rank} exited with code {fault.exit_code}" + (f": {fault.message}" if fault.message else "")
     if fault.kind is FaultKind.SIGNAL:
         return f"{rank} was killed by {fault.message or f'signal {-fault.exit_code}'}"
-    if fault.kind is FaultKind.HANG:
-        return f"{rank} hung: {fault.message}"
-    if fault.kind is FaultKind.SPAWN:
-        return f"{rank} could not be started: {fault.message}"
-    return f"{rank} does not end: {fault.message}"
+    what = {
+        FaultKind.NODE_LOST: f"{where} was lost",
+        FaultKind.EXCLUDED: f"{where} was excluded on request of its rank {fault.rank}",
+        FaultKind.UNHEALTHY: f"{where} is not healthy",
+        FaultKind.EXIT: f"{rank} exited with code {fault.exit_code}",
+        FaultKind.HANG: f"{rank} hung",
+        FaultKind.SPAWN: f"{rank} could not be started",
+        FaultKind.UNKILLABLE: f"{rank} does not end",
+    }[fault.kind]
+    return f"{what}: {fault.message}" if fault.message else what
 
 
 def evidence(fault: RankFault) -> str:

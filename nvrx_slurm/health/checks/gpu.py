@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Setting, Verdict, check, judged
 from nvrx_slurm.system import gpu_facts, gpus, pci
-from nvrx_slurm.system.gpu_facts import Ecc, Heat, Pages, Rows
+from nvrx_slurm.system.gpu_facts import Ecc, Heat, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
 T = TypeVar("T")
@@ -203,23 +203,6 @@ def gpu_row_remap(facts: Facts[Rows], expected: Expected) -> tuple[Verdict, str]
     return each(facts, problem, f"have no row to remap ({sum(rows.remapped for rows in facts.values())} are)")
 
 
-@gauge(
-    "gpu-retired-pages",
-    reading(gpu_facts.retired_pages),
-    "NVML: retired pages (before Ampere)",
-    settings=(Setting("gpu_retired_pages_max", "count", 10, "retired pages that a GPU may have"),),
-)
-def gpu_retired_pages(facts: Facts[Pages], expected: Expected) -> tuple[Verdict, str]:
-    """A GPU retired too many pages, or has to retire some by a reset."""
-
-    def problem(pages: Pages) -> str:
-        if pages.retired > expected["gpu_retired_pages_max"]:
-            return f"has retired {pages.retired} pages"
-        return "has pages to retire: it needs a reset" if pages.pending else ""
-
-    return each(facts, problem, "have retired few pages or none")
-
-
 # --- speed and heat -------------------------------------------------------------------------------------------------
 
 _GRAVE_REASONS = ("hw-slowdown", "hw-thermal", "hw-power-brake")
@@ -313,7 +296,6 @@ CHECKS = (
     gpu_recovery,
     gpu_ecc,
     gpu_row_remap,
-    gpu_retired_pages,
     gpu_throttle,
     gpu_temperature,
     gpu_driver,

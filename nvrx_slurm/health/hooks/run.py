@@ -95,13 +95,10 @@ def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
     asked = _SKIP.search(hook.comment)
     if asked is None:
         return set()
-    names = set(asked[1].split(",")) if asked[1] else {"all"}
-    allowed = set(rules.checks if "all" in rules.hooks.allow_skip else rules.hooks.allow_skip)
-    skipped = (allowed if "all" in names else names & allowed) & set(rules.checks)
-    if skipped:
-        hook.say(syslog.LOG_WARNING, f"skipped as the job's comment asks: {', '.join(sorted(skipped))}")
-    if refused := set() if skipped and "all" in names else names - skipped:
-        hook.say(syslog.LOG_WARNING, f"the job's comment asks to skip what it may not: {', '.join(sorted(refused))}")
+    allowed = set(rules.checks if "all" in rules.hooks.allow_skip else rules.hooks.allow_skip) & set(rules.checks)
+    skipped = allowed & set(asked[1].split(",")) if asked[1] else allowed
+    said = ", ".join(sorted(skipped)) or "none, as the site allows none of them"
+    hook.say(syslog.LOG_WARNING, f"{asked[0].strip('; ')}: the job's comment skips {said}")
     return skipped
 
 

@@ -110,7 +110,7 @@ class Iteration:
         Peers of a dead rank raise from their collectives, which can be recorded sooner than the death.
         """
         places = range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)
-        texts = filter(None, (_read(self.keys, f"record/{place}") for place in places))
+        texts = filter(None, (read(self.keys, f"record/{place}") for place in places))
         records = [InterruptionRecord.from_str(text.decode()) for text in texts]
         outright = [record for record in records if record.interruption in OUTRIGHT]
         return next(iter(outright or records), None)
@@ -150,7 +150,7 @@ class Iteration:
 
     def has_tombstone(self, initial_rank: int) -> bool:
         """Whether the rank is known to be gone, so that its end is no new fault."""
-        return _read(self.keys, f"out/{initial_rank}") == _TOMBSTONE.encode()
+        return read(self.keys, f"out/{initial_rank}") == _TOMBSTONE.encode()
 
     def await_result(self, timeout_s: float) -> BarrierResult | None:
         """The result, or None if there is none in time. Raises RankDiscarded as `await_end` does."""
@@ -168,7 +168,7 @@ class Iteration:
 
     def _decided(self, key: str) -> bytes:
         """A key that exists as long as the iteration's keys are not deleted."""
-        value = _read(self.keys, key)
+        value = read(self.keys, key)
         if value is None:
             raise RankDiscarded(f"the others have declared this rank gone in iteration {self.number}, and gone on")
         return value
@@ -241,14 +241,14 @@ def _announced(this: Iteration) -> BarrierResult:
 
 def latest(call: StoreView) -> tuple[int, BarrierResult] | None:
     """Number and result of the last iteration that has a result."""
-    known = _read(call, _LATEST)
+    known = read(call, _LATEST)
     if known is None:
         return None
     number, _, text = known.decode().partition("\n")
     return int(number), BarrierResult.from_text(text)
 
 
-def _read(keys: StoreView, key: str) -> bytes | None:
+def read(keys: StoreView, key: str) -> bytes | None:
     """Its value, or None if it does not exist: in one step, since it may be deleted at any moment."""
     value = keys.compare_set(key, _NOTHING, _NOTHING)
     return None if value == _NOTHING.encode() else value

@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess.checks import variable
 from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has these names here, too
 from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
 from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
@@ -24,17 +25,9 @@ _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach
 _PROBE_S = 5.0  # longest wait for a connection to be accepted
 
 
-def _variable(name: str) -> str:
-    """The environment variable; raises UsageError if it is missing or empty."""
-    value = os.environ.get(name)
-    if not value:
-        raise UsageError(f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself")
-    return value
-
-
 def _master_port() -> int:
     """MASTER_PORT; raises UsageError if it is missing or not a port."""
-    text = _variable("MASTER_PORT")
+    text = variable("MASTER_PORT")
     if not (text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536):
         raise UsageError(f"MASTER_PORT={text!r} is not a port (1..65535)")
     return int(text)
@@ -121,7 +114,7 @@ class TCPStore(StoreMixin, dist.TCPStore):
         multi_tenant: bool = False,
         use_libuv: bool = True,
     ) -> None:
-        host = host_name if host_name is not None else _variable("MASTER_ADDR")
+        host = host_name if host_name is not None else variable("MASTER_ADDR")
         number = port if port is not None else _master_port()
         listening = listen(host, number) if os.environ.get("RANK") == "0" else None
         self.serves = listening is not None

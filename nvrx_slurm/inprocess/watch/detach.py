@@ -16,6 +16,7 @@ from nvrx_slurm.inprocess.log import LOGGER_NAME
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 _PR_SET_NAME = 15
+_EVENTS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 
 
@@ -42,10 +43,14 @@ def _disconnect_all_but(kept: Collection[int]) -> None:
     """The other numbers refer to /dev/null.
 
     Numbers that were free could be used for a connection to the store, and a log handler of the user would write to it.
+    Event loops stay: gRPC starts its threads anew in a forked child, and they abort the process without their eventfd.
     """
     names = os.listdir("/proc/self/fd")
     with open(os.devnull, "r+b", buffering=0) as null:
         for fd in {0, 1, 2, *map(int, names)} - {*kept, null.fileno()}:
+            with contextlib.suppress(FileNotFoundError):  # a standard stream that is closed, or the list's own number
+                if os.readlink(f"/proc/self/fd/{fd}") in _EVENTS:
+                    continue
             os.dup2(null.fileno(), fd)
 
 

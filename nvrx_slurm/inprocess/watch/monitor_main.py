@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from nvrx_slurm.inprocess.arguments import Arguments
@@ -115,15 +116,12 @@ class Monitor:
                 link.give_up(f"it has not answered for {silent_s:.1f} s")
         return link.lost
 
-    def _set(self, word: int) -> None:
-        self._page.words[word] = 1
-
     # --- threads, from beginning to end -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        arguments, me = self._arguments, self._me
+        arguments, me, set_word = self._arguments, self._me, self._page.words.__setitem__
         self._link = StoreLink(
-            self._make, me.rank, me.world_size, arguments, lambda: self._set(LOST), lambda: self._set(GONE)
+            self._make, me.rank, me.world_size, arguments, partial(set_word, LOST, 1), partial(set_word, GONE, 1)
         )
         self._hangs = HangWatch(arguments, self._page, self._pidfd, self._tell)
         self._link_stall = Stall(self._hangs.longest_s)

@@ -19,7 +19,7 @@ import weakref
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from nvrx_slurm.inprocess.exception import RestartAbort
 
@@ -115,34 +115,8 @@ _NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
 _MIN_PERIOD_S = 1.0
 
 
-class _Asking:
-    stopper: Stopper | None = None  # whose function the main thread may be in
-
-
-_asking = _Asking()
-
-
 class RankShouldRestart(BaseException):
     """Raised inside the wrapped function, between any two of its steps, to stop it; the function must not catch it."""
-
-
-class _Traced(RankShouldRestart):
-    """Its destructor runs at the very place that suppressed it, and logs that place.
-
-    Used at level DEBUG only: an exception that a signal handler raises in a destructor is lost.
-    """
-
-    def __del__(self) -> None:
-        frame = sys._getframe().f_back
-        if frame is not None and _asking.stopper is not None and _asking.stopper.runs_here:
-            stack = "".join(traceback.format_stack(frame))
-            logger.debug("RankShouldRestart was suppressed at %s\n%s", _place(frame), stack)
-
-
-def _place(frame: FrameType) -> str:
-    code = frame.f_code  # code of the compiler, as the end of `except ... as error`, has no line
-    line = frame.f_lineno or f"{code.co_firstlineno} or further down,"
-    return f"{code.co_filename}:{line} in {code.co_name}"
 
 
 class Stopper:
@@ -153,6 +127,8 @@ class Stopper:
     a look at that lock, so it is raised nowhere else. It is raised again when it was suppressed, or, if a reference to
     it is kept, after a while.
     """
+
+    asking: ClassVar[Stopper | None] = None  # whose function the main thread may be in
 
     def __init__(self) -> None:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
@@ -202,7 +178,7 @@ class Stopper:
         return deferred
 
     def _made(self) -> RankShouldRestart:
-        made = (_Traced if logger.isEnabledFor(logging.DEBUG) else RankShouldRestart)()
+        made = RankShouldRestart()
         self._raised = weakref.ref(made)
         self._wanted = False
         return made
@@ -260,7 +236,7 @@ class Stopper:
 
     def _ask(self) -> None:
         """Let the main thread call `on_nudge` at its next step in Python."""
-        _asking.stopper = self
+        Stopper.asking = self
         for signum in _ours(_STEP):
             interrupt_main(signum)
 
@@ -271,21 +247,18 @@ class Stopper:
 
     def _tell_where(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        if frame is None:
-            return
-        if not self._told:
+        if frame is not None and not self._told:
             self._told = True
             logger.warning(
                 "RankShouldRestart was suppressed (`except:`, `except BaseException`?) and is raised again; the main"
-                " thread is at %s, NVRX_LOG_LEVEL=DEBUG says more",
-                _place(frame),
+                " thread is at\n%s",
+                "".join(traceback.format_stack(frame)),
             )
-        logger.debug("the main thread is at\n%s", "".join(traceback.format_stack(frame)))
 
 
 def on_nudge(signum: int, frame: FrameType | None) -> None:
     """The signal handler; Python calls it in the main thread."""
-    stopper = _asking.stopper
+    stopper = Stopper.asking
     if stopper is not None and stopper.answer(frame, signum == _NUDGE) is Defer.A_STEP:
         # Have this called at the next step, which must not be one of this function itself. The interpreter looks for
         # signals after each call that stands in the code. The calls of `map`, during the unpacking, are none of these,
