@@ -66,7 +66,7 @@ class _Peer:
             self.stream.abort(why)
         elif not self._ended:
             self._ended = True
-            asyncio.get_running_loop().remove_reader(self.socket)
+            asyncio.get_running_loop().remove_reader(self.socket.fileno())
             self.socket.close()
             self.ended(why)
 
@@ -205,7 +205,7 @@ class ControlServer:
         while self._heard and (oldest := next(iter(self._heard))) and self._heard[oldest] + self._silence_s <= now:
             oldest.close(ConnectionError(f"it was silent for {self._silence_s:g} s"))
         for peer in self._door.admit(now):
-            self._loop.add_reader(peer.socket, self._begin, peer)
+            self._begin(peer)
         silent = next((since + self._silence_s for since in self._heard.values()), None)
         due = earliest(self._door.deadline(), silent)
         if due is not None and due < self._timer_s:
@@ -223,15 +223,15 @@ class ControlServer:
         try:
             first = peer.socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            return
+            return self._loop.add_reader(peer.socket.fileno(), self._begin, peer)
         except OSError as error:
             return peer.close(error)
-        self._loop.remove_reader(peer.socket)
         if first == _TLS_HANDSHAKE:
             with contextlib.suppress(OSError):
                 peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.stream = Stream(peer.socket, self._identity, True, peer)
         elif first == b"\0" and self._credentials is not None:
+            self._loop.remove_reader(peer.socket.fileno())
             peer.task = self._loop.create_task(self._hand_over_token(peer, self._credentials))
         elif first == b"\0":
             peer.close(AuthError("it asks for a token, and this coordinator hands out none"))

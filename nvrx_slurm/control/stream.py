@@ -43,7 +43,7 @@ class Stream:
 
     def __init__(self, connection: socket.socket, identity: Identity, server_side: bool, owner: Owner) -> None:
         self._loop = asyncio.get_running_loop()
-        self._socket = connection
+        self._socket, self._fd = connection, connection.fileno()  # asyncio is slower with sockets than with numbers
         self._certificate = identity.certificate
         self._owner = owner
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -53,8 +53,10 @@ class Stream:
         self._proved = self._finishing = self._ended = False
         self._frames = bytearray()  # decrypted, not yet a whole frame
         self._unsent = bytearray()  # encrypted
-        self._loop.add_reader(connection, self._on_readable)
-        if not server_side:
+        self._loop.add_reader(self._fd, self._on_readable)
+        if server_side:
+            self._on_readable()
+        else:
             self._work()
 
     def send(self, frame: bytes) -> None:
@@ -80,8 +82,8 @@ class Stream:
         if self._ended:
             return
         self._ended = True
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
         self._socket.close()
         self._owner.ended(why)
 
@@ -157,21 +159,24 @@ class Stream:
         waits = bool(self._unsent)
         self._unsent += self._out.read()
         if not waits:
-            self._on_writable()
+            self._send_some()
             if self._unsent and not self._ended:
-                self._loop.add_writer(self._socket, self._on_writable)
+                self._loop.add_writer(self._fd, self._on_writable)
         if len(self._unsent) > MAX_UNSENT_BYTES:
             self.abort(ConnectionError(f"it did not take {MAX_UNSENT_BYTES >> 20} MiB of messages"))
 
-    def _on_writable(self) -> None:
+    def _send_some(self) -> None:
         try:
             del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            return self.abort(ConnectionError(f"its connection broke ({error.strerror})"))
-        if not self._unsent:
-            self._loop.remove_writer(self._socket)
+            self.abort(ConnectionError(f"its connection broke ({error.strerror})"))
+
+    def _on_writable(self) -> None:
+        self._send_some()
+        if not self._unsent and not self._ended:
+            self._loop.remove_writer(self._fd)
             if self._finishing:
                 self._shut()
 
