@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Generic, TypeVar
 
 Guest = TypeVar("Guest", bound=Hashable)
@@ -86,8 +86,9 @@ class Door(Generic[Guest]):
 
     def deadline(self) -> float | None:
         """When `late` or `admit` will have something new, or None."""
-        times = [since + HANDSHAKE_TIMEOUT_S for _, since in list(self._arrived.values())[:1]]
+        oldest = next(iter(self._arrived.values()), None)
+        times = [] if oldest is None else [oldest[1] + HANDSHAKE_TIMEOUT_S]
         if self._waiting:
-            times += [until for until, _ in list(self._failed)[:1]]
-            times += [since + _PATIENCE_S for since in list(self._inside.values())[:1]]
+            times += [self._failed[0][0]] if self._failed else []
+            times += [since + _PATIENCE_S for since in islice(self._inside.values(), 1)]
         return min(times, default=None)

@@ -29,6 +29,7 @@ from nvrx_slurm.system import bounded
 _BACKLOG = 4096  # connections that the kernel accepts before us
 _ACCEPTS = 64  # at a time, before the loop does something else
 _ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
+_FULL_PAUSE_S = 0.1  # after a turn in which strangers had to make room: they may come back as fast as they like
 _MOST_STRANGERS = 2048
 _LAST_WORDS_S = 2.0  # for a peer to take its last message
 _REFUSALS_SAID = 5
@@ -103,6 +104,7 @@ class ControlServer:
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = float("inf")
+        self._tending = False
 
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
@@ -150,8 +152,8 @@ class ControlServer:
 
     async def close(self, grace_s: float) -> None:
         """Stop serving; open streams get `grace_s` seconds to take what was pushed."""
-        self._pause()
         if self._listener is not None:
+            self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
         for peer in self._door.guests():
@@ -171,32 +173,42 @@ class ControlServer:
 
     def _accept(self) -> None:
         assert self._listener is not None
+        full = False
         for _ in range(_ACCEPTS):
             try:
                 connection, source = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError as error:  # no descriptor (EMFILE, ENFILE) or no memory: members must not notice
-                self._refuse_aloud(f"cannot accept connections: {error.strerror}; trying again")
-                self._pause()
-                self._loop.call_later(_ACCEPT_PAUSE_S, self._resume)
+                self._say_refusal(f"cannot accept connections: {error.strerror}; trying again")
+                self._pause(_ACCEPT_PAUSE_S)
                 break
             connection.setblocking(False)
             address = source[0].removeprefix("::ffff:")
             for peer in self._door.arrive(_Peer(self, connection, address), address, self._loop.time()):
+                full = True
                 peer.close(ConnectionError("newer connections took its place"))
+        if full:
+            self._pause(_FULL_PAUSE_S)
         self._tend()
 
-    def _pause(self) -> None:
-        if self._listener is not None:
-            self._loop.remove_reader(self._listener)
+    def _pause(self, seconds: float) -> None:
+        assert self._listener is not None
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
         if self._listener is not None:
             self._loop.add_reader(self._listener, self._accept)
 
+    def _tend_soon(self) -> None:
+        if not self._tending:
+            self._tending = True
+            self._loop.call_soon(self._tend)
+
     def _tend(self) -> None:
         """Let strangers in or out, drop silent members, and set the timer for the next time."""
+        self._tending = False
         if self._listener is None:
             return
         now = self._loop.time()
@@ -287,7 +299,7 @@ class ControlServer:
             self._door.leave(peer, True, self._loop.time())
             self._leaving.add(peer)
             peer.stream.finish(_LAST_WORDS_S)
-            self._refuse_aloud(f"refused {peer.address}: {why}")
+            self._say_refusal(f"refused {peer.address}: {why}")
 
     def _register(self, peer: _Peer, register: t.Register) -> None:
         if not register.node.addr:  # the agent does not know it: its connection's source
@@ -299,8 +311,8 @@ class ControlServer:
         if older is not None:
             older.close(ConnectionError("its agent connected again"))
         self._door.leave(peer, True, self._loop.time())
+        self._tend_soon()
         self._post(ev.Joined(register))
-        self._tend()
 
     def on_end(self, peer: _Peer, why: Exception) -> None:
         """A connection has ended."""
@@ -316,11 +328,11 @@ class ControlServer:
                 self._post(ev.Lost(peer.node_id, f"{broke}{why}"))
             return
         if isinstance(why, (AuthError, ProtocolError)):
-            self._refuse_aloud(f"refused a connection from {peer.address}: {why}")
+            self._say_refusal(f"refused a connection from {peer.address}: {why}")
         self._door.leave(peer, False, now)
-        self._loop.call_soon(self._tend)
+        self._tend_soon()
 
-    def _refuse_aloud(self, sentence: str) -> None:
+    def _say_refusal(self, sentence: str) -> None:
         """Say the first few; strangers must not fill the log."""
         self._refusals += 1
         if self._refusals <= _REFUSALS_SAID:
