@@ -78,9 +78,10 @@ def _pem(name: bytes, der: bytes) -> bytes:
 def _certificate(seed: bytes) -> bytes:
     """A self-signed X.509 certificate of version 1 (RFC 5280): its name is "nvrx", its serial number 1."""
     name = _der(0x30, _der(0x31, _der(0x30, b"\x06\x03\x55\x04\x03", _der(0x0C, b"nvrx"))))
-    key = _der(0x30, _ED25519, _der(0x03, b"\0", public_key(seed)))
+    public = public_key(seed)
+    key = _der(0x30, _ED25519, _der(0x03, b"\0", public))
     body = _der(0x30, b"\x02\x01\x01", _ED25519, name, _DATES, name, key)
-    return _der(0x30, body, _ED25519, _der(0x03, b"\0", sign(seed, body)))
+    return _der(0x30, body, _ED25519, _der(0x03, b"\0", sign(seed, public, body)))
 
 
 def _der(tag: int, *parts: bytes) -> bytes:
@@ -97,12 +98,12 @@ def public_key(seed: bytes) -> bytes:
     return _compressed(_times(_secrets(seed)[0]))
 
 
-def sign(seed: bytes, message: bytes) -> bytes:
-    """The signature, 64 bytes, of `message`."""
+def sign(seed: bytes, public: bytes, message: bytes) -> bytes:
+    """The signature, 64 bytes, of `message` by the private key `seed`, whose public key is `public`."""
     scalar, prefix = _secrets(seed)
     nonce = _hash(prefix, message)
     commitment = _compressed(_times(nonce))
-    answer = (nonce + _hash(commitment, public_key(seed), message) * scalar) % _ORDER
+    answer = (nonce + _hash(commitment, public, message) * scalar) % _ORDER
     return commitment + answer.to_bytes(32, "little")
 
 
@@ -122,14 +123,21 @@ def _plus(p: _Point, q: _Point) -> _Point:
     return e * f % _P, g * h % _P, f * g % _P, e * h % _P
 
 
+@cache
+def _powers() -> list[_Point]:
+    """The base point times 1, 2, 4, 8, ..."""
+    powers = [(_X, _Y, 1, _X * _Y % _P)]
+    for _ in range(255):
+        powers.append(_plus(powers[-1], powers[-1]))
+    return powers
+
+
 def _times(scalar: int) -> _Point:
     """The base point, `scalar` times."""
-    total, power = (0, 1, 1, 0), (_X, _Y, 1, _X * _Y % _P)
-    while scalar:
-        if scalar & 1:
+    total = (0, 1, 1, 0)
+    for bit, power in enumerate(_powers()):
+        if scalar >> bit & 1:
             total = _plus(total, power)
-        power = _plus(power, power)
-        scalar >>= 1
     return total
 
 

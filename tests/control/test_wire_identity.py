@@ -28,7 +28,7 @@ from nvrx_slurm.control.identity import identity, public_key, sign
 )
 def test_vectors_of_the_rfc(seed: str, public: str, message: str, signature: str) -> None:
     assert public_key(bytes.fromhex(seed)).hex() == public
-    assert sign(bytes.fromhex(seed), bytes.fromhex(message)).hex() == signature
+    assert sign(bytes.fromhex(seed), bytes.fromhex(public), bytes.fromhex(message)).hex() == signature
 
 
 def test_each_job_and_token_has_one_certificate() -> None:

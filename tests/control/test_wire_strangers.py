@@ -24,36 +24,41 @@ from nvrx_slurm.core.job import coordinator_events as ev
 REGISTER = codec.from_agent(t.Register(NODE, 1))
 
 
-def _client_hello(size: int = 0) -> bytes:
-    """The first flight of TLS; with `size`, only the head of a handshake message of that many bytes, and zeros."""
-    if size:
-        return b"\x16\x03\x01\x40\x00\x01" + size.to_bytes(3, "big") + b"\0" * size
+def _client_hello() -> bytes:
+    """The first flight of TLS."""
     out = ssl.MemoryBIO()
-    tls = identity(TOKEN, JOB).client.wrap_bio(ssl.MemoryBIO(), out)
     with contextlib.suppress(ssl.SSLWantReadError):
-        tls.do_handshake()
+        identity(TOKEN, JOB).client.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
     return out.read()
 
 
-FIRST_BYTES = {
-    "http": b"GET / HTTP/1.1\r\n\r\n",
-    "garbage": b"\xff" * 5000,
-    "broken TLS": b"\x16\x03\x01\x00\x05hello",
-    "1 MB hello": _client_hello(1 << 20),
-    "a token, please": b"\0\0\0\x02ab",
-    "TLS 1.2": bytes.fromhex("160301002f0100002b0303") + b"r" * 32 + bytes.fromhex("000004c02bc02f0100"),
-}
+def _long_hello(size: int) -> bytes:
+    """A ClientHello of `size` zeros, in records of 16,000 bytes."""
+    message = b"\x01" + size.to_bytes(3, "big") + bytes(size)
+    parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
+    return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
 
 
-@pytest.mark.parametrize("first", FIRST_BYTES.values(), ids=FIRST_BYTES.keys())
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "another protocol"),
+        (b"\xff" * 5000, "another protocol"),
+        (b"\x16\x03\x01\x00\x05hello", "does not speak the protocol"),
+        (_long_hello(100_000), "16384 bytes without a proof"),
+        (_long_hello(1_000_000), "refused"),
+        (b"\0\0\0\x02ab", "hands out none"),
+        (bytes.fromhex("160301002f0100002b0303") + b"r" * 32 + bytes.fromhex("000004c02bc02f0100"), "unsupported"),
+    ],
+)
 @story
-async def test_who_is_no_agent_is_refused_and_said(first: bytes) -> None:
+async def test_who_is_no_agent_is_refused_and_said(first: bytes, why: str) -> None:
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as raw:
         with contextlib.suppress(ConnectionError):
             raw.writer.write(first)
             await raw.writer.drain()
             assert len(await asyncio.wait_for(raw.reader.read(), 5)) < 10  # at most an alert
-        assert "refused a connection from 127.0.0.1" in server.said[0]
+        assert "refused a connection from 127.0.0.1" in server.said[0] and why in server.said[0]
 
 
 @story

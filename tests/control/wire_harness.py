@@ -167,7 +167,7 @@ class Raw:
         try:
             size = int.from_bytes(await asyncio.wait_for(self.reader.readexactly(4), WAIT_S), "big")
             return pb.FromCoordinator.FromString(await asyncio.wait_for(self.reader.readexactly(size), WAIT_S))
-        except (asyncio.IncompleteReadError, OSError):
+        except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
     async def join(self, node: t.Node = NODE) -> None:
