@@ -1,14 +1,19 @@
-"""The two programs of `benchmarks.join`: a coordinator, and one process with many agents; run as modules.
+"""The programs of `benchmarks.join`: a coordinator, a process with many agents, one with strangers; run as modules.
 
 server AGENTS                 prints its port
-clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan
+clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays;
+                              "lost" when an agent loses its connection
+strangers PORT                prints "ready", waits for a line, does what strangers may try until it is killed
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
+import socket
+import ssl
 import sys
 import tempfile
 import time
@@ -20,12 +25,13 @@ from nvrx_slurm.agent.coordinator import Members
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.control.client import ControlClient
+from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.types import Node, Plan, Register
+from nvrx_slurm.types import Node, Plan, Register, Stopped
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
@@ -39,7 +45,7 @@ def _say(text: str) -> None:
 
 
 async def serve(agents: int) -> None:
-    """The real core, shell, event log and gRPC server of a coordinator."""
+    """The real core, shell, event log and control server of a coordinator."""
     loop = asyncio.get_running_loop()
     core = Coordinator(CoordinatorSettings(min_nodes=agents, max_nodes=agents), loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
@@ -63,11 +69,15 @@ class _Agent:
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
 
     def _post(self, event: Any) -> None:
-        for command in self._core.step(event, time.monotonic()):
-            if isinstance(command, ag.Send) and isinstance(command.message, Register):
-                self.client.send(replace(command.message, port=1234))
+        events = [event, ag.Prepared()] if isinstance(event, ag.Connected) else [event]
+        for command in [command for one in events for command in self._core.step(one, time.monotonic())]:
+            if isinstance(command, ag.Send):
+                message = command.message
+                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Stopped)) else message)
         if isinstance(event, Plan):
             self._planned()
+        if isinstance(event, ag.Disconnected):
+            print("lost", event.why, flush=True)
 
 
 async def join(port: int, first: int, count: int) -> None:
@@ -88,7 +98,49 @@ async def join(port: int, first: int, count: int) -> None:
     for agent in agents:
         agent.client.start()
     print(await asyncio.wait_for(done, _LONGEST_LIFE_S), flush=True)
-    await asyncio.sleep(5)  # the harness ends us
+    await asyncio.sleep(_LONGEST_LIFE_S)  # the harness ends us
+
+
+async def annoy(port: int) -> None:
+    """2,000 idle connections, 300 half handshakes that never read, and 50 that come back: garbage and 1 MB hellos."""
+    loop = asyncio.get_running_loop()
+    out = ssl.MemoryBIO()
+    tls = identity("another", _KEY).client.wrap_bio(ssl.MemoryBIO(), out)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello, large = out.read(), b"\x16\x03\x01\x40\x00\x01\x0f\xff\xff" + bytes(1 << 20)
+
+    async def come_back(first: bytes) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    writer.write(first)
+                    await reader.read()
+                finally:
+                    writer.transport.abort()
+
+    print("ready", flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    tasks = [loop.create_task(come_back(large if number % 2 else b"\xff" * 5000)) for number in range(50)]
+    held = []
+    while True:
+        while len(held) < 2300:
+            held.append(socket.create_connection(("127.0.0.1", port)))
+            if len(held) > 2000:
+                held[-1].send(hello)
+        await asyncio.sleep(0.1)
+        held = [one for one in held if not _is_closed(one)]
+        assert not any(task.done() for task in tasks)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def main(words: list[str]) -> None:
@@ -97,6 +149,8 @@ def main(words: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if words[0] == "server":
         asyncio.run(serve(int(words[1])))
+    elif words[0] == "strangers":
+        asyncio.run(annoy(int(words[1])))
     else:
         asyncio.run(join(*map(int, words[1:])))
     os._exit(0)

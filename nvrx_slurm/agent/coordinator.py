@@ -83,7 +83,7 @@ class CoordinatorRole:
         self._job.run_dir.link_latest()
 
     async def _listen(self) -> None:
-        from nvrx_slurm.control.auth import new_token  # gRPC: only where there are several nodes
+        from nvrx_slurm.control.auth import new_token  # TLS and protobuf: only where there are several nodes
         from nvrx_slurm.control.server import ControlServer, resolve
 
         meeting = self._job.meeting
@@ -91,7 +91,8 @@ class CoordinatorRole:
         if sentence := limits.files_for(self._settings.max_nodes):
             self._say(sentence)
         token = meeting.token or new_token()
-        server = ControlServer(meeting.key, token, self.shell.post, self._say, meeting.keepalive, credentials(meeting))
+        proof = await credentials(meeting)
+        server = ControlServer(meeting.key, token, self.shell.post, self._say, meeting.keepalive, proof)
         self.members.server = server
         where = await server.start(await resolve(meeting.endpoints[0][0]), [port for _, port in meeting.endpoints])
         self._say(f"coordinator listens on {where}")

@@ -100,17 +100,17 @@ class LocalTransport:
         self._to_coordinator(ev.Lost(self.node_id, "its agent left"))
 
 
-def remote_transport(meeting: Meeting, post: Post, say: Callable[[str], None]) -> Transport:
+async def remote_transport(meeting: Meeting, post: Post, say: Callable[[str], None]) -> Transport:
     """To a coordinator on another node. Raises UsageError where the nodes share no secret."""
-    from nvrx_slurm.control.client import ControlClient  # gRPC: only where there are several nodes
+    from nvrx_slurm.control.client import ControlClient  # TLS and protobuf: only where there are several nodes
 
-    return ControlClient(
-        meeting.endpoints, meeting.key, meeting.token, post, meeting.keepalive, credentials(meeting), say
-    )
+    proof = await credentials(meeting)
+    return ControlClient(meeting.endpoints, meeting.key, meeting.token, post, meeting.keepalive, proof, say)
 
 
-def credentials(meeting: Meeting) -> Any:
+async def credentials(meeting: Meeting) -> Any:
     """MUNGE, where the nodes have no token; None where they have one. Raises UsageError where there is neither."""
+    from nvrx_slurm.control.auth import in_thread
     from nvrx_slurm.slurm.munge import Munge
 
     if meeting.token:
@@ -119,7 +119,7 @@ def credentials(meeting: Meeting) -> Any:
     try:
         if munge is None:
             raise AuthError("there is no libmunge")
-        munge.seal(b"can it?")
+        await in_thread(lambda: munge.seal(b"can it?"))
     except AuthError as error:
         raise UsageError(f"{_NO_TOKEN} ({error})") from None
     return munge

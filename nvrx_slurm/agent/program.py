@@ -91,7 +91,7 @@ class Program:
         await self.add(self._signals)
         if job.coordinator is None or not await self._try_to_coordinate(job.coordinator):
             assert job.meeting is not None
-            self._link = Link(shell.post, remote_transport(job.meeting, shell.post, say))
+            self._link = Link(shell.post, await remote_transport(job.meeting, shell.post, say))
         await self.add(self._link)
         shell.begin()
 

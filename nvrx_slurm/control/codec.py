@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+from google.protobuf.message import DecodeError, Message
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
-MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse larger gRPC messages
+Envelope = TypeVar("Envelope", bound=Message)
+MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
 _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096}  # longest; cut by the sender
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _LONG_TEXT = {
@@ -60,6 +63,14 @@ def from_agent(message: t.AgentMessage) -> pb.FromAgent:
 def from_coordinator(message: t.CoordinatorMessage) -> pb.FromCoordinator:
     """Wrap a coordinator's message for the wire."""
     return pb.FromCoordinator(**{_COORDINATOR_FIELDS[type(message)]: _to_pb(message)})
+
+
+def parse(kind: type[Envelope], data: bytes) -> Envelope:
+    """The message of class `kind` in `data`. Raises ProtocolError if there is none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ProtocolError("the peer sent bytes that are no message") from None
 
 
 def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:

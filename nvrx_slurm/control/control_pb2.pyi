@@ -6,9 +6,8 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "proof", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job")
+    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +16,6 @@ class FromAgent(_message.Message):
     ASKED_FIELD_NUMBER: _ClassVar[int]
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
-    proof: Proof
     register: Register
     failed: Failed
     succeeded: Succeeded
@@ -25,51 +23,29 @@ class FromAgent(_message.Message):
     end_job: EndJob
     asked: Asked
     warn_job: WarnJob
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("challenge", "plan", "stop", "finish", "refused", "warn", "ranks_gone")
-    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     WARN_FIELD_NUMBER: _ClassVar[int]
     RANKS_GONE_FIELD_NUMBER: _ClassVar[int]
-    challenge: Challenge
     plan: Plan
     stop: Stop
     finish: Finish
     refused: Refused
     warn: Warn
     ranks_gone: RanksGone
-    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "nonce", "job")
+    __slots__ = ("version",)
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
     version: int
-    nonce: bytes
-    job: str
-    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., job: _Optional[str] = ...) -> None: ...
-
-class Challenge(_message.Message):
-    __slots__ = ("version", "nonce", "proof")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    nonce: bytes
-    proof: bytes
-    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
-
-class Proof(_message.Message):
-    __slots__ = ("proof",)
-    PROOF_FIELD_NUMBER: _ClassVar[int]
-    proof: bytes
-    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("node_id", "infra_rank", "host", "addr", "nproc", "order")

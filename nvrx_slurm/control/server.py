@@ -1,57 +1,82 @@
-"""The coordinator's end: accepts agents, checks that they belong to the job, and turns streams into events.
+"""The coordinator's end: accepts agents of the job, keeps strangers small, and turns streams into events.
 
-Everything runs on the program's one asyncio loop. A stream that breaks, goes silent (gRPC keepalive) or does not take
-messages posts `Lost`.
+Everything runs on the program's one asyncio loop. A stream that breaks, goes silent or does not take messages posts
+`Lost`. An agent is silent when it has sent nothing, not even a beat, for the keepalive's interval and timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import resource
 import socket
-import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
-
-import grpc
-import grpc.aio
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth, codec
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.control.options import HANDSHAKE_TIMEOUT_S, QUEUE_LENGTH, SERVICE, server_options
+from nvrx_slurm.control.door import HANDSHAKE_TIMEOUT_S, PLACES, Door
+from nvrx_slurm.control.identity import identity
+from nvrx_slurm.control.stream import BEAT, Stream, receive_frame, send_frame
 from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.machine import earliest
 from nvrx_slurm.errors import AuthError, ExitCode, ProtocolError, UsageError
+from nvrx_slurm.system import bounded
 
-_BROKEN = (grpc.RpcError, grpc.aio.BaseError)
+_BACKLOG = 4096  # connections that the kernel accepts before us
+_ACCEPTS = 64  # at a time, before the loop does something else
+_ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
+_FULL_PAUSE_S = 0.1  # after a turn in which strangers had to make room: they may come back as fast as they like
+_MOST_STRANGERS = 2048
+_LAST_WORDS_S = 2.0  # for a peer to take its last message
+_REFUSALS_SAID = 5
+_RESOLVE_TIMEOUT_S = 5.0
+_TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
 
 
-class _Session:
-    """One agent's stream: a bounded queue of messages to push."""
+class _Peer:
+    """One connection: a stranger until it has registered. Owner of its stream."""
 
-    def __init__(self, node_id: str) -> None:
-        self.node_id = node_id
-        self.queue: asyncio.Queue[pb.FromCoordinator | None] = asyncio.Queue(QUEUE_LENGTH)
-        self.why_lost = "its connection broke or went silent"
-        self.ended = asyncio.Event()
+    def __init__(self, server: ControlServer, connection: socket.socket, address: str) -> None:
+        self.server = server
+        self.socket = connection
+        self.address = address
+        self.stream: Stream | None = None
+        self.greeted = False
+        self.node_id = ""  # "" = not registered
+        self.task: asyncio.Task[None] | None = None  # hands over the token
+        self._ended = False
 
-    def push(self, message: pb.FromCoordinator | None) -> None:
-        """Queue a message (None = close). A peer whose queue is full is lost."""
-        try:
-            self.queue.put_nowait(message)
-        except asyncio.QueueFull:
-            self.end(f"its agent did not take {QUEUE_LENGTH} messages")
+    def proved(self) -> None:
+        """It holds the token; its hello comes next."""
 
-    def end(self, why: str = "") -> None:
-        """Close the stream at once, without reading or writing the rest. `why`: the cause, if it is known."""
-        if not self.ended.is_set():
-            self.why_lost = why or self.why_lost
-            self.ended.set()
+    def received(self, frame: bytes) -> None:
+        """A frame."""
+        self.server.on_frame(self, frame)
+
+    def ended(self, why: Exception) -> None:
+        """The end."""
+        self.server.on_end(self, why)
+
+    def close(self, why: Exception) -> None:
+        """End this connection, whatever it has become."""
+        if self.stream is not None:
+            self.stream.abort(why)
+        elif not self._ended:
+            self._ended = True
+            asyncio.get_running_loop().remove_reader(self.socket.fileno())
+            self.socket.close()
+            self.ended(why)
 
 
 class ControlServer:
-    """gRPC server of the coordinator. `post` gets the coordinator's events; `say` gets sentences for the log."""
+    """The members' connections. `post` gets the coordinator's events; `say` gets sentences for the log.
+
+    `keepalive`: interval and timeout, seconds. `credentials`: hand the token to agents that prove their user by them.
+    """
 
     def __init__(
         self,
@@ -62,40 +87,41 @@ class ControlServer:
         keepalive: tuple[float, float],
         credentials: auth.Credentials | None = None,
     ) -> None:
-        self._job = job
-        self._token = token
+        self._job, self._token = job, token
         self._post = post
         self._say = say
+        self._silence_s = sum(keepalive)
         self._credentials = credentials
-        self._sessions: dict[str, _Session] = {}
-        self._refused = 0
-        self._server = grpc.aio.server(options=server_options(*keepalive))
-        handlers = {
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session, pb.FromAgent.FromString, pb.FromCoordinator.SerializeToString
-            ),
-            "GetToken": grpc.unary_unary_rpc_method_handler(
-                self._get_token, pb.TokenRequest.FromString, pb.TokenReply.SerializeToString
-            ),
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._one_by_one = asyncio.Lock()  # requests to MUNGE
+        self._identity = identity(token, job)
+        strangers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
+        self._door: Door[_Peer] = Door(max(2 * PLACES, min(_MOST_STRANGERS, strangers)))
+        self._members: dict[str, _Peer] = {}
+        self._heard: dict[_Peer, float] = {}  # when a member was heard last, oldest first
+        self._leaving: set[_Peer] = set()
+        self._all_left = asyncio.Event()
+        self._refusals = 0
+        self._listener: socket.socket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = float("inf")
+        self._tending = False
 
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
 
         Raises UsageError when none is free.
         """
-        host = f"[{address}]" if ":" in address else address
+        self._loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         for port in ports:
-            if not _is_free(address, port):  # gRPC would notice it, too, but prints an error
-                continue
-            try:
-                bound = self._server.add_insecure_port(f"{host}:{port}")
-            except RuntimeError:
-                continue
-            if bound:
-                await self._server.start()
-                return f"{host}:{bound}"
+            with contextlib.suppress(OSError):
+                self._listener = socket.create_server(
+                    (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=address == "::"
+                )
+                self._listener.setblocking(False)
+                self._loop.add_reader(self._listener, self._accept)
+                host = f"[{address}]" if ":" in address else address
+                return f"{host}:{self._listener.getsockname()[1]}"
         raise UsageError(
             f"the coordinator cannot listen on {address}: ports {', '.join(map(str, ports))} are taken or the address"
             f" is not this host's; give another with --rdzv-endpoint HOST:PORT"
@@ -103,147 +129,214 @@ class ControlServer:
 
     def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
         """Push to one agent; False when it is not connected here."""
-        session = self._sessions.get(node_id)
-        if session is not None:
-            session.push(codec.from_coordinator(message))
-        return session is not None
+        return bool(self._push((self._members.get(node_id),), message))
 
     def send_all(self, message: t.CoordinatorMessage) -> None:
         """Push to every agent."""
-        for node_id in list(self._sessions):
-            self.send(node_id, message)
+        self._push(list(self._members.values()), message)
+
+    def _push(self, peers: Iterable[_Peer | None], message: t.CoordinatorMessage) -> int:
+        frame = codec.from_coordinator(message).SerializeToString()
+        streams = [peer.stream for peer in peers if peer is not None and peer.stream is not None]
+        for stream in streams:
+            stream.send(frame)
+        return len(streams)
 
     def drop(self, node_id: str) -> None:
         """Close one agent's stream after what was pushed before."""
-        session = self._sessions.pop(node_id, None)
-        if session is not None:
-            session.push(None)
+        peer = self._members.pop(node_id, None)
+        if peer is not None and peer.stream is not None:
+            self._heard.pop(peer, None)
+            self._leaving.add(peer)
+            peer.stream.finish(_LAST_WORDS_S)
 
     async def close(self, grace_s: float) -> None:
-        """Stop serving; open streams get `grace_s` seconds to take the queued messages."""
-        for node_id in list(self._sessions):
+        """Stop serving; open streams get `grace_s` seconds to take what was pushed."""
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        for peer in self._door.guests():
+            peer.close(ConnectionError("the coordinator ends"))
+        for node_id in list(self._members):
             self.drop(node_id)
-        await self._server.stop(grace_s)
+        if self._leaving:
+            self._all_left.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_left.wait(), grace_s)
+        for peer in list(self._leaving):
+            peer.close(ConnectionError("the coordinator ends"))
+        if self._timer is not None:
+            self._timer.cancel()
 
-    # --- one stream ----------------------------------------------------------------------------------
+    # --- strangers -------------------------------------------------------------------------------------------
 
-    async def _session(self, _requests: Any, context: Any) -> None:
+    def _accept(self) -> None:
+        assert self._listener is not None
+        full = False
+        for _ in range(_ACCEPTS):
+            try:
+                connection, source = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                break
+            except OSError as error:  # no descriptor (EMFILE, ENFILE) or no memory: members must not notice
+                self._say_refusal(f"cannot accept connections: {error.strerror}; trying again")
+                self._pause(_ACCEPT_PAUSE_S)
+                break
+            connection.setblocking(False)
+            address = source[0].removeprefix("::ffff:")
+            for peer in self._door.arrive(_Peer(self, connection, address), address, self._loop.time()):
+                full = True
+                peer.close(ConnectionError("newer connections took its place"))
+        if full:
+            self._pause(_FULL_PAUSE_S)
+        self._tend()
+
+    def _pause(self, seconds: float) -> None:
+        assert self._listener is not None
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if self._listener is not None:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _tend_soon(self) -> None:
+        if not self._tending:
+            self._tending = True
+            self._loop.call_soon(self._tend)
+
+    def _tend(self) -> None:
+        """Let strangers in or out, drop silent members, and set the timer for the next time."""
+        self._tending = False
+        if self._listener is None:
+            return
+        now = self._loop.time()
+        for peer in self._door.late(now):
+            peer.close(ProtocolError("it did not finish the handshake in time"))
+        while self._heard and (oldest := next(iter(self._heard))) and self._heard[oldest] + self._silence_s <= now:
+            oldest.close(ConnectionError(f"it was silent for {self._silence_s:g} s"))
+        for peer in self._door.admit(now):
+            self._begin(peer)
+        silent = next((since + self._silence_s for since in self._heard.values()), None)
+        due = earliest(self._door.deadline(), silent)
+        if due is not None and due < self._timer_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_s = due
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_s = None, float("inf")
+        self._tend()
+
+    def _begin(self, peer: _Peer) -> None:
+        """The first byte of an admitted connection tells what it wants."""
         try:
-            register = await asyncio.wait_for(self._handshake(context), HANDSHAKE_TIMEOUT_S)
-        except (AuthError, ProtocolError, asyncio.TimeoutError) as error:
-            await self._refuse(context, error)
-            return
-        if register is None:
-            return
-        session = _Session(register.node.node_id)
-        older = self._sessions.get(session.node_id)
-        self._sessions[session.node_id] = session
+            first = peer.socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return self._loop.add_reader(peer.socket.fileno(), self._begin, peer)
+        except OSError as error:
+            return peer.close(error)
+        if first == _TLS_HANDSHAKE:
+            with contextlib.suppress(OSError):
+                peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.stream = Stream(peer.socket, self._identity, True, peer)
+        elif first == b"\0" and self._credentials is not None:
+            self._loop.remove_reader(peer.socket.fileno())
+            peer.task = self._loop.create_task(self._hand_over_token(peer, self._credentials))
+        elif first == b"\0":
+            peer.close(AuthError("it asks for a token, and this coordinator hands out none"))
+        else:
+            peer.close(ProtocolError("it speaks another protocol") if first else ConnectionError("it left"))
+
+    async def _hand_over_token(self, peer: _Peer, credentials: auth.Credentials) -> None:
+        """For agents that Slurm started without a token. MUNGE is asked in a thread, one request at a time."""
+        why: Exception = ConnectionError("it has its answer")
+        try:
+            data = await asyncio.wait_for(receive_frame(peer.socket), HANDSHAKE_TIMEOUT_S)
+            request = codec.parse(pb.TokenRequest, data)
+            async with self._one_by_one:
+                sealed = await auth.in_thread(
+                    lambda: auth.answer_request(credentials, self._job, self._token, request.credential)
+                )
+            reply = pb.TokenReply(credential=sealed).SerializeToString()
+            await asyncio.wait_for(send_frame(peer.socket, reply), HANDSHAKE_TIMEOUT_S)
+        except (AuthError, ProtocolError, OSError, asyncio.TimeoutError) as error:
+            why = error
+        peer.close(why)
+
+    # --- members ---------------------------------------------------------------------------------------------
+
+    def on_frame(self, peer: _Peer, frame: bytes) -> None:
+        """A frame of a peer that holds the token. Raises ProtocolError."""
+        if peer.node_id:
+            self._heard.pop(peer, None)
+            self._heard[peer] = self._loop.time()
+            if frame == BEAT:
+                assert peer.stream is not None
+                return peer.stream.send(BEAT)
+        envelope = codec.parse(pb.FromAgent, frame)
+        if not peer.greeted:
+            return self._greet(peer, envelope)
+        message = codec.decode(envelope)
+        if isinstance(message, t.Register) == bool(peer.node_id):
+            raise ProtocolError("it registers twice" if peer.node_id else "the agent did not register first")
+        if isinstance(message, t.Register):
+            return self._register(peer, message)
+        if self._members.get(peer.node_id) is peer:
+            self._post(ev.FromAgent(peer.node_id, message))
+
+    def _greet(self, peer: _Peer, envelope: pb.FromAgent) -> None:
+        if envelope.WhichOneof("what") != "hello":
+            raise ProtocolError("the agent did not send its hello")
+        peer.greeted = True
+        if envelope.hello.version != auth.VERSION:
+            assert peer.stream is not None
+            why = f"the agent speaks protocol {envelope.hello.version}, this coordinator {auth.VERSION}"
+            refused = t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes")
+            self._push((peer,), refused)
+            self._door.leave(peer, True, self._loop.time())
+            self._leaving.add(peer)
+            peer.stream.finish(_LAST_WORDS_S)
+            self._say_refusal(f"refused {peer.address}: {why}")
+
+    def _register(self, peer: _Peer, register: t.Register) -> None:
+        if not register.node.addr:  # the agent does not know it: its connection's source
+            register = replace(register, node=replace(register.node, addr=peer.address))
+        peer.node_id = register.node.node_id
+        older = self._members.get(peer.node_id)
+        self._members[peer.node_id] = peer
+        self._heard[peer] = self._loop.time()
         if older is not None:
-            older.end()
+            older.close(ConnectionError("its agent connected again"))
+        self._door.leave(peer, True, self._loop.time())
+        self._tend_soon()
         self._post(ev.Joined(register))
-        tasks = [asyncio.ensure_future(half(session, context)) for half in (self._read, self._write)]
-        try:
-            # not the reader's end: a peer that takes no message blocks the writer while its reader waits
-            await session.ended.wait()
-        finally:
-            for task in tasks:
-                task.cancel()
-            if self._sessions.get(session.node_id) is session:
-                del self._sessions[session.node_id]
-                self._post(ev.Lost(session.node_id, session.why_lost))
 
-    async def _handshake(self, context: Any) -> t.Register | None:
-        hello = await self._expect(context, "hello")
-        if hello is None:
-            return None
-        if hello.job != self._job:
-            raise AuthError("the agent belongs to another job")
-        if hello.version != auth.VERSION:
-            raise ProtocolError(f"the agent speaks protocol {hello.version}, this coordinator {auth.VERSION}")
-        nonce = auth.new_nonce()
-        mine = auth.proof(self._token, "coordinator", self._job, nonce, hello.nonce)
-        await context.write(pb.FromCoordinator(challenge=pb.Challenge(version=auth.VERSION, nonce=nonce, proof=mine)))
-        answer = await self._expect(context, "proof")
-        if answer is None:
-            return None
-        auth.check(self._token, "agent", self._job, hello.nonce, nonce, answer.proof)
-        envelope = await context.read()
-        if envelope is grpc.aio.EOF:
-            return None
-        register = codec.decode(envelope)
-        if not isinstance(register, t.Register):
-            raise ProtocolError("the agent did not register first")
-        return _with_address(register, context.peer())
+    def on_end(self, peer: _Peer, why: Exception) -> None:
+        """A connection has ended."""
+        now = self._loop.time()
+        self._heard.pop(peer, None)
+        self._leaving.discard(peer)
+        if not self._leaving:
+            self._all_left.set()
+        if peer.node_id:
+            if self._members.get(peer.node_id) is peer:
+                del self._members[peer.node_id]
+                broke = "its agent broke the protocol: " if isinstance(why, ProtocolError) else ""
+                self._post(ev.Lost(peer.node_id, f"{broke}{why}"))
+            return
+        if isinstance(why, (AuthError, ProtocolError)):
+            self._say_refusal(f"refused a connection from {peer.address}: {why}")
+        self._door.leave(peer, False, now)
+        self._tend_soon()
 
-    async def _expect(self, context: Any, what: str) -> Any:
-        envelope = await context.read()
-        if envelope is grpc.aio.EOF:
-            return None
-        if envelope.WhichOneof("what") != what:
-            raise ProtocolError(f"the agent did not send its {what}")
-        return getattr(envelope, what)
-
-    async def _refuse(self, context: Any, error: Exception) -> None:
-        """Close a stream that is not of this job; the first five are said."""
-        why = str(error) or "it did not finish the handshake in time"
-        self._refused += 1
-        if self._refused <= 5:
-            self._say(f"refused a connection from {context.peer()}: {why}")
-        refusal = pb.Refused(code=ExitCode.NODE_REFUSED, reason=why)
-        await context.write(pb.FromCoordinator(refused=refusal))
-
-    async def _read(self, session: _Session, context: Any) -> None:
-        try:
-            while (envelope := await context.read()) is not grpc.aio.EOF:
-                message = codec.decode(envelope)
-                if isinstance(message, t.Register):
-                    raise ProtocolError("it registers twice")
-                if session is self._sessions.get(session.node_id):
-                    self._post(ev.FromAgent(session.node_id, message))
-            session.end()
-        except Exception as error:  # also bytes that are no message, for which gRPC has no error class
-            session.end(f"its agent broke the protocol: {error}")
-
-    async def _write(self, session: _Session, context: Any) -> None:
-        try:
-            while (message := await session.queue.get()) is not None:
-                await context.write(message)
-            session.end()
-        except (*_BROKEN, asyncio.InvalidStateError):
-            return  # the reader sees the same break and reports it
-
-    # --- the token, for agents that Slurm started without one ------------------------------------------
-
-    async def _get_token(self, request: pb.TokenRequest, context: Any) -> pb.TokenReply:
-        if self._credentials is None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator hands out no token")
-        assert self._credentials is not None
-        try:
-            sealed = auth.answer_request(self._credentials, self._job, self._token, request.credential)
-        except AuthError as error:
-            self._refused += 1
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        return pb.TokenReply(credential=sealed)
-
-
-def _with_address(register: t.Register, peer: str) -> t.Register:
-    """Fill in an address that the agent does not know: its stream's source ("ipv4:10.0.0.7:4711")."""
-    if register.node.addr:
-        return register
-    scheme, _, rest = urllib.parse.unquote(peer).partition(":")
-    if scheme not in ("ipv4", "ipv6"):
-        raise ProtocolError(f"the agent named no address and its stream comes from {peer!r}")
-    address = rest.rpartition(":")[0].strip("[]")
-    return replace(register, node=replace(register.node, addr=address))
-
-
-def _is_free(address: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        socket.create_server((address, port), family=family).close()  # with SO_REUSEADDR, as gRPC does
-    except OSError:
-        return False
-    return True
+    def _say_refusal(self, sentence: str) -> None:
+        """Say the first few; strangers must not fill the log."""
+        self._refusals += 1
+        if self._refusals <= _REFUSALS_SAID:
+            self._say(sentence)
 
 
 async def resolve(host: str) -> str:
@@ -253,9 +346,12 @@ async def resolve(host: str) -> str:
     address on the other nodes: then it is 0.0.0.0 or ::. "localhost" and IP addresses are taken as they are.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise UsageError(f"the coordinator's host name {host} does not resolve: {error.strerror}") from None
+        found = await bounded.call_async(
+            lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM), _RESOLVE_TIMEOUT_S, "the resolver"
+        )
+    except (OSError, bounded.Overrun) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"the coordinator's host name {host} does not resolve: {why}") from None
     addresses = [str(entry[4][0]) for entry in found]
     if host == "localhost" or host in addresses:
         return addresses[0]

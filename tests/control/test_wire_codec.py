@@ -9,7 +9,6 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,10 +64,10 @@ def test_coordinators_messages_survive_the_wire(message: t.CoordinatorMessage) -
 
 @settings(max_examples=500)
 @given(st.binary(max_size=300), st.sampled_from([pb.FromAgent, pb.FromCoordinator]))
-def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: type) -> None:
+def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: Any) -> None:
     try:
-        codec.decode(envelope.FromString(data))  # type: ignore[attr-defined]
-    except (DecodeError, ProtocolError):
+        codec.decode(codec.parse(envelope, data))
+    except ProtocolError:
         return
 
 
@@ -81,7 +80,6 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromAgent(), "without content"),
         (pb.FromCoordinator(), "without content"),
         (pb.FromAgent(hello=pb.Hello(version=1)), "hello"),
-        (pb.FromCoordinator(challenge=pb.Challenge(version=1)), "challenge"),
         (pb.FromAgent(register=pb.Register()), "Register.node is missing"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=0))), "Node.nproc is 0"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=5000))), "Node.nproc is 5000"),

@@ -9,18 +9,17 @@ import select
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
-from wire_harness import JOB, NODE, TOKEN, Client, Server, story
+from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
 from nvrx_slurm.control import auth
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.control.options import GET_TOKEN
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import AuthError
@@ -123,15 +122,13 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None
         auth.read_answer(theirs, "other", auth.answer_request(ours, JOB, TOKEN, auth.seal_request(theirs, JOB)))
 
 
-async def _ask(port: int, credential: str) -> grpc.StatusCode:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(GET_TOKEN, pb.TokenRequest.SerializeToString, pb.TokenReply.FromString)
-        try:
-            await call(pb.TokenRequest(job=JOB, credential=credential), timeout=10)
-        except grpc.aio.AioRpcError as error:
-            assert TOKEN not in str(error)
-            return error.code()
-    return grpc.StatusCode.OK
+async def _ask(port: int, credential: str) -> bool:
+    """Whether the coordinator answers with something sealed."""
+    async with Raw(port, token=None) as raw:
+        await raw.say(pb.TokenRequest(job=JOB, credential=credential).SerializeToString())
+        answer = await raw.reader.read()
+        assert TOKEN.encode() not in answer
+        return bool(pb.TokenReply.FromString(answer[4:]).credential)
 
 
 @story
@@ -139,10 +136,35 @@ async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> N
     ours, theirs = credentials
     request = auth.seal_request(theirs, JOB)
     async with Server(credentials=ours) as server:
-        assert await _ask(server.port, request) is grpc.StatusCode.OK
-        for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 500_000):
-            assert await _ask(server.port, forged) is grpc.StatusCode.UNAUTHENTICATED
+        assert await _ask(server.port, request)
+        for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 16_000):
+            assert not await _ask(server.port, forged)
         assert server.inbox.empty()
+
+
+@story
+async def test_a_munged_that_hangs_delays_no_member() -> None:
+    """Its calls run in a thread, one at a time, while the loop answers."""
+    vault: dict[str, tuple[str, bytes]] = {}
+    at_once, most, go = 0, 0, threading.Event()
+
+    class Hangs(FakeMunge):
+        def open(self, credential: str) -> bytes:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            go.wait(10)
+            at_once -= 1
+            return super().open(credential)
+
+    async with Server(credentials=Hangs(vault, "me")) as server:
+        asking = [asyncio.ensure_future(_ask(server.port, "x")) for _ in range(5)]
+        async with Client(server.port) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+            assert not any(one.done() for one in asking)
+            go.set()
+            assert await asyncio.gather(*asking) == [False] * 5 and most == 1
 
 
 @story
