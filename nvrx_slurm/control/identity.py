@@ -1,7 +1,7 @@
 """The identity of a job: an Ed25519 key and its certificate, derived from the job's token, and TLS 1.3 with them.
 
 Ed25519 signs deterministically, so both ends derive the same certificate, byte for byte. Each accepts only that one.
-A peer that completes the handshake therefore holds the token, and nobody in between can read or alter a byte.
+A peer that completes the handshake therefore holds the token, and no host in between can read or alter a byte.
 
 The key is made here (RFC 8032, section 5.1) because OpenSSL has no way to it from Python, and importing `cryptography`
 costs more time and memory than the whole transport. The arithmetic is not constant in time. It runs once per process,

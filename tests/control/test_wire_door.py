@@ -1,4 +1,4 @@
-"""Who of the connections without a proof may begin: pure, at any number of strangers."""
+"""Which connections without a proof may begin: pure, at any number of strangers."""
 
 from __future__ import annotations
 

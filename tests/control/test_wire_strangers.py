@@ -52,7 +52,7 @@ def _long_hello(size: int) -> bytes:
     ],
 )
 @story
-async def test_who_is_no_agent_is_refused_and_said(first: bytes, why: str) -> None:
+async def test_what_is_no_agent_is_refused_and_said(first: bytes, why: str) -> None:
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as raw:
         with contextlib.suppress(ConnectionError):
             raw.writer.write(first)
