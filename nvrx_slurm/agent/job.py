@@ -9,7 +9,7 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.types import Node
+from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
@@ -25,6 +25,9 @@ class Meeting:
     token: str = field(repr=False)  # "" = have MUNGE hand it over
     keepalive: tuple[float, float] = (5.0, 5.0)  # interval and timeout, seconds
     munge_socket: str | None = None
+    ports: tuple[int, ...] = ()  # where an agent of the job may listen on its host, before the first plan
+    candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
+    patience_s: float = 5.0  # how long the first of them is tried before the next
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class Job:
     spec: WorkerSpec
     agent: AgentSettings
     preflight: PreflightSpec
-    coordinator: CoordinatorSettings | None  # None: another node is the coordinator
+    coordinator: CoordinatorSettings | None  # None: another node is the first coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
+    electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

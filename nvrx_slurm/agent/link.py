@@ -34,6 +34,19 @@ class Transport(Protocol):
         """Deliver what is queued within `grace_s` seconds, then disconnect."""
 
 
+class NoTransport:
+    """Before the first candidate is sought: messages are lost, as without a stream."""
+
+    def start(self) -> None:
+        """There is nothing to begin."""
+
+    def send(self, message: t.AgentMessage) -> None:
+        """Lost."""
+
+    async def close(self, grace_s: float) -> None:
+        """There is nothing to close."""
+
+
 class Link:
     """Role: sends the agent's messages by its transport, which can be replaced while the program runs."""
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import TRACEBACK_HOLD_S, Console
 from nvrx_slurm.agent.coordinator import CoordinatorRole
 from nvrx_slurm.agent.early import Early
+from nvrx_slurm.agent.elections import Elections
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
-from nvrx_slurm.agent.link import Link, remote_transport
+from nvrx_slurm.agent.lease import LeaseKeeper
+from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, NoTransport, credentials
 from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.agent.shell import Shell
@@ -27,8 +30,13 @@ from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.errors import ExitCode, NvrxError, signal_exit_code
+from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
+from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.system import limits
 from nvrx_slurm.system.files import HEALTH_NAME
+
+if TYPE_CHECKING:
+    from nvrx_slurm.control.server import ControlServer
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _LAST_LINES_S = 2.0  # for queued console lines at the end
@@ -47,6 +55,9 @@ class Program:
         self._early = early
         self._roles: list[Role] = []
         self._coordinator: CoordinatorRole | None = None
+        self._elections: Elections | None = None
+        self._server: ControlServer | None = None
+        self._lease: LeaseKeeper | None = None
         self._shell: Shell
         self._link: Link
 
@@ -81,25 +92,79 @@ class Program:
         the coordinator is here.
         """
         job, say = self._job, self._console.say
+        if job.electable is not None:
+            await self._listen()
+            job = self._job
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         self._signals.agent = shell
         path, resident = self._early.private_dir.path, self._early.resident
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, resident)
-        await self.add(preflight, Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path))
+        lease = Lease() if self._server is not None else None
+        workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
+        await self.add(preflight, workers)
         await self.add(self._signals)
-        if job.coordinator is None or not await self._try_to_coordinate(job.coordinator):
-            assert job.meeting is not None
-            self._link = Link(shell.post, await remote_transport(job.meeting, shell.post, say))
+        if lease is not None:
+            await self._start_elections(lease)
+            return
+        assert job.coordinator is not None  # one node
+        await self.become_coordinator(job.coordinator)
         await self.add(self._link)
         shell.begin()
+
+    async def _listen(self) -> None:
+        """Listen for the other agents: each of them may have to coordinate the job."""
+        from nvrx_slurm.control.auth import new_token  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control.server import ControlServer, resolve
+
+        job, say = self._job, self._console.say
+        assert job.meeting is not None and job.electable is not None
+        if job.coordinator is not None and (sentence := limits.files_for(job.electable.max_nodes)):
+            say(sentence)
+        self._token = job.meeting.token or (new_token() if job.coordinator is not None else "")
+        proof = await credentials(job.meeting)
+        self._server = server = ControlServer(
+            job.meeting.key, self._token, lambda event: None, say, job.meeting.keepalive, proof
+        )
+        first, address = job.coordinator is not None, job.node.addr
+        ports = [port for _, port in job.meeting.endpoints]
+        try:
+            address = await resolve(job.meeting.endpoints[0][0] if first or not address else address)
+            where = await server.start(address, ports if first else [*(ports if job.slurm else ()), 0])
+        except UsageError:
+            if not job.may_yield:
+                raise
+            first = False  # another agent of this host has the endpoint
+            where = await server.start(address, [0])
+            job = replace(job, coordinator=None)
+        if first:
+            say(f"coordinator listens on {where}")
+        self._job = replace(job, node=replace(job.node, port=server.port))
+
+    async def _start_elections(self, lease: Lease) -> None:
+        job, shell, say = self._job, self._shell, self._console.say
+        assert self._server is not None and job.meeting is not None
+        self._lease = LeaseKeeper(lease, sum(job.meeting.keepalive), shell.post)
+        self._elections = elections = Elections(
+            job, self._server, self._token, say, shell.finish_with, self._on_coordinator, self._lease
+        )
+        self._link = Link(shell.post, NoTransport())
+        elections.connect(shell.post, self._link)
+        await self.add(elections)
+        shell.begin()
+
+    def _on_coordinator(self, role: CoordinatorRole | None) -> None:
+        self._coordinator = role
+        self._signals.coordinator = None if role is None else role.shell
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
         for role in (self._link, *self._roles):
-            if role is not self._signals and role is not self._coordinator:
+            if role not in (self._signals, self._coordinator, self._elections):
                 await role.close()
+        if self._elections is not None:
+            await self._elections.leave()
         if self._coordinator is not None:
             if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
@@ -117,6 +182,11 @@ class Program:
             await self._coordinator.close(last)
         for role in reversed(self._roles):
             await role.close()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close(LAST_MESSAGES_S)
+        if self._lease is not None:
+            self._lease.close()
 
     # --- roles ------------------------------------------------------------------------------------------------
 
@@ -145,16 +215,6 @@ class Program:
             await self._link.switch(transport)
         else:
             self._link = Link(self._shell.post, transport)
-
-    async def _try_to_coordinate(self, settings: CoordinatorSettings) -> bool:
-        """False where another agent listens already and this one may yield to it."""
-        try:
-            await self.become_coordinator(settings)
-        except NvrxError:
-            if not self._job.may_yield:
-                raise
-            return False
-        return True
 
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception was not caught, in a callback or task: end with it rather than go on half-done."""

@@ -23,6 +23,7 @@ from nvrx_slurm.agent.run_dir import RunDir, open_log
 from nvrx_slurm.agent.signals import ENDING
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, processes
 from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
@@ -69,9 +70,17 @@ class Workers:
     commands: ClassVar[tuple[type, ...]]
 
     def __init__(
-        self, node: Node, spec: WorkerSpec, run_dir: RunDir, console: Console, post: Post, private_dir: Path
+        self,
+        node: Node,
+        spec: WorkerSpec,
+        run_dir: RunDir,
+        console: Console,
+        post: Post,
+        private_dir: Path,
+        lease: Lease | None = None,
     ) -> None:
         self._node = node
+        self._lease = lease
         self._spec = spec
         self._run_dir = run_dir
         self._console = console
@@ -99,7 +108,7 @@ class Workers:
             self._board.touch(0o600)
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked)
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._hold()
@@ -135,9 +144,14 @@ class Workers:
             self._orphans.kill()  # of an earlier cycle
         self._stopping = self._failed = self._output_lost = False
         directory = self._run_dir.node_dir(plan.cycle, self._node)
+        fenced = self._lease is not None and self._lease.over
         for local_rank in range(self._node.nproc):
             rank = plan.rank_offset + local_rank
             where = RankFault(FaultKind.SPAWN, self._node.host, self._node.infra_rank, rank, local_rank)
+            if fenced:  # this program was stopped, and the plan is an old one
+                fault = replace(where, message="the lease of this node is over")
+                self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
+                continue
             try:
                 self._start_one(plan, directory, local_rank, where)
             except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
@@ -16,11 +17,12 @@ from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system import numa
-from nvrx_slurm.types import KindCount, RestartPolicy
+from nvrx_slurm.types import KindCount, Peer, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 _KILL_WAIT_S = 30.0  # Slurm's default
@@ -46,16 +48,25 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
+    coordinator = _coordinator(config, slurm, nodes, agent, preflight)
+    if meeting is not None:
+        of_slurm = slurm is not None and config.launch.endpoint is None
+        agent = replace(agent, elects=True)
+        coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
+        if hosts and not of_slurm:
+            me = Peer(peer_key(node), node.host, node.addr, meeting.endpoints[0][1])
+            meeting = replace(meeting, candidates=(me,))
     return Job(
         node,
         directory,
         worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
         agent,
         preflight,
-        _coordinator(config, slurm, nodes, agent, preflight) if hosts else None,
+        coordinator if hosts else None,
         meeting,
         slurm,
         _progress_file(config),
+        coordinator if meeting is not None else None,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 

@@ -17,7 +17,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf, control
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports
 from nvrx_slurm.slurm.munge import Munge
-from nvrx_slurm.types import Node
+from nvrx_slurm.types import Node, Peer
+
+_CANDIDATES = 32
 
 
 def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: Mapping[str, str]) -> Meeting | None:
@@ -33,8 +35,11 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
     if slurm is not None and endpoint is None:
         address = control.node_address(slurm.nodes[0])
         key = f"slurm/{slurm.cluster_name}/{slurm.job_id}.{slurm.step_id}/{slurm.restart_count}"
-        endpoints = tuple((address, port) for port in coordinator_ports(slurm))
-        return Meeting(key, endpoints, env.get(TOKEN_ENV, ""), keepalive, munge_socket)
+        ports = tuple(coordinator_ports(slurm))
+        endpoints = tuple((address, port) for port in ports)
+        first = Peer("0", slurm.nodes[0], address, 0)
+        others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.nodes[:_CANDIDATES]) if rank)
+        return Meeting(key, endpoints, env.get(TOKEN_ENV, ""), keepalive, munge_socket, ports, (first, *others))
     if endpoint is None:
         raise UsageError(
             f"{nodes.max} nodes have to meet somewhere; give all of them the same --rdzv-endpoint HOST:PORT,"
@@ -48,7 +53,9 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
     token = env.get(TOKEN_ENV, "")
     if not token and not (slurm is not None and Munge.answers(munge_socket)):
         token = hashlib.sha256(f"nvrx/{rdzv_id}".encode()).hexdigest()
-    return Meeting(f"rdzv/{rdzv_id}", (endpoint,), token, keepalive, munge_socket)
+    candidates = (Peer("endpoint", endpoint[0], endpoint[0], endpoint[1]),)
+    ports = (endpoint[1],)
+    return Meeting(f"rdzv/{rdzv_id}", (endpoint,), token, keepalive, munge_socket, ports, candidates)
 
 
 def token_note(config: Config, found: Meeting | None, env: Mapping[str, str]) -> str:

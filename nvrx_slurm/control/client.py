@@ -43,7 +43,9 @@ class ControlClient:
     """One agent's stream, whose owner it is. `post` gets the agent's events: Connected, messages, Disconnected.
 
     `endpoints`: candidates as (host, port), tried in order. `token` "" = ask for it with `credentials`.
-    `keepalive`: interval and timeout, seconds. `say` gets each different problem once. Raises UsageError.
+    `keepalive`: interval and timeout, seconds. `say` gets each different problem once. `once`: after one try of all
+    endpoints, or one stream, it is done, and posts Unreached or Disconnected; `refused` and `silent` say more.
+    `on_beat(sent_s)` is called with each answer to a beat. Raises UsageError.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ControlClient:
         keepalive: tuple[float, float],
         credentials: auth.Credentials | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        once: bool = False,
     ) -> None:
         self._endpoints = list(endpoints)
         self._job, self._token = job, token
@@ -70,9 +73,17 @@ class ControlClient:
         self._beat_s, self._answered = 0.0, True
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._once = once
+        self.refused = self.silent = False  # how it ended
+        self.on_beat: Callable[[float], None] = lambda sent_s: None
         self.last_problem = "not tried yet"
         if token:
             identity(token, job)  # raises UsageError here rather than later
+
+    @property
+    def token(self) -> str:
+        """The job's token, as far as it is known."""
+        return self._token
 
     def start(self) -> None:
         """Begin to look for the coordinator (on the running loop)."""
@@ -102,16 +113,23 @@ class ControlClient:
         delay = _FIRST_RETRY_S
         # up to Python 3.11 wait_for() may lose a cancellation that coincides with the end of its awaitable
         while not self._closing:
-            foreign = 0
+            foreign = refusals = 0
             for host, port in self._endpoints:
                 try:
                     await self._try(host, port)
+                    if self._once:
+                        return
                     delay = _FIRST_RETRY_S
                 except _NotThere as why:
                     self.last_problem = f"{host}:{port}: {why}"
                     foreign += isinstance(why, _Foreign)
+                    refusals += isinstance(why.__cause__, ConnectionRefusedError)
+                    self.silent = self.silent or isinstance(why.__cause__, TimeoutError)
                 if self._closing:
                     return
+            if self._once:
+                self.refused = refusals + foreign == len(self._endpoints)
+                return self._post(ev.Unreached(self.last_problem))
             self._judge(foreign == len(self._endpoints))
             await asyncio.sleep(delay * random.uniform(0.7, 1.3))
             delay = min(delay * _RETRY_GROWTH, _LAST_RETRY_S)
@@ -140,6 +158,7 @@ class ControlClient:
                 problem = _Foreign(str(error))
             except OSError as error:
                 problem = _NotThere(error.strerror or str(error))
+                problem.__cause__ = error
         raise problem
 
     def _say_once(self, sentence: str) -> None:
@@ -197,6 +216,7 @@ class ControlClient:
         if frame != BEAT:
             return self._post(codec.decode(codec.parse(pb.FromCoordinator, frame)))
         self._answered = True
+        self.on_beat(self._beat_s)
         self._wake(self._beat_s + self._interval_s)
 
     def ended(self, why: Exception) -> None:
@@ -216,11 +236,13 @@ class ControlClient:
         now = self._loop.time()
         assert self._stream is not None
         since_s = now - self._beat_s
+        self.silent = True
         if not self._answered:
             self._stream.abort(ConnectionError(f"the coordinator was silent for {since_s:.1f} s"))
         elif since_s >= self._interval_s + self._timeout_s:
             self._stream.abort(ConnectionError(f"this agent was stopped or blocked for {since_s:.1f} s"))
         else:
+            self.silent = False
             self._beat_s, self._answered = now, False
             self._wake(now + self._timeout_s)
             self._stream.send(BEAT)

@@ -37,6 +37,10 @@ _RESOLVE_TIMEOUT_S = 5.0
 _TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
 
 
+class _Silent(ConnectionError):
+    """Nothing was heard for too long."""
+
+
 class _Peer:
     """One connection: a stranger until it has registered. Owner of its stream."""
 
@@ -100,11 +104,26 @@ class ControlServer:
         self._heard: dict[_Peer, float] = {}  # when a member was heard last, oldest first
         self._leaving: set[_Peer] = set()
         self._all_left = asyncio.Event()
+        self._where: Callable[[], t.Elsewhere] | None = None
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = float("inf")
         self._tending = False
+
+    def listen_to(self, post: Callable[[Any], None], where: Callable[[], t.Elsewhere]) -> None:
+        """From now on `post` gets the events. `where()` answers agents that ask for the coordinator."""
+        self._post, self._where = post, where
+
+    def heard_at(self, node_id: str) -> float:
+        """When this member was heard last (monotonic seconds)."""
+        peer = self._members.get(node_id)
+        return self._heard.get(peer, 0.0) if peer is not None else 0.0
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
 
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
@@ -160,14 +179,18 @@ class ControlServer:
             peer.close(ConnectionError("the coordinator ends"))
         for node_id in list(self._members):
             self.drop(node_id)
-        if self._leaving:
-            self._all_left.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_left.wait(), grace_s)
+        await self.all_left(grace_s)
         for peer in list(self._leaving):
             peer.close(ConnectionError("the coordinator ends"))
         if self._timer is not None:
             self._timer.cancel()
+
+    async def all_left(self, grace_s: float) -> None:
+        """Wait until those that were dropped have closed their ends; at most `grace_s` seconds."""
+        if self._leaving:
+            self._all_left.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_left.wait(), grace_s)
 
     # --- strangers -------------------------------------------------------------------------------------------
 
@@ -215,7 +238,7 @@ class ControlServer:
         for peer in self._door.late(now):
             peer.close(ProtocolError("it did not finish the handshake in time"))
         while self._heard and (oldest := next(iter(self._heard))) and self._heard[oldest] + self._silence_s <= now:
-            oldest.close(ConnectionError(f"it was silent for {self._silence_s:g} s"))
+            oldest.close(_Silent(f"it was silent for {self._silence_s:g} s"))
         for peer in self._door.admit(now):
             self._begin(peer)
         silent = next((since + self._silence_s for since in self._heard.values()), None)
@@ -280,6 +303,8 @@ class ControlServer:
         if not peer.greeted:
             return self._greet(peer, envelope)
         message = codec.decode(envelope)
+        if isinstance(message, t.Look) and not peer.node_id and self._where is not None:
+            return self._send_on(peer, self._where())
         if isinstance(message, t.Register) == bool(peer.node_id):
             raise ProtocolError("it registers twice" if peer.node_id else "the agent did not register first")
         if isinstance(message, t.Register):
@@ -292,14 +317,17 @@ class ControlServer:
             raise ProtocolError("the agent did not send its hello")
         peer.greeted = True
         if envelope.hello.version != auth.VERSION:
-            assert peer.stream is not None
             why = f"the agent speaks protocol {envelope.hello.version}, this coordinator {auth.VERSION}"
-            refused = t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes")
-            self._push((peer,), refused)
-            self._door.leave(peer, True, self._loop.time())
-            self._leaving.add(peer)
-            peer.stream.finish(_LAST_WORDS_S)
+            self._send_on(peer, t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"))
             self._say_refusal(f"refused {peer.address}: {why}")
+
+    def _send_on(self, peer: _Peer, message: t.CoordinatorMessage) -> None:
+        """The last message to a peer that does not register."""
+        assert peer.stream is not None
+        self._push((peer,), message)
+        self._door.leave(peer, True, self._loop.time())
+        self._leaving.add(peer)
+        peer.stream.finish(_LAST_WORDS_S)
 
     def _register(self, peer: _Peer, register: t.Register) -> None:
         if not register.node.addr:  # the agent does not know it: its connection's source
@@ -325,7 +353,7 @@ class ControlServer:
             if self._members.get(peer.node_id) is peer:
                 del self._members[peer.node_id]
                 broke = "its agent broke the protocol: " if isinstance(why, ProtocolError) else ""
-                self._post(ev.Lost(peer.node_id, f"{broke}{why}"))
+                self._post(ev.Lost(peer.node_id, f"{broke}{why}", isinstance(why, _Silent)))
             return
         if isinstance(why, (AuthError, ProtocolError)):
             self._say_refusal(f"refused a connection from {peer.address}: {why}")

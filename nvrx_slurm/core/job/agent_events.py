@@ -46,6 +46,13 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """No stream could be opened. Not for the agent's core: its link looks on."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseOver:
     """No coordinator has renewed this node's lease: another node may start its ranks soon."""
 

@@ -105,7 +105,7 @@ class Electing(JobPart):
             return False
         quorum.elected = True
         quorum.dead.difference_update(self.voters)
-        self._fence(now)
+        self._fence_missing(now)
         self.core.emit(ev.Won())
         held, self.held = self.held, {}
         self.core.go(Phase.JOINING, now)
@@ -117,7 +117,7 @@ class Electing(JobPart):
                     self.core.handle(event, now)
         return True
 
-    def _fence(self, now: float) -> None:
+    def _fence_missing(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
         s, quorum = self.job.settings, self.job.quorum
         missing = quorum.missing(self.voters)
@@ -125,5 +125,3 @@ class Electing(JobPart):
         only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
         if missing:
             quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
-
-

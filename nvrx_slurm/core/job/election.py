@@ -137,6 +137,7 @@ class ElectionSettings:
 
 
 MEMBER_SHARE = 0.8  # a member gives the coordinator up after this share of the lease, so before it is given up itself
+LEASE_SHARE = 0.9  # its ranks run this share of the lease; then they are killed, before another node may start them
 FENCE_MARGIN_S = 0.5  # for killed ranks to be gone
 _FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
 _MAX_HINTS = 8
@@ -163,8 +164,20 @@ class Election(Machine):
         (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
         ((Place.STANDING, Place.LEADING), Tick, "on_tick_standing", (), "ask the others"),
         (Place.LEADING, Led, "on_led_here", (), "our own plan with new successors"),
-        (Place.LEADING, Elsewhere, "on_elsewhere_leading", (Place.SEEKING,), "before the first plan: another one leads"),
-        ((Place.STANDING, Place.LEADING), Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
+        (
+            Place.LEADING,
+            Elsewhere,
+            "on_elsewhere_leading",
+            (Place.SEEKING,),
+            "before the first plan: another one leads",
+        ),
+        (
+            (Place.STANDING, Place.LEADING),
+            Resigned,
+            "on_resigned",
+            (Place.SEEKING, Place.STANDING),
+            "too few members: seek again",
+        ),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
         (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
         ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
@@ -191,6 +204,11 @@ class Election(Machine):
     def deadline(self) -> float | None:
         """When the next Tick is due (monotonic seconds), or None."""
         return self._next_at
+
+    @property
+    def others(self) -> tuple[Peer, ...]:
+        """The candidates without this node."""
+        return tuple(peer for peer in self._candidates if peer.key != self.me.key)
 
     # --- candidates in turn ---------------------------------------------------------------------------------------
 
@@ -287,9 +305,8 @@ class Election(Machine):
         """Ask the other candidates whether they know better."""
         if self._next_at is None or now < self._next_at:
             return
-        others = [peer for peer in self._candidates if peer.key != self.me.key]
-        self._next_at = now + _LOOK_S if others else None
-        for peer in others:
+        self._next_at = now + _LOOK_S if self.others else None
+        for peer in self.others:
             self.emit(LookAt(peer))
 
     # --- a leader -------------------------------------------------------------------------------------------------

@@ -121,7 +121,14 @@ class JobData:
         """Nothing has happened yet."""
         s = settings
         clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
-        return cls(s, Budget(s.max_restarts, s.limits), clock, ReportBuilder(now), cycle_started_at=now, quorum=Quorum(s.electors))
+        return cls(
+            s,
+            Budget(s.max_restarts, s.limits),
+            clock,
+            ReportBuilder(now),
+            cycle_started_at=now,
+            quorum=Quorum(s.electors),
+        )
 
     def member_keys(self) -> set[str]:
         """Keys of the members, see `types.Peer`."""

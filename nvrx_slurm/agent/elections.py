@@ -1,0 +1,385 @@
+"""This node's part in elections: it listens for other agents, registers with one of them, and may coordinate the job.
+
+The election's core says where to register (`Seek`) and when to coordinate (`Stand`). Agents that come to this node are
+let in, or sent on, as it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nvrx_slurm import types as t
+from nvrx_slurm.agent.coordinator import CoordinatorRole
+from nvrx_slurm.agent.job import Job
+from nvrx_slurm.agent.lease import LeaseKeeper
+from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
+from nvrx_slurm.agent.roles import Post
+from nvrx_slurm.agent.shell import Shell
+from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job import election as el
+from nvrx_slurm.core.job.quorum import peer_key
+from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm import control
+from nvrx_slurm.system import bounded
+
+if TYPE_CHECKING:
+    from nvrx_slurm.control.client import ControlClient
+    from nvrx_slurm.control.server import ControlServer
+
+_LOOK_S = 3.0  # for an answer to a Look
+_FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
+_PROBE_CONNECT_S = 2.0
+_PROBE_LEASES = 3  # a probe gives up after so many leases
+_RESOLVE_S = 25.0
+_STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
+
+
+class _NoLog:
+    """The election's core has no event log: what it decides is in the agents' and the coordinators' logs."""
+
+    def step(self, event: Any, now: float, core: Machine, commands: list[Any]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Elections:
+    """Role: the agent's way to the coordinator, whichever node that is. Commands of the agent: `Send`.
+
+    `on_coordinator(role)`: a coordinator has begun here, or (None) has ended.
+    """
+
+    commands: ClassVar[tuple[type, ...]] = (ag.Send,)
+
+    def __init__(
+        self,
+        job: Job,
+        server: ControlServer,
+        token: str,
+        say: Callable[[str], None],
+        on_defect: Callable[[Any], None],
+        on_coordinator: Callable[[CoordinatorRole | None], None],
+        lease: LeaseKeeper,
+    ) -> None:
+        assert job.meeting is not None and job.electable is not None
+        self._job, self._meeting, self._settings = job, job.meeting, job.electable
+        self._server, self._token, self._say = server, token, say
+        self._on_defect, self._on_coordinator = on_defect, on_coordinator
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        self._to_agent: Post
+        self._link: Link
+        self._client: ControlClient | None = None
+        self._leader: el.Peer | None = None
+        self._coordinator: CoordinatorRole | None = None
+        self._visitors: dict[str, ev.Joined] = {}
+        self._numbers: dict[str, int] = {}
+        self._admitted: dict[str, t.Node] = {}
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
+        settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), patience_s=self._meeting.patience_s)
+        candidates = tuple(me if peer.key == me.key else peer for peer in self._meeting.candidates)
+        core = el.Election(me, candidates, settings, self._loop.time())
+        self._shell = Shell(core, _NoLog(), type(None), say)
+        self._shell.add(self)
+        self.core = core
+        for command in _STAND:
+            self._shell.on(command, getattr(self, f"_on_{command.__name__.lower()}"))
+        server.listen_to(self._from_server, core.where)
+        lease.on_lapse = self._on_own_lease_over
+
+    def connect(self, to_agent: Post, link: Link) -> None:
+        """Where the coordinator's messages go, and what sends the agent's."""
+        self._to_agent, self._link = to_agent, link
+
+    async def start(self) -> None:
+        """Begin to look for the coordinator."""
+        self._shell.begin()
+        self._shell.post(el.Begin())
+
+    def handle(self, command: ag.Send) -> None:
+        """Send a message to the coordinator."""
+        message = command.message
+        if isinstance(message, t.Register):
+            self._number += 1
+            command = ag.Send(replace(message, vote=self.core.term, number=self._number))
+        self._link.handle(command)
+
+    async def leave(self) -> None:
+        """Leave the coordinator; one of this node goes on."""
+        self._closed = True
+        await self._link.close()
+
+    async def close(self) -> None:
+        """Leave the coordinator; probes end."""
+        await self.leave()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_MESSAGES_S)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_defect(error)
+
+    # --- this node registers elsewhere ------------------------------------------------------------------------
+
+    def _on_seek(self, command: el.Seek) -> None:
+        self._leave("another candidate is sought")
+        self._spawn(self._seek(command.peer))
+
+    def _leave(self, why: str) -> None:
+        """Leave the present stream, if there is one; the agent hears of it."""
+        client, self._client, self._leader = self._client, None, None
+        if client is not None:
+            self._spawn(client.close(0.0))
+            self._to_agent(ag.Disconnected(why))
+
+    async def _seek(self, peer: t.Peer) -> None:
+        from nvrx_slurm.control.client import ControlClient
+
+        endpoints = await self._endpoints(peer)
+        if self._closed:
+            return
+        proof = await credentials(self._meeting) if not self._token else None
+        client: ControlClient
+
+        def post(event: Any) -> None:
+            if self._client is client:
+                self._from_coordinator(peer, client, event)
+
+        client = ControlClient(
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, once=True
+        )
+        client.on_beat = self._lease.heard
+        self._client = client
+        self._link.transport = client
+        client.start()
+
+    async def _endpoints(self, peer: t.Peer) -> list[tuple[str, int]]:
+        """Where `peer` may listen. Before the first plan its ports are those of the job."""
+        if peer.port:
+            return [(peer.addr, peer.port)]
+        address = peer.addr
+        if not address:
+            with contextlib.suppress(UsageError, bounded.Overrun):
+                address = await bounded.call_async(lambda: control.node_address(peer.host), _RESOLVE_S, "the resolver")
+        return [(address or peer.host, port) for port in self._meeting.ports]
+
+    def _from_coordinator(self, peer: t.Peer, client: ControlClient, event: Any) -> None:
+        """What happens on the stream to the node that is sought."""
+        if isinstance(event, t.Elsewhere):
+            self._leave("another node coordinates the job")
+            self._shell.post(event)
+        elif isinstance(event, ag.Disconnected):
+            self._client = self._leader = None
+            self._to_agent(event)
+            self._shell.post(el.StreamEnded(_how(client)))
+        elif isinstance(event, ag.Unreached):
+            self._client = None
+            self._shell.post(el.StreamEnded(_how(client)))
+        elif isinstance(event, t.Lead):
+            self._token = client.token
+            self._leader = peer
+            self._lease.follow()
+            self._shell.post(el.Led(event.term, peer))
+            self._to_agent(event)
+        else:
+            if isinstance(event, t.Plan) and event.leader is not None:
+                self._shell.post(el.Led(event.term, event.leader, event.successors))
+            self._to_agent(event)
+
+    def _on_lookat(self, command: el.LookAt) -> None:
+        self._spawn(self._look_at(command.peer))
+
+    async def _look_at(self, peer: t.Peer) -> None:
+        from nvrx_slurm.control.client import ControlClient
+
+        answer: asyncio.Future[t.Elsewhere | None] = self._loop.create_future()
+
+        def post(event: Any) -> None:
+            if isinstance(event, ag.Connected):
+                client.send(t.Look())
+            elif not answer.done():
+                answer.set_result(event if isinstance(event, t.Elsewhere) else None)
+
+        if not self._token:
+            return
+        endpoints = await self._endpoints(peer)
+        client = ControlClient(endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, once=True)
+        client.start()
+        try:
+            found = await asyncio.wait_for(answer, _LOOK_S)
+        except asyncio.TimeoutError:
+            found = None
+        await client.close(0.0)
+        if found is not None and not self._closed:
+            self._shell.post(found)
+
+    # --- this node coordinates --------------------------------------------------------------------------------
+
+    def _on_stand(self, command: el.Stand) -> None:
+        before = self.core.leader
+        self._leave("this node stands for coordinator")
+        settings = replace(
+            self._settings,
+            term=command.term,
+            peer=self.core.me,
+            known=self.core.others,
+            last_leader=before.key if before is not None else "",
+            fence_s=command.fence_s,
+            leader_fence_s=command.leader_fence_s,
+            lease_s=sum(self._meeting.keepalive),
+        )
+        role = CoordinatorRole(self._job, settings, self._say, self._on_defect, _Admitted(self._server, self._admitted))
+        self._coordinator = role
+        role.begin()
+        role.shell.on(ev.Won, lambda command: self._shell.post(el.Elected()))
+        role.shell.on(ev.Lapsed, self._on_lapsed)
+        role.shell.on(ev.Probe, lambda command: self._spawn(self._probe(role, command.peer)))
+        self._lease.lead(self._heard)
+        self._on_coordinator(role)
+        if role.leads:
+            self._shell.post(el.Elected())
+        self._link.transport = role.connect(self._job.node.node_id, self._from_own_coordinator)
+        self._link.transport.start()
+
+    def _from_own_coordinator(self, event: Any) -> None:
+        if isinstance(event, t.Lead):
+            self._leader = self.core.me
+        elif isinstance(event, t.Plan) and event.leader is not None:
+            self._shell.post(el.Led(event.term, event.leader, event.successors))
+        self._to_agent(event)
+
+    def _on_raise(self, command: el.Raise) -> None:
+        assert self._coordinator is not None
+        self._coordinator.shell.post(ev.Raised(command.term))
+
+    def _on_lapsed(self, command: ev.Lapsed) -> None:
+        self._say(f"this node coordinates no more: {command.why}")
+        self._shell.post(el.Resigned())
+
+    def _on_own_lease_over(self) -> None:
+        """This node was stopped or cut off: it decides nothing more before the others have agreed."""
+        if self.core.state is el.Place.LEADING:
+            self._on_lapsed(ev.Lapsed("it has not heard from most nodes for the length of a lease"))
+
+    def _on_retire(self, command: el.Retire) -> None:
+        role, self._coordinator = self._coordinator, None
+        if role is None:
+            return
+        self._on_coordinator(None)
+        role.retire()
+        for node_id in list(self._admitted):
+            self._server.drop(node_id)
+        self._admitted.clear()
+        self._leader = None
+        self._to_agent(ag.Disconnected("this node coordinates no more"))
+
+    def _heard(self) -> float | None:
+        """When a quorum was heard last (monotonic seconds); None: this node does not lead."""
+        role = self._coordinator
+        if role is None or not role.leads:
+            return None
+        return role.heard(self._server.heard_at, self._admitted)
+
+    async def _probe(self, role: CoordinatorRole, peer: t.Peer) -> None:
+        """Try to connect to where an agent listened, until its host refuses; then that agent is dead."""
+        delay_s, until_s = _FIRST_PROBE_S, self._loop.time() + _PROBE_LEASES * sum(self._meeting.keepalive)
+        while role is self._coordinator and self._loop.time() < until_s:
+            if await _refuses(peer):
+                return role.shell.post(ev.ProvenDead(peer.key))
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LAST_PROBE_S)
+
+    # --- agents that come to this node ------------------------------------------------------------------------
+
+    def _from_server(self, event: Any) -> None:
+        if isinstance(event, ev.Joined):
+            node_id = event.message.node.node_id
+            if event.message.number < self._numbers.get(node_id, 0):
+                return self._server.drop(node_id)
+            self._numbers[node_id] = event.message.number
+            self._visitors[node_id] = event
+            self._shell.post(el.Visited(node_id, event.message.vote))
+            return
+        node_id = event.node_id
+        if node_id in self._visitors:
+            del self._visitors[node_id]
+        elif self._coordinator is not None and node_id in self._admitted:
+            if isinstance(event, ev.Lost):
+                del self._admitted[node_id]
+            self._coordinator.shell.post(event)
+
+    def _on_answer(self, command: el.Answer) -> None:
+        event = self._visitors.pop(command.visitor, None)
+        if event is None:
+            return  # it has left
+        if command.elsewhere is None and self._coordinator is not None:
+            self._admitted[command.visitor] = event.message.node
+            self._coordinator.shell.post(event)
+        else:
+            if command.elsewhere is not None:
+                self._server.send(command.visitor, command.elsewhere)
+            self._server.drop(command.visitor)
+
+
+class _Admitted:
+    """The members' connections, as the coordinator of this node sees them; the server goes on after it."""
+
+    def __init__(self, server: ControlServer, admitted: dict[str, t.Node]) -> None:
+        self._server, self._nodes = server, admitted
+
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
+        """Push a message to one member."""
+        return node_id in self._nodes and self._server.send(node_id, message)
+
+    def send_all(self, message: t.CoordinatorMessage) -> None:
+        """Push a message to every member."""
+        for node_id in self._nodes:
+            self._server.send(node_id, message)
+
+    def drop(self, node_id: str) -> None:
+        """Disconnect one member."""
+        if self._nodes.pop(node_id, None) is not None:
+            self._server.drop(node_id)
+
+    async def close(self, grace_s: float) -> None:
+        """Disconnect all."""
+        for node_id in list(self._nodes):
+            self.drop(node_id)
+        await self._server.all_left(grace_s)
+
+
+def _how(client: ControlClient) -> el.Ended:
+    if client.refused:
+        return el.Ended.REFUSED
+    return el.Ended.SILENT if client.silent else el.Ended.CLOSED
+
+
+async def _refuses(peer: t.Peer) -> bool:
+    """Whether the host answers that nothing listens at the port of this agent."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(peer.addr, peer.port), _PROBE_CONNECT_S)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return False
