@@ -114,7 +114,7 @@ class ControlServer:
         self._loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         for port in ports:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: "::" where there is no IPv6
                 self._listener = socket.create_server(
                     (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=address == "::"
                 )
