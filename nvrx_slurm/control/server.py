@@ -103,7 +103,6 @@ class ControlServer:
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = float("inf")
         self._tending = False
 
     async def start(self, address: str, ports: list[int]) -> str:
@@ -220,15 +219,9 @@ class ControlServer:
             self._begin(peer)
         silent = next((since + self._silence_s for since in self._heard.values()), None)
         due = earliest(self._door.deadline(), silent)
-        if due is not None and due < self._timer_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_s = due
-            self._timer = self._loop.call_at(due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer, self._timer_s = None, float("inf")
-        self._tend()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._tend)
 
     def _begin(self, peer: _Peer) -> None:
         """The first byte of an admitted connection tells what it wants."""
