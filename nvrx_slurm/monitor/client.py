@@ -85,7 +85,7 @@ class RankMonitorClient:
         rank_info = RankInfo.get_for_current_rank()
         reply, fd = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
         self._page = _map(fd)
-        self.rank_info, self.cfg = rank_info, _settings(reply.get("cfg"))
+        self.rank_info, self.cfg = rank_info, _settings(reply["cfg"])
         try:
             self._timeouts.configure(path, self.cfg)
         except RankMonitorClientError:
@@ -294,20 +294,15 @@ def _uninitialized(what: str) -> RankMonitorClientError:
 
 def _settings(cfg: Any) -> Any:
     """The launcher's settings as read-only attributes, named as in FaultToleranceConfig."""
-    values: dict[str, Any] = cfg if isinstance(cfg, dict) else {}
-    return namedtuple("cfg", values)(**values)
+    return namedtuple("cfg", cfg)(**cfg)
 
 
 def _any_of_all(mine: bool, group: Any) -> bool:
     from nvrx_slurm.monitor import collective
 
-    if group is not None or collective.is_initialized():
-        return collective.any_of_all(mine, group)
-    if env_int("WORLD_SIZE", 1) > 1:
-        raise RankMonitorClientError(
-            "should_stop_together() is for all ranks: call torch.distributed.init_process_group() first"
-        )
-    return mine
+    if group is None and not collective.is_initialized() and env_int("WORLD_SIZE", 1) <= 1:
+        return mine
+    return bool(collective.largest([int(mine)], group)[0])
 
 
 def _map(fd: int | None) -> Page:
