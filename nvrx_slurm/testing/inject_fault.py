@@ -184,7 +184,12 @@ def _gpu(deed: Callable[[Any], Any]) -> Handler:
         if not torch.cuda.is_available():
             raise UsageError("GPU_ERROR and GPU_SLEEP need a GPU, and torch sees none here")
         device = torch.cuda.current_device()
-        _later(lambda: (torch.cuda.set_device(device), deed(torch)))(delay, callback)
+
+        def strike() -> None:
+            with torch.cuda.device(device):
+                deed(torch)
+
+        _later(strike)(delay, callback)
 
     return handler
 

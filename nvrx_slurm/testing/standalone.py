@@ -40,35 +40,36 @@ class StandaloneMonitor:
     sent, in order; nothing follows from them here.
     """
 
-    def __init__(self, private_dir: Path) -> None:
+    def __init__(self) -> None:
         self.hangs: list[str] = []
         self.requests: list[WorkloadControlRequest] = []
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        self._monitor = RankMonitor(0, private_dir, self._on_hang, self._on_asked)
+        self._monitor: RankMonitor | None = None
 
     @property
     def pid(self) -> int | None:
         """The rank monitor's process id (None while it is being replaced)."""
-        return self._monitor.pid
+        return self._monitor.pid if self._monitor else None
 
     def wait_for_hang(self, timeout_s: float) -> str:
         """The sentence of the hang, as soon as there is one. Raises TimeoutError after `timeout_s` seconds."""
-        return str(self._nth(self.hangs, 1, timeout_s, "no hang"))
+        return str(self._nth(self.hangs, 1, timeout_s, "hangs"))
 
     def wait_for_request(self, timeout_s: float, count: int = 1) -> WorkloadControlRequest:
         """The request number `count` (>= 1), as soon as it is there. Raises TimeoutError after `timeout_s` seconds."""
-        request: WorkloadControlRequest = self._nth(self.requests, count, timeout_s, f"fewer than {count} requests")
+        request: WorkloadControlRequest = self._nth(self.requests, count, timeout_s, "requests")
         return request
 
     def warn(self) -> None:
         """What the warning signal does in a job: from now on `should_stop()` says yes."""
+        assert self._monitor is not None
         self._call(self._monitor.warn)
 
-    def _nth(self, found: list[Any], count: int, timeout_s: float, otherwise: str) -> Any:
+    def _nth(self, found: list[Any], count: int, timeout_s: float, what: str) -> Any:
         with self._changed:
             if not self._changed.wait_for(lambda: len(found) >= count, timeout_s):
-                raise TimeoutError(f"the rank monitor got {otherwise} within {timeout_s:g} s")
+                raise TimeoutError(f"the rank monitor got {len(found)} {what} within {timeout_s:g} s")
             return found[count - 1]
 
     def _on_hang(self, local_rank: int, message: Mapping[str, Any]) -> None:
@@ -95,30 +96,27 @@ class StandaloneMonitor:
         return asyncio.run_coroutine_threadsafe(deed, self._loop).result(_ANSWER_TIMEOUT_S)
 
     @contextmanager
-    def _watching(self, config: FaultToleranceConfig) -> Iterator[dict[str, str]]:
-        """The variables for the rank, while a substitute process is watched in its place."""
+    def _watching(self, private_dir: str, config: FaultToleranceConfig) -> Iterator[str]:
+        """The socket for the rank, while a substitute process is watched in its place."""
         thread = threading.Thread(target=self._loop.run_forever, name="standalone-monitor", daemon=True)
         thread.start()
-        substitute: subprocess.Popen[bytes] | None = None
         try:
-            self._call(self._monitor.start)
-            env = self._call(self._monitor.worker_env)
-            substitute = subprocess.Popen(_SUBSTITUTE, stdin=subprocess.PIPE, start_new_session=True)
-            self._call(lambda: self._watch(substitute.pid, config))
-            yield env
+            with subprocess.Popen(_SUBSTITUTE, stdin=subprocess.PIPE, start_new_session=True) as substitute:
+                yield self._call(lambda: self._start(Path(private_dir), substitute.pid, config))
         finally:
-            self._await(self._monitor.close())
-            if substitute is not None:
-                substitute.kill()
-                substitute.communicate()
+            if self._monitor is not None:
+                self._await(self._monitor.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(_ANSWER_TIMEOUT_S)
             self._loop.close()
 
-    def _watch(self, pid: int, config: FaultToleranceConfig) -> None:
+    def _start(self, private_dir: Path, pid: int, config: FaultToleranceConfig) -> str:
+        self._monitor = monitor = RankMonitor(0, private_dir, self._on_hang, self._on_asked)
+        monitor.start()
+        path = monitor.worker_env()[SOCKET_ENV]
         pidfd = os.pidfd_open(pid)
         try:
-            self._monitor.watch(
+            monitor.watch(
                 pid=pid,
                 pidfd=pidfd,
                 cycle=0,
@@ -129,6 +127,7 @@ class StandaloneMonitor:
             )
         finally:
             os.close(pidfd)
+        return path
 
 
 @contextmanager
@@ -143,9 +142,9 @@ def standalone_monitor(**settings: Any) -> Iterator[StandaloneMonitor]:
     config = FaultToleranceConfig.from_kwargs(**settings)
     before = {name: os.environ.get(name) for name in (SOCKET_ENV, "RANK")}
     with tempfile.TemporaryDirectory(prefix="nvrx-", ignore_cleanup_errors=True) as private_dir:
-        monitor = StandaloneMonitor(Path(private_dir))
-        with monitor._watching(config) as env:
-            os.environ[SOCKET_ENV] = env[SOCKET_ENV]
+        monitor = StandaloneMonitor()
+        with monitor._watching(private_dir, config) as path:
+            os.environ[SOCKET_ENV] = path
             os.environ.setdefault("RANK", "0")
             try:
                 yield monitor

@@ -103,9 +103,9 @@ async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(m
             f"""
             import subprocess
             child = subprocess.Popen(["sleep", "1000"])
-            signal.signal({int(handled)}, lambda *_: say("not me"))
-            client.init_workload_monitoring()
+            signal.signal({int(handled)}, lambda *_: None)
             say(child.pid)
+            client.init_workload_monitoring()
             while True:
                 signal.pause()
             """,
@@ -114,7 +114,6 @@ async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(m
         )
         child = os.pidfd_open(int(await worker.line()))
         message = await rig.hang()
-        assert await worker.line() == "not me"
         assert await worker.ended() == -signal.SIGKILL
         assert time.monotonic() - message["at_s"] >= 0.2
         await readable(child)

@@ -65,9 +65,7 @@ def test_other_files_and_overwritten_pages_are_refused():
     os.close(fd)
     fd = create_page()
     page = Page(fd)
-    assert page.is_intact
     page.words[0] = 1
-    assert not page.is_intact
     page.close()
     with pytest.raises(PageError, match="layout"):
         Page(fd)
