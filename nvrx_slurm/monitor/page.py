@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 
 PAGE_BYTES = 4096
 
@@ -42,9 +43,7 @@ def create_page() -> int:
     try:
         os.ftruncate(fd, PAGE_BYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        page = Page(fd, check=False)
-        page.words[MAGIC] = MAGIC_VALUE
-        page.close()
+        os.pwrite(fd, MAGIC_VALUE.to_bytes(8, sys.byteorder), 8 * MAGIC)
     except BaseException:
         os.close(fd)
         raise

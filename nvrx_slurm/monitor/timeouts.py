@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.monitor import transport
+from nvrx_slurm.monitor import collective, transport
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 
@@ -85,8 +85,6 @@ class Timeouts:
 
 
 def _largest_s(times_ns: list[int]) -> list[float]:
-    from nvrx_slurm.monitor import collective
-
     return [time_ns / 1e9 for time_ns in collective.largest(times_ns)]
 
 

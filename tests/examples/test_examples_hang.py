@@ -16,7 +16,11 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hang examples")]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-LEARNED_S = "1"  # the configured limits are far beyond BOUND_S
+# A learned limit is twice the first step, at least 1 s. The configured limits are far beyond BOUND_S.
+LEARNED = ["--ft-workload-check-interval=1", "--ft-safety-factor=2"]
+    "--ft-workload-check-interval=1",
+    "--ft-safety-factor=2",
+]  # 1 s, or twice the first step; the configured limits are far beyond BOUND_S
 BOUND_S = 90.0
 STEPS = 50
 HEARTBEATS = ["--ft-initial-rank-heartbeat-timeout=600", "--ft-rank-heartbeat-timeout=600"]
@@ -37,7 +41,7 @@ def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on(
 ) -> None:
     progress, checkpoints = tmp_path / "progress", tmp_path / "checkpoints"
     command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += [f"--log-dir={tmp_path / 'logs'}", *limits, f"--ft-workload-check-interval={LEARNED_S}", "--ft-safety-factor=2"]
+    command += [f"--log-dir={tmp_path / 'logs'}", *limits, *LEARNED]
     command += [str(EXAMPLES / script), f"--steps={STEPS}", "--checkpoint-every=10", f"--checkpoint-dir={checkpoints}"]
     command += ["--learn-timeouts", "--step-time=0.02", f"--progress-file={progress}"]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FT_", "NVRX_"))}

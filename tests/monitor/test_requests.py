@@ -15,7 +15,6 @@ import pytest
 from monitor_harness import WAIT_S, Rig, kill_monitor, story
 
 from nvrx_slurm.fault_tolerance import (
-    RankMonitorClient,
     RankMonitorClientError,
     WorkloadAction,
     WorkloadControlRequest,
@@ -52,30 +51,20 @@ REFUSED = [
     (b'{"type":"init"}\n', "version"),
     (b"\x80\x04\x95 pickle\n", "not a JSON"),
     (b"[" * 60000 + b"\n", "not a JSON"),
-    (b"1" * 60000 + b"\n", "not a JSON"),
-    (b"[]\n", "version"),
     (b'{"v":1}\n', "no type"),
     (b'{"v":1,"type":"hang"}\n', "'hang'"),
-    (b'{"v":1,"type":"quit"}\n', "'quit'"),
     (b"x" * 70000, "65536"),
     (line(rank_heartbeat_timeout=-5), "rank_heartbeat_timeout"),
     (line(rank_init_timeout=5), "'rank_init_timeout'"),
     (line(rank_section_timeouts={"other": 5}), "not in rank_section_timeouts"),
-    (line(rank_section_timeouts={"step": "x" * 50}), "'step'"),
-    (line(rank_section_timeouts={LONG: "x"}), ""),
     (line(rank_section_timeouts={"step": LONG}), "'step'"),
     (line(rank_heartbeat_timeout=[LONG]), "rank_heartbeat_timeout"),
     (line(LONG), "does not know"),
     (line("init", v=LONG), "version"),
-    (line(**{LONG: 1}), ""),
     (line("control", action="Explode", description="x"), "'Explode'"),
-    (line("control", action=["Continue"], description="x"), "workload action"),
     (line("control", action=[LONG], description="why"), "workload action"),
-    (line("control", description="x"), "'None'"),
-    (line("control", action="Continue"), "description"),
     (line("control", action="Continue", description=7), "description"),
     (line("control", action="Continue", description="x" * 4001), "description"),
-    (line("control", action="Continue", description=LONG), "description"),
 ]
 
 
@@ -169,26 +158,20 @@ def test_the_wire_knows_the_actions():
 
 @story
 async def test_requests_reach_the_agent_before_the_rank_goes_on():
+    """Descriptions are bounded and can be sent on; bad requests are errors of the caller."""
     async with Rig() as rig:
         client = rig.rank()
         client.init_workload_monitoring()
-        for action in WorkloadAction:
-            client.send_workload_control_request(WorkloadControlRequest(action, "the GPU\n is hot \u00e9"))
-            assert heard(rig) == [(action.name, "the GPU\n is hot \u00e9")]
-        rig.monitor.unwatch()
-        client.shutdown_workload_monitoring()
-
-
-@story
-async def test_descriptions_are_bounded_and_can_be_sent_on():
-    async with Rig() as rig:
-        client = rig.rank()
-        client.init_workload_monitoring()
+        for wrong in (("Continue",), (WorkloadAction.Continue, 3)):
+            with pytest.raises(TypeError, match="must be"):
+                WorkloadControlRequest(*wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="WorkloadControlRequest"):
+            client.send_workload_control_request(WorkloadAction.Continue)  # type: ignore[arg-type]
         client.send_workload_control_request(request("Continue"))
+        assert heard(rig) == [("Continue", "<not set>")]
         client.send_workload_control_request(request("ExcludeThisNode", chr(0x1F525) * 1000000))  # 12 bytes each
         client.send_workload_control_request(request("ShutdownWorkload", os.fsdecode(b"caf\xe9")))
         assert heard(rig) == [
-            ("Continue", "<not set>"),
             ("ExcludeThisNode", "\U0001f525" * wire.MAX_DESCRIPTION_CHARS),
             ("ShutdownWorkload", "caf?"),  # a lone surrogate fits into no log and no protobuf
         ]
@@ -255,25 +238,6 @@ async def test_continues_leave_room_for_what_matters(length: int):
         assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
         assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
         client.shutdown_workload_monitoring()
-
-
-def test_bad_requests_are_errors_of_the_caller():
-    with pytest.raises(TypeError, match="WorkloadAction.Continue"):
-        WorkloadControlRequest("Continue")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="int"):
-        WorkloadControlRequest(WorkloadAction.Continue, 3)  # type: ignore[arg-type]
-
-    async def run() -> None:
-        async with Rig() as rig:
-            client: RankMonitorClient = rig.rank()
-            client.init_workload_monitoring()
-            for wrong in (WorkloadAction.Continue, "Continue", None):
-                with pytest.raises(TypeError, match="WorkloadControlRequest"):
-                    client.send_workload_control_request(wrong)  # type: ignore[arg-type]
-            assert heard(rig) == []
-            client.shutdown_workload_monitoring()
-
-    asyncio.run(run())
 
 
 def test_a_monitor_without_its_agent_refuses_what_matters():
