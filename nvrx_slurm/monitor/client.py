@@ -85,7 +85,8 @@ class RankMonitorClient:
         rank_info = RankInfo.get_for_current_rank()
         reply, fd = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
         self._page = _map(fd)
-        self.rank_info, self.cfg = rank_info, namedtuple("cfg", reply["cfg"])(**reply["cfg"])
+        cfg: Any = reply["cfg"]
+        self.rank_info, self.cfg = rank_info, namedtuple("cfg", cfg)(**cfg)
         try:
             self._timeouts.configure(path, self.cfg)
         except RankMonitorClientError:

@@ -18,9 +18,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hang examples")]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # A learned limit is twice the first step, at least 1 s. The configured limits are far beyond BOUND_S.
 LEARNED = ["--ft-workload-check-interval=1", "--ft-safety-factor=2"]
-    "--ft-workload-check-interval=1",
-    "--ft-safety-factor=2",
-]  # 1 s, or twice the first step; the configured limits are far beyond BOUND_S
 BOUND_S = 90.0
 STEPS = 50
 HEARTBEATS = ["--ft-initial-rank-heartbeat-timeout=600", "--ft-rank-heartbeat-timeout=600"]
