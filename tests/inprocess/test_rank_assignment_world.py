@@ -175,17 +175,6 @@ def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssig
         assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(len(left),) * 2}
 
 
-def test_the_tree_of_the_seed_survives_deaths() -> None:
-    """001, with fewer hosts: two of four are active, and a host that is not whole is replaced by a spare one."""
-    reserve = ra.LayerFlag.RESERVE
-    layers = [ra.Layer(8, 16, "root", reserve), ra.Layer(8, 8, host, reserve)]
-    job = Ranks(32, in_memory(), lambda: ra.Tree(layers))
-    assert job.assign() == {} and job.active == list(range(16))
-    for dead, left in ((9, [*range(8), *range(16, 24)]), (0, [*range(24, 32), *range(16, 24)])):
-        assert len(job.assign(died=[dead])) == 7 and job.active == left
-    assert len(job.assign(died=[16])) == 7 and job.active == list(range(24, 32))
-
-
 def test_a_condition_is_asked_once_per_group(views: Views) -> None:
     asked: list[int] = []
 
@@ -211,12 +200,6 @@ def test_two_filters_in_one_composition(views: Views) -> None:
     raised = job.assign(died=[0])
     assert set(raised) == {1, 6, 7} and job.active == [2, 3, 4]
     assert job.states[5].rank == 3
-
-
-def test_ranks_of_one_group_with_different_keys_are_different_groups(views: Views) -> None:
-    job = Ranks(4, views, grouped(lambda state: f"{state.rank // 2} on rank {max(state.rank, 2)}"))
-    raised = job.assign()
-    assert set(raised) == {2, 3} and job.active == [0, 1]
 
 
 def raise_on(bad: int) -> Callable[[State], str]:
@@ -373,17 +356,6 @@ def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views)
     raised = job.assign(died=[0])
     assert list(raised) == [1] and job.active == [2, 3]
     assert [(state.rank, state.world_size) for state in job.states.values()] == [(0, 2), (1, 2)]
-
-
-def test_another_call_of_the_wrapper_begins_anew() -> None:
-    job = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer(1, 2, "root", BOTH)]))
-    job.assign()
-    job.assign(died=[0])
-    assert job.active == [2, 1]
-    job.views, job.iteration = in_memory(), 0
-    for rank, state in job.states.items():
-        job.states[rank] = State(rank=state.rank, world_size=state.world_size)
-    assert job.assign() == {} and job.active == [1, 2]
 
 
 @settings(max_examples=25, deadline=None)
