@@ -43,15 +43,6 @@ def initial(states: list[State]) -> list[int | None]:
     return [by_active[rank] for rank in sorted(by_active)]
 
 
-def test_the_default_and_fill_gaps() -> None:
-    default = Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
-    states = after(default, world(8), {1, 4, 5})
-    assert initial(states) == [0, 2, 3, 6, 7]
-    assert {(state.world_size, state.active_world_size, state.mode) for state in states} == {(5, 5, Mode.ACTIVE)}
-    assert initial(after(default, states, {0})) == [2, 3, 6, 7]
-    assert initial(after(Compose(ra.ActivateAllRanks(), ra.FillGaps()), world(8), {1, 4, 5})) == [0, 6, 2, 3, 7]
-
-
 def test_spares_come_in_as_ranks_die() -> None:
     assignment = Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.MaxActiveWorldSize(5), ra.ShiftRanks())
     states = after(assignment, world(8), set())
@@ -85,17 +76,6 @@ def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | No
         assert {(state.world_size, state.active_world_size) for state in states} == {(len(order), expected)}
         if isinstance(renumber, ra.ShiftRanks):
             assert [s.initial_rank for s in sorted(states, key=lambda s: s.rank)] == order
-
-
-def test_plain_calls_need_no_wrapper() -> None:
-    """A user's own loop: context in, context out, the set it gave untouched."""
-    died = {0}
-    ctx = ra.RankAssignmentCtx(State(rank=2, world_size=3), None, died)
-    found = ra.ShiftRanks()(ctx)
-    assert (found.state.rank, found.state.world_size, found.terminated_ranks, died) == (1, 2, set(), {0})
-    assert ra.MaxActiveWorldSize()(found).state.active_rank == 1
-    with pytest.raises(ra.RankDiscarded, match="rank 0 of iteration 0"):
-        ra.ShiftRanks()(replace(ctx, state=State(rank=0, world_size=3)))
 
 
 # --- compositions -----------------------------------------------------------------------------------------------------

@@ -187,21 +187,6 @@ def test_a_condition_is_asked_once_per_group(views: Views) -> None:
     assert job.assign(died=[1]) == {} and sorted(asked[3:]) == [1, 2, 2]
 
 
-def test_two_filters_in_one_composition(views: Views) -> None:
-    """The right one first; the left one sees new numbers."""
-
-    def make() -> ra.RankAssignment:
-        right = ra.FilterCountGroupedByKey(pair, lambda count: count == 2)
-        left = ra.FilterCountGroupedByKey(lambda state: state.rank // 4, lambda count: count == 4)
-        return Compose(ra.MaxActiveWorldSize(3), ra.FillGaps(), left, ra.ShiftRanks(), right)
-
-    job = Ranks(8, views, make)
-    assert job.assign() == {}
-    raised = job.assign(died=[0])
-    assert set(raised) == {1, 6, 7} and job.active == [2, 3, 4]
-    assert job.states[5].rank == 3
-
-
 def raise_on(bad: int) -> Callable[[State], str]:
     def key(state: State) -> str:
         if state.rank == bad:
@@ -341,14 +326,6 @@ def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str) -> N
     assert token in same_everywhere(raised, 4)
     assert {type(error) for error in raised.values()} == {InternalError}
     assert cause is None or any(isinstance(error.__cause__, cause) for error in raised.values())
-
-
-def test_a_root_with_too_few_ends_it_for_all(views: Views) -> None:
-    job = Ranks(3, views, lambda: ra.Tree([ra.Layer(min_ranks=3)]))
-    assert job.assign() == {}
-    raised = job.assign(died=[1])
-    assert {type(error) for error in raised.values()} == {ra.RankDiscarded} and len(raised) == 2
-    assert all("layer 0 has fewer than min_ranks=3" in str(error) for error in raised.values())
 
 
 def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views) -> None:

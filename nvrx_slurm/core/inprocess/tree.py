@@ -33,9 +33,9 @@ class Level:
     backfill: bool = False
 
 
-def killed_by(place: int) -> int | None:
-    """Level of the branch that had too few healthy ranks left; None for a leaf that died by itself, or lives."""
-    return DEAD - 1 - place if place < DEAD else None
+def killed_by(place: int) -> int:
+    """Level of the branch that had too few healthy ranks left, for a `place` below DEAD."""
+    return DEAD - 1 - place
 
 
 class Topology:

@@ -59,11 +59,6 @@ class SectionTimeouts:
         """Whether every section, and the time outside, has a limit."""
         return self.out_of_section is not None and None not in self.section.values()
 
-    @property
-    def any_calculated(self) -> bool:
-        """Whether at least one limit was learned."""
-        return bool(self.calculated_sections) or self.is_out_of_section_calculated
-
 
 def learn_heartbeats(
     initial_s: float, longest_s: float, factor: float, current: HeartbeatTimeouts
@@ -155,7 +150,7 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
     timeouts: dict[str, Any] = {}
     if heartbeats.were_calculated:
         timeouts["heartbeat"] = asdict(heartbeats)
-    if sections.any_calculated:
+    if sections.calculated_sections or sections.is_out_of_section_calculated:
         names = sorted(sections.calculated_sections)
         timeouts["section"] = {
             "section": {name: sections.section[name] for name in names},

@@ -169,8 +169,12 @@ class _World:
         block, index = divmod(self.slot, _NEIGHBOURS)
         values = bytes(leadership.stable.get(f"{records}/{block}"))
         place, rank = _RECORD.unpack_from(values, index * _RECORD.size)
-        if place <= DEAD:
-            raise self._discarded(state, place)
+        if place < DEAD:
+            level = killed_by(place)
+            raise RankDiscarded(
+                f"a branch of layer {level} has fewer than min_ranks={self.tree.layers[level].min_ranks} healthy ranks "
+                f"left: rank {state.rank} is one of them and leaves"
+            )
         active = place >= 0
         return replace(
             state,
@@ -179,15 +183,6 @@ class _World:
             active_rank=place if active else None,
             active_world_size=active_world_size,
             mode=Mode.ACTIVE if active else Mode.INACTIVE,
-        )
-
-    def _discarded(self, state: State, place: int) -> Exception:
-        level = killed_by(place)
-        if level is None:
-            return InternalError(f"rank {state.rank} is healthy, but rank assignment takes it for dead")
-        return RankDiscarded(
-            f"a branch of layer {level} has fewer than min_ranks={self.tree.layers[level].min_ranks} healthy ranks "
-            f"left: rank {state.rank} is one of them and leaves"
         )
 
     # --- on the leader -----------------------------------------------------------------------------------------------
@@ -236,7 +231,5 @@ class _World:
 
     def _next(self, topology: Topology, last: Places, leadership: Leadership) -> Places:
         ranks = healthy(last)
-        if len(ranks) != leadership.world_size:
-            raise InternalError(f"the tree has {len(ranks)} healthy ranks, the wrapper {leadership.world_size}")
         died = [ranks[rank] for rank in leadership.terminated]
         return topology.next_places(last, died, self.tree.world_size_filter)
