@@ -379,9 +379,9 @@ def in_turn(store: MemoryStore, plugins: dict[int, ra.Tree], states: dict[int, S
     return store.moved_bytes - before
 
 
-def test_a_restart_of_16384_ranks_moves_less_than_10_mb() -> None:
-    """With the same leader, and with one that has to read everything."""
-    size = 16_384
+def test_a_restart_of_4096_ranks_moves_less_than_2500_kb() -> None:
+    """With the same leader, and with one that has to read everything; the benchmark has 16,384 ranks."""
+    size = 4096
     layers = [
         ra.Layer(128, None, "root", BOTH),
         ra.Layer(1, None, lambda state: f"node-{state.initial_rank // 8:05}.cluster", BOTH),
@@ -391,8 +391,8 @@ def test_a_restart_of_16384_ranks_moves_less_than_10_mb() -> None:
     states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
     in_turn(store, plugins, states, set())
     stored = len(store)
-    for died in ({100, 9000}, {0, 1, 2, *range(4096, 5120), 16_383}):
+    for died in ({100, 2200}, {0, 1, 2, *range(1024, 1280), 4095}):
         moved = in_turn(store, plugins, states, died)
-        assert 0 < moved <= 10_000_000
+        assert 0 < moved <= 2_500_000
     assert len(store) <= stored + 4 * (size // 16 + 3), "keys pile up with the iterations"
-    assert sorted(s.active_rank for s in states.values()) == list(range(size - 1030))  # type: ignore[type-var]
+    assert sorted(s.active_rank for s in states.values()) == list(range(size - 262))  # type: ignore[type-var]
