@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import click
 
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.system import trust
+from nvrx_slurm.system.bounded_process import Ended, run
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}
@@ -159,15 +159,15 @@ def _files(directory: str) -> Iterator[Line]:
     yield _judged("hook-files", "only root can change them", bool(problems), FAIL, "; ".join(problems), advice)
     try:
         version = _hook_sh(directory, "version")
-        settings = _hook_sh(directory, "settings").stdout.splitlines()
+        settings = _hook_sh(directory, "settings").stdout.decode(errors="replace").splitlines()
     except (OSError, UsageError) as error:
         yield Line("python", FAIL, str(error), advice)
         return
     conf = {name: value for name, _, value in (line.partition("=") for line in settings)}
-    said = " ".join(version.stderr.split())[-400:]
+    said = " ".join(version.stderr.decode(errors="replace").split())[-400:]
     advice = f"correct PYTHON, PACKAGE (the folder with nvrx_slurm in it), or its owner; see {directory}/hooks.conf"
-    good = f"{conf.get('PYTHON')} with nvrx_slurm {version.stdout.strip()}"
-    yield _judged("python", good, bool(version.returncode), FAIL, said, advice)
+    good = f"{conf.get('PYTHON')} with nvrx_slurm {version.stdout.decode().strip()}"
+    yield _judged("python", good, bool(version.code), FAIL, said, advice)
     yield _site_file(conf.get("CONFIG", ""))
 
 
@@ -227,18 +227,15 @@ def _untrusted(path: str) -> str:
     return "" if os.access(path, os.X_OK) else f"{path} is not executable"
 
 
-def _hook_sh(directory: str, word: str) -> subprocess.CompletedProcess[str]:
+def _hook_sh(directory: str, word: str) -> Ended:
     """Run hook.sh with one of its words for us. Raises OSError, and UsageError if it is not trusted or hangs."""
     shell = f"{directory}/hook.sh"
     for path in (shell, f"{directory}/hooks.conf"):
         trust.require(path, UsageError)
-    try:
-        return subprocess.run(
-            ["/bin/sh", shell, word], env={"LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=_HOOK_SH_S, check=False, text=True, errors="replace",
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{shell} {word} does not end within {_HOOK_SH_S:g} s; look at what it starts") from None
+    ended = run(["/bin/sh", shell, word], {"LC_ALL": "C"}, _HOOK_SH_S)
+    if ended.code is None:
+        raise UsageError(f"{shell} {word} does not end within {_HOOK_SH_S:g} s; look at what it starts")
+    return ended
 
 
 def _directory(slurm: SlurmConfig) -> str:

@@ -12,7 +12,7 @@ from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf
-from nvrx_slurm.slurm.env import SlurmContext, Where, detect
+from nvrx_slurm.slurm.env import SlurmContext, detect
 from nvrx_slurm.system import gpus
 
 
@@ -40,7 +40,7 @@ def find_place(config: Config, env: Mapping[str, str]) -> Here:
         return Here(Place.ALONE, None)
     slurm = detect(env)
     if slurm is not None:
-        return Here(Place.TASK if slurm.where is Where.STEP else Place.BATCH, slurm)
+        return Here(Place.TASK if slurm.step_id >= 0 else Place.BATCH, slurm)
     by_hand = launch.node_rank is not None or launch.endpoint is not None
     by_hand |= launch.nnodes is not None and not launch.dry_run
     login = shutil.which("srun") is not None and conf.find(env) is not None
@@ -51,7 +51,7 @@ def planned_allocation(config: Config) -> Here:
     """A login node as if inside the allocation that --nnodes and --spares ask for; for --dry-run."""
     wanted = config.launch.nnodes or NodeRange(1, 1)
     nodes = max(wanted.max, wanted.min + (config.launch.spares or 0))
-    return Here(Place.LOGIN, SlurmContext(Where.BATCH, 0, "<job id>", nnodes=nodes))
+    return Here(Place.LOGIN, SlurmContext(0, "<job id>", nnodes=nodes))
 
 
 def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
