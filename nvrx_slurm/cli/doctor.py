@@ -46,14 +46,13 @@ class Line(NamedTuple):
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of lines.")
 @click.option("--hooks", metavar="DIR", default="", help="Folder of the hooks (default: as slurm.conf says).")
-@click.option("--scontrol", metavar="FILE", default="", help="scontrol (default: in PATH).")
-def doctor(as_json: bool, hooks: str, scontrol: str) -> None:
+def doctor(as_json: bool, hooks: str) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
 
     Exit code: 0 nothing failed (there may be warnings), 1 a check failed. Hooks that are not installed do not fail.
     """
-    parts = examine(hooks, scontrol)
+    parts = examine(hooks)
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -72,13 +71,13 @@ def _text(name: str, lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
-def examine(hooks: str = "", scontrol: str = "") -> dict[str, list[Line]]:
-    """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says; `scontrol`: "" for that in PATH."""
+def examine(hooks: str = "") -> dict[str, list[Line]]:
+    """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says. scontrol is looked up in PATH."""
     from nvrx_slurm.slurm import drain
 
     slurm, problem = SlurmConfig(), ""
     try:
-        path = drain.find(scontrol or shutil.which("scontrol") or "")
+        path = drain.find(shutil.which("scontrol") or "")
         slurm = parse_config(drain.Scontrol(path, "localhost", time.monotonic() + _SCONTROL_S).config())
     except NvrxError as error:
         problem = str(error)
@@ -189,12 +188,8 @@ def _site_file(named: str) -> Line:
 def parse_config(text: str) -> SlurmConfig:
     """`scontrol show config` by name; "(null)" is "". The values of Prolog[0], Prolog[1], ... are joined by blanks."""
     found: SlurmConfig = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        name = re.sub(r"\[\d+\]$", "", key.strip())
-        if equals and name:
-            value = "" if value.strip() == "(null)" else value.strip()
-            found[name] = f"{found[name]} {value}" if name in found and key.strip().endswith("]") else value
+    for name, value in re.findall(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", text, re.MULTILINE):
+        found[name] = f"{found.get(name, '')} {value.replace('(null)', '')}".strip()
     return found
 
 

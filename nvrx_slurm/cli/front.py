@@ -20,7 +20,7 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.cli.job import KILL_WAIT_ENV
 from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, run_dir
 from nvrx_slurm.cli.place import Here, node_range
-from nvrx_slurm.cli.step import REFRESH_S, Step
+from nvrx_slurm.cli.step import REFRESH_S, Step, step_name
 from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
@@ -64,11 +64,6 @@ def _in_container(config: Config) -> bool:
     return any("--container-image" in arg for arg in config.launch.srun_args)
 
 
-def step_name() -> str:
-    """Name of the step that this process starts, by which Slurm tells it from other steps of the job."""
-    return f"nvrx-run.{os.getpid()}"
-
-
 def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...], words: Sequence[str]) -> int:
     """Start the step and wait for its end; returns the coordinator's exit code, or srun's if there is none.
 
@@ -99,7 +94,7 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     verbose = config.ft.log_level <= logging.DEBUG
     console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
     try:
-        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, step_name(), console)
+        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, console)
         return step.wait(config.launch.rdzv_conf.join_timeout)
     finally:
         console.finish(_LAST_WORDS_S)

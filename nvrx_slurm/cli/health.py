@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import CONTEXTS, Check
 
@@ -26,8 +27,6 @@ _CONTEXT = click.Choice(CONTEXTS)
 class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """A UsageError of a command is one sentence on stderr and exit code 2."""
-        from nvrx_slurm.errors import ExitCode, UsageError
-
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -134,7 +133,6 @@ def explain(name: str, as_json: bool, config: str | None, sysroot: str, node: st
 @_SYSROOT
 def init(output: str | None, node: str, sysroot: str) -> None:
     """Write a first site file from what this node, a good one, has now."""
-    from nvrx_slurm.errors import UsageError
     from nvrx_slurm.health.init import site_file
     from nvrx_slurm.health.runner import stop_on_sigterm
 
@@ -154,7 +152,6 @@ def init(output: str | None, node: str, sysroot: str) -> None:
 @_SYSROOT
 def ack(sysroot: str) -> None:
     """Acknowledge the XIDs in the kernel log after a repair without a reboot: they count no more. For root."""
-    from nvrx_slurm.errors import UsageError
     from nvrx_slurm.health.cache import Unusable
     from nvrx_slurm.health.check import NodeView
     from nvrx_slurm.health.checks import kernel_log

@@ -18,7 +18,6 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
-_SPECIAL_STEP_NAMES = ("batch", "extern", "interactive", "pending")
 _PORTS = range(20000, 30000)
 _PORT_COUNT = 8
 
@@ -122,9 +121,7 @@ def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
 def _step_id(env: Mapping[str, str]) -> int:
     """Id of the srun step of this task, -1 in batch scripts, salloc shells and interactive steps."""
     text = env.get("SLURM_STEP_ID", "")
-    if not text or text.lower() in _SPECIAL_STEP_NAMES or text.startswith("-"):
-        return -1
-    step = _number(env, "SLURM_STEP_ID")
+    step = int(text) if text.isdecimal() else -1  # some versions give special steps as words or negative numbers
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
