@@ -11,7 +11,7 @@ import pytest
 from cli_harness import ONE_TASK, Run
 
 AS_NOBODY = """
-import os, sys, tempfile, nvrx_slurm.agent.program, nvrx_slurm.cli.job  # while the interpreter's files can still be read
+import os, sys, tempfile, nvrx_slurm.agent.program, nvrx_slurm.cli.job  # while the files can still be read
 from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])

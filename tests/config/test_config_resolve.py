@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
-from nvrx_slurm.config.values import NodeRange, Std, Streams
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 
 
@@ -60,8 +60,8 @@ def test_origins_read_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("PET_STANDALONE", "1", True), ("PET_REDIRECTS", "3", Streams(Std.ALL)), ("PET_LOCAL_RANKS_FILTER", "0,1", (0, 1)),
-        ("NVRX_SPARES", "1", 1), ("NVRX_SRUN_ARGS", "--a '--b=c d'", ("--a", "--b=c d")), ("NVRX_DRY_RUN", "on", True),
+        ("PET_STANDALONE", "1", True), ("PET_LOCAL_RANKS_FILTER", "0,1", (0, 1)), ("NVRX_SPARES", "1", 1),
+        ("NVRX_SRUN_ARGS", "--a '--b=c d'", ("--a", "--b=c d")), ("NVRX_DRY_RUN", "on", True),
     ],
 )  # fmt: skip
 def test_environment_variables(name: str, text: str, value: object) -> None:

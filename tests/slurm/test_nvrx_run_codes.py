@@ -59,11 +59,6 @@ def test_a_job_ends_with_its_code_on_all_nodes(jobs: Jobs, code: ExitCode) -> No
         assert job.result()["code"] == code
 
 
-def test_another_code_for_no_restart(jobs: Jobs) -> None:
-    end = jobs.submit(SHUTS_DOWN, "--ft-no-restart-exit-code=7", nodes=3).wait_end()
-    assert (end.state, end.exit_code) == ("FAILED", 7)
-
-
 def test_an_excluded_node_s_agent_ends_with_95_and_its_job_with_0(jobs: Jobs) -> None:
     job = jobs.submit(EXCLUDES_N2, "--spares=1 --max-restarts=1", nodes=3)
     end = job.wait_end()
