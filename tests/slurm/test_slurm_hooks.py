@@ -200,18 +200,3 @@ def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster
             cluster.wait_log(f"nvrx-epilog: n1 job {job}: pass: 1 checks")  # no GPU process is left over
         cluster.mend()
         assert ("DRAIN" in cluster.note("n1").states) == bool(code)
-
-
-def test_what_fails_on_a_node_that_we_drained_is_in_the_reason_too(cluster: Cluster) -> None:
-    """Its last job fails: the fan is broken as well."""
-    go, fan = cluster.facts / "go", cluster.facts / "fan-n1"
-    wait = f"echo the job runs >>{cluster.root}/log; until [ -e {go} ]; do sleep 0.1; done"
-    job = cluster.slurm.submit(f"#!/bin/sh\n{wait}\n: >{fan}\nexit 3\n", "--nodes=1")
-    cluster.wait_log("the job runs")
-    cluster.break_("disk", "n1")
-    reason = "nvrx:disk:the disk is broken"
-    cluster.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={reason}")  # as the periodic hook
-    go.touch()
-    cluster.wait_log(f"nvrx-epilog: n1 job {job}: drained for more: nvrx:disk,fan:the disk is broken")
-    note = cluster.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.who) == ("nvrx:disk,fan:the disk is broken", "root")

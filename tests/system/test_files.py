@@ -19,7 +19,7 @@ import pytest
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import bounded, files
-from nvrx_slurm.system.files import PrivateDir, file_lock, write_all, write_atomic
+from nvrx_slurm.system.files import PrivateDir, file_lock, write_atomic
 
 OWNER = """
 import os, socket, sys
@@ -136,23 +136,6 @@ def test_a_file_is_replaced_as_a_whole(base: Path) -> None:
     with pytest.raises(OSError):
         write_atomic(base, b"a directory is in the way")
     assert list(base.iterdir()) == [path]  # no temporary file is left
-
-
-def test_all_is_written_to_a_pipe_that_takes_little(base: Path) -> None:
-    ours, theirs = os.pipe()
-    data, got = os.urandom(1 << 20), bytearray()
-
-    def read() -> None:
-        while more := os.read(ours, 65536):
-            got.extend(more)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    write_all(theirs, data)
-    os.close(theirs)
-    reader.join(10)
-    os.close(ours)
-    assert bytes(got) == data
 
 
 def test_a_call_that_does_not_return_is_abandoned() -> None:
