@@ -30,9 +30,6 @@ _TITLES = {
     "hooks": "Optional: hooks with which Slurm drains broken nodes",
 }
 
-SlurmConfig = dict[str, str]
-"""`scontrol show config` by name; {} if Slurm does not answer."""
-
 
 class Line(NamedTuple):
     """What was found about one thing. `status`: OK, INFO, WARN or FAIL; `advice`: the remedy, "" if none is needed."""
@@ -75,7 +72,7 @@ def examine(hooks: str = "") -> dict[str, list[Line]]:
     """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says. scontrol is looked up in PATH."""
     from nvrx_slurm.slurm import drain
 
-    slurm, problem = SlurmConfig(), ""
+    slurm, problem = dict[str, str](), ""  # `scontrol show config` by name; {} if Slurm does not answer
     try:
         path = drain.find(shutil.which("scontrol") or "")
         slurm = parse_config(drain.Scontrol(path, "localhost", time.monotonic() + _SCONTROL_S).config())
@@ -97,7 +94,7 @@ def _judged(name: str, good: str, wrong: bool, status: str, text: str, advice: s
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def _slurm(slurm: SlurmConfig, problem: str) -> Iterator[Line]:
+def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
     if not slurm:
         yield Line("slurm", FAIL, f"scontrol does not answer: {problem}", "run this on a node of the cluster")
         return
@@ -129,7 +126,7 @@ def _munge() -> Line:
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
 
-def _slurm_conf(slurm: SlurmConfig, directory: str) -> Iterator[Line]:
+def _slurm_conf(slurm: dict[str, str], directory: str) -> Iterator[Line]:
     if not slurm:
         return
     for key, hook in PROGRAMS.items():
@@ -185,15 +182,15 @@ def _site_file(named: str) -> Line:
     return Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}")
 
 
-def parse_config(text: str) -> SlurmConfig:
+def parse_config(text: str) -> dict[str, str]:
     """`scontrol show config` by name; "(null)" is "". The values of Prolog[0], Prolog[1], ... are joined by blanks."""
-    found: SlurmConfig = {}
+    found: dict[str, str] = {}
     for name, value in re.findall(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", text, re.MULTILINE):
         found[name] = f"{found.get(name, '')} {value.replace('(null)', '')}".strip()
     return found
 
 
-def _seconds(slurm: SlurmConfig, key: str, otherwise: float) -> float:
+def _seconds(slurm: dict[str, str], key: str, otherwise: float) -> float:
     """The number in a value of slurm.conf such as "30 sec"."""
     found = re.match(r"\d+", slurm.get(key, ""))
     return float(found[0]) if found else otherwise
@@ -233,7 +230,7 @@ def _hook_sh(directory: str, word: str) -> Ended:
     return ended
 
 
-def _directory(slurm: SlurmConfig) -> str:
+def _directory(slurm: dict[str, str]) -> str:
     """Folder of our hooks as slurm.conf says, "" if they are not installed."""
     paths = [path for key in PROGRAMS for path in _scripts(slurm.get(key, "")) if _MARK in _text_of(path)]
     return os.path.dirname(os.path.realpath(paths[0])) if paths else ""

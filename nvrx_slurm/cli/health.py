@@ -21,7 +21,6 @@ _SYSROOT = click.option(
 )
 _NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
-_CONTEXT = click.Choice(CONTEXTS)
 
 
 class _Group(click.Group):
@@ -40,7 +39,9 @@ def health() -> None:
 
 
 @health.command()
-@click.option("--when", type=_CONTEXT, default="manual", help="The checks of this context (default: manual).")
+@click.option(
+    "--when", type=click.Choice(CONTEXTS), default="manual", help="The checks of this context (default: manual)."
+)
 @click.option("--only", metavar="NAME", multiple=True, help="Only this check; can be repeated.")
 @click.option("--skip", metavar="NAME", multiple=True, help="Not this check; can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")

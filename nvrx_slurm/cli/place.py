@@ -73,20 +73,13 @@ def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
 
 def workers_per_node(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
     """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
-    nproc = _nproc(config, slurm, env)
+    nproc = config.launch.nproc_per_node
+    if nproc is None:
+        nproc = max(1, slurm.gpus_per_node) if slurm is not None else 1
+    elif isinstance(nproc, str):
+        found = 0 if nproc == "cpu" else gpus.count(env)
+        if found == 0 and nproc == "gpu":
+            raise UsageError("--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`")
+        nproc = found or len(os.sched_getaffinity(0))
     config.launch.check_local_ranks(nproc)
     return nproc
-
-
-def _nproc(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
-    wanted = config.launch.nproc_per_node
-    if isinstance(wanted, int):
-        return wanted
-    if wanted is None:
-        return max(1, slurm.gpus_per_node) if slurm is not None else 1
-    if wanted == "cpu":
-        return len(os.sched_getaffinity(0))
-    found = gpus.count(env)
-    if found == 0 and wanted == "gpu":
-        raise UsageError("--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`")
-    return found or len(os.sched_getaffinity(0))
