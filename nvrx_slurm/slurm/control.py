@@ -24,7 +24,6 @@ from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.system.bounded_process import through_trampoline
 
 TIMEOUT_S = 10.0  # of one tool; Slurm's own MessageTimeout is 10 s by default
-DEFAULT_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
 # Short forms behind a state (sinfo(1), "NODE STATE CODES").
@@ -154,7 +153,7 @@ def parse_time_left(text: str) -> float | None:
 def parse_kill_wait(text: str) -> float:
     """Seconds in the line "KillWait = 30 sec" of `scontrol show config`; 30 when there is none."""
     found = re.search(r"^\s*KillWait\s*=\s*(\d{1,9})\b", text, re.MULTILINE | re.IGNORECASE)
-    return float(found[1]) if found else DEFAULT_KILL_WAIT_S
+    return float(found[1]) if found else 30.0  # slurm.conf(5), KillWait
 
 
 # --- the edge -------------------------------------------------------------------------------------------------------
