@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from typing import Any, ClassVar
 
 from nvrx_slurm.config.kinds import Kind
@@ -76,7 +75,7 @@ class Section:
     section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for item in settings_of(type(self)):  # type: ignore[arg-type]
+        for item in settings_of(type(self)):
             raw = getattr(self, item.name)
             try:
                 object.__setattr__(self, item.name, item.kind.parse(raw))
@@ -95,7 +94,6 @@ def _setting_of(section: str, f: Any) -> Setting:
     return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)
 
 
-@cache
 def settings_of(cls: type[Section]) -> tuple[Setting, ...]:
     """The settings of one section, in order of declaration."""
     return tuple(_setting_of(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
