@@ -6,10 +6,9 @@ import os
 import signal
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
-from agent_harness import Launcher, Rig, until
+from agent_harness import Launcher, Rig
 from test_agent_signals import SOON
 
 # Says how often the signal came (`got`) and what should_stop() said; `step()` waits for either without polling hard.
@@ -158,11 +157,6 @@ def in_step(rig: Rig, squeue: str, **more: str) -> dict[str, str]:
     return step | more
 
 
-def asked(rig: Rig) -> list[str]:
-    path = Path(rig.dir / "asked")
-    return path.read_text().splitlines() if path.exists() else []
-
-
 TOLD = "say('up')\ntrain_until_told()\n"
 
 
@@ -173,15 +167,3 @@ def test_ranks_are_warned_before_the_time_limit(rig: Rig) -> None:
     one.line(r"less than 59 s of the allocation are left")
     assert one.wait() == 138
     assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ntold\n"] * 2
-    assert asked(rig) == []
-
-
-def test_a_slurm_that_hangs_holds_up_nothing(rig: Rig) -> None:
-    """Its squeue is killed when the job ends; the rig sees whether anything is left."""
-    env = in_step(rig, "exec sleep 1000") | {"SLURM_JOB_END_TIME": ""}
-    one = start(rig, "say('up')\ngate('go' if RANK else 'go2')\n", **env)
-    both_up(one)
-    until(lambda: asked(rig), "squeue is asked")
-    rig.open("go")
-    rig.open("go2")
-    assert one.wait(8.0) == 0  # squeue's own timeout is 10 s
