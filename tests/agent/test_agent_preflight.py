@@ -1,4 +1,4 @@
-"""The preflight in real jobs: unfit nodes, nodes that fall sick or are lost to their checks; memory; broken files."""
+"""The preflight in real jobs: unfit nodes, nodes that fall sick; memory; broken files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import WAIT_S, Launcher, Rig, status, until
+from agent_harness import Launcher, Rig, status, until
 from standin import StandIn
 from test_agent_nodes import UP, up
 
@@ -189,41 +186,3 @@ def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -
         assert codes[0] == ExitCode.TOO_FEW_NODES
     else:
         assert codes[1] in (ExitCode.USAGE, ExitCode.COORDINATOR_LOST)  # it was told, or came too late for that
-
-
-# --- a service of the node -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def service(rig: Rig) -> Iterator[Path]:
-    """The socket of a real daemon (`nvrx health serve`) that says what the file `answer` beside it says."""
-    script, config = rig.dir / "check.sh", rig.dir / "nvhcd.yaml"
-    script.write_text(f"#!/bin/sh\nexec cat {rig.dir}/answer\n")
-    script.chmod(0o755)
-    config.write_text(f"{{socket_path: {rig.dir}/s, healthcheck_path: {script}, log_level: info, timeout: 60}}")
-    argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(config)]
-    daemon = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-    try:
-        assert daemon.stderr is not None
-        for line in daemon.stderr:  # pytest-timeout bounds it
-            if "listening on" in line:
-                break
-        yield rig.dir / "s"
-    finally:
-        daemon.terminate()
-        daemon.communicate(timeout=WAIT_S)
-    assert daemon.returncode == 0
-
-
-def test_a_service_that_finds_a_failure_excludes_its_node(rig: Rig, service: Path) -> None:
-    answer = rig.dir / "answer"
-    answer.write_text('{"fail_count": 0}\n')
-    script = rig.script(WAITS_ONCE)
-    asks = (f"--ft-node-health-check-endpoint=unix://{service}",)
-    nodes = [rig.node(rank, "2:3", script, "--max-restarts=1", *(asks if rank == 1 else ())) for rank in range(3)]
-    (_, pid), _ = up(nodes[0], 0), up(nodes[1], 0)
-    answer.write_text('{"fail_count": 1, "failed_checks": ["ib"]}\n')
-    os.kill(pid, signal.SIGKILL)
-    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert said_of(nodes[0], 1, "is not healthy: node-service: fail_count is 1 (ib)")
-    assert "fail_count is 1 (ib)" in events(rig) and up(nodes[2], 1)[0] == 1

@@ -1,4 +1,4 @@
-"""Roles: no command before its receiver exists, whatever is slow (D1); a role can be added while the program runs."""
+"""Roles: no command before its receiver exists (D1); an agent that becomes the coordinator; held processes."""
 
 from __future__ import annotations
 
