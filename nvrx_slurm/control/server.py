@@ -108,7 +108,6 @@ class ControlServer:
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = float("inf")
         self._tending = False
 
     def listen_to(self, post: Callable[[Any], None], where: Callable[[], t.Elsewhere]) -> None:
@@ -133,7 +132,7 @@ class ControlServer:
         self._loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         for port in ports:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: "::" where there is no IPv6
                 self._listener = socket.create_server(
                     (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=address == "::"
                 )
@@ -243,15 +242,9 @@ class ControlServer:
             self._begin(peer)
         silent = next((since + self._silence_s for since in self._heard.values()), None)
         due = earliest(self._door.deadline(), silent)
-        if due is not None and due < self._timer_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_s = due
-            self._timer = self._loop.call_at(due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer, self._timer_s = None, float("inf")
-        self._tend()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._tend)
 
     def _begin(self, peer: _Peer) -> None:
         """The first byte of an admitted connection tells what it wants."""

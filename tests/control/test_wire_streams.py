@@ -212,19 +212,6 @@ async def test_no_port_left_is_one_sentence() -> None:
                 raise AssertionError("unreachable")
 
 
-@story
-async def test_client_that_finds_nobody_keeps_looking_and_can_be_closed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    async with Client(port) as client:
-        while f"127.0.0.1:{port}" not in client.client.last_problem:
-            await asyncio.sleep(0.01)
-        assert client.inbox.empty()
-        async with Server(ports=(port,)) as server:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
-
-
 @pytest.mark.parametrize(
     ("host", "found", "address"),
     [
