@@ -19,8 +19,8 @@ import pytest
 from test_tidy import our_files
 
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
-from nvrx_slurm.config import SETTINGS, Setting, resolve
-from nvrx_slurm.config.layers import UNSUPPORTED
+from nvrx_slurm.config.layers import SETTINGS, UNSUPPORTED, resolve
+from nvrx_slurm.config.settings import Setting
 from nvrx_slurm.errors import EXIT_CODE_MEANING, ExitCode, UsageError
 
 REPO = Path(__file__).resolve().parents[1]

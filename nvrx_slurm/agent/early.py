@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
-from nvrx_slurm.config import Config
+from nvrx_slurm.config.layers import Config
 from nvrx_slurm.system import processes
 from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
 

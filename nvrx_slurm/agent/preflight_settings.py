@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nvrx_slurm.config import Config
+from nvrx_slurm.config.layers import Config
 
 ANSWER_MARGIN_S = 2.0  # for the resident to say that time was up
 _CLOSE_S = 1.0  # for a process that has not answered to be killed

@@ -12,7 +12,7 @@ from nvrx_slurm.cli.log_tree import run_dir
 from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.cli.place import Here, Place, node_range, planned_allocation, workers_per_node
 from nvrx_slurm.cli.worker import numa_bindings, worker_argv
-from nvrx_slurm.config import Config, Resolved
+from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import History, Node, Plan
 

@@ -22,7 +22,7 @@ from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, run_dir
 from nvrx_slurm.cli.place import Here, node_range
 from nvrx_slurm.cli.step import REFRESH_S, Step
 from nvrx_slurm.cli.worker import worker_argv
-from nvrx_slurm.config import Config, Resolved
+from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control

@@ -11,8 +11,9 @@ from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
-from nvrx_slurm.config import Config, NodeRange, Resolved
 from nvrx_slurm.config.kinds import MAX_SECONDS
+from nvrx_slurm.config.layers import Config, Resolved
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.core.job.restarts import RestartLimits

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.config import Config
+from nvrx_slurm.config.layers import Config
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext
 

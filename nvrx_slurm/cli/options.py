@@ -14,10 +14,10 @@ import click
 from click.core import ParameterSource
 
 from nvrx_slurm import __version__
-from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
 from nvrx_slurm.config.groups import GROUPS
 from nvrx_slurm.config.kinds import nearest
-from nvrx_slurm.config.settings import shown
+from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
+from nvrx_slurm.config.settings import Setting, shown
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 PROGRAM = "nvrx-run"

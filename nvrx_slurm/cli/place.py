@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nvrx_slurm.config import Config, NodeRange
+from nvrx_slurm.config.layers import Config
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf
 from nvrx_slurm.slurm.env import SlurmContext, Where, detect

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Mapping
 
 from nvrx_slurm.agent.job import Meeting
-from nvrx_slurm.config import Config, NodeRange
+from nvrx_slurm.config.layers import Config
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf, control

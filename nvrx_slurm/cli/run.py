@@ -6,7 +6,7 @@ import os
 import sys
 
 from nvrx_slurm.cli.options import nvrx_run_options
-from nvrx_slurm.config import Resolved
+from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.errors import UsageError
 
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:

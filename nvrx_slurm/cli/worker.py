@@ -13,7 +13,9 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
 from nvrx_slurm.cli.log_tree import working_directory
-from nvrx_slurm.config import Config, LaunchConfig, Std
+from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.config.layers import Config
+from nvrx_slurm.config.values import Std
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import RestartPolicy

@@ -114,16 +114,12 @@ def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) ->
 
 
 _BUDGET = real(high=MAX_BUDGET_S, above=True, unit="seconds")
-_RULE_KEYS: dict[str, str] = {
-    "when": "when",
-    "on_fail": "on_fail",
-    "on_unknown": "on_unknown",
-    "budget": "budget_s",
-}
+_RULE_KEYS = ("when", "on_fail", "on_unknown", "budget")
 
 
 def _rule(raw: object, kinds: Mapping[str, Kind], where: str) -> Rule:
-    return Rule(**{_RULE_KEYS[key]: value for key, value in typed(raw, kinds, where).items()})
+    given = typed(raw, kinds, where)
+    return Rule(budget_s=given.pop("budget", None), **given)
 
 
 def _rules(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Rule]:

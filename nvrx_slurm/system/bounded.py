@@ -32,7 +32,7 @@ class _Outcome(Generic[T]):
         except BaseException as error:
             self.error = error
 
-    def get(self) -> T:
+    def get(self, timeout_s: float, name: str) -> T:
         """Return or raise what the call did; raises Overrun if it has done neither yet."""
         if self.error is not None:
             try:
@@ -40,7 +40,7 @@ class _Outcome(Generic[T]):
             finally:
                 self.error = None  # its traceback refers to this object: break the cycle
         if not self.value:
-            raise Overrun
+            raise Overrun(f"{name} did not return within {timeout_s:g} s")
         return self.value[0]
 
 
@@ -55,10 +55,7 @@ def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     deadline_s = time.monotonic() + timeout_s
     while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
         thread.join(min(left_s, _SIGN_OF_LIFE_S))
-    try:
-        return outcome.get()
-    except Overrun:
-        raise _overrun(name, timeout_s) from None
+    return outcome.get(timeout_s, name)
 
 
 async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
@@ -80,11 +77,4 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     threading.Thread(target=run, name=name, daemon=True).start()
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(ended.wait(), timeout_s)
-    try:
-        return outcome.get()
-    except Overrun:
-        raise _overrun(name, timeout_s) from None
-
-
-def _overrun(name: str, timeout_s: float) -> Overrun:
-    return Overrun(f"{name} did not return within {timeout_s:g} s")
+    return outcome.get(timeout_s, name)

@@ -34,10 +34,9 @@ def open_sockets() -> set[Socket]:
     """All sockets of this process (empty where there is no /proc)."""
     found = set()
     for fd in _numbers(_SELF / "fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile, or not ours to look at
-            target = os.readlink(_SELF / "fd" / str(fd))
-            if target.startswith("socket:["):
-                found.add(Socket(fd, int(target[8:-1])))
+        target = _target(fd)
+        if target.startswith("socket:["):
+            found.add(Socket(fd, int(target[8:-1])))
     return found
 
 
@@ -116,22 +115,23 @@ def _watched_by_gloo(epoll: int) -> set[int]:
     gloo (transport/tcp/loop.cc) registers pointers, for input without EPOLLET, and a pipe to be woken by. libuv,
     asyncio and libevent register the number itself, gRPC, asio and mio EPOLLET, ZeroMQ an eventfd.
     """
+    if _target(epoll) != "anon_inode:[eventpoll]":
+        return set()
     try:
-        if os.readlink(_SELF / "fd" / str(epoll)) != "anon_inode:[eventpoll]":
-            return set()
         lines = (_SELF / "fdinfo" / str(epoll)).read_text().splitlines()
     except OSError:
         return set()
     entries = [_EPOLL_ENTRY.match(line) for line in lines if line.startswith("tfd:")]
     fds = [int(entry[1]) for entry in entries if entry and entry[2] == _INPUT and int(entry[3], 16) > _MAX_FD]
-    return set(fds) if len(fds) == len(entries) and any(map(_is_pipe, fds)) else set()
+    return set(fds) if len(fds) == len(entries) and any(_target(fd).startswith("pipe:[") for fd in fds) else set()
 
 
-def _is_pipe(fd: int) -> bool:
+def _target(fd: int) -> str:
+    """The object behind a descriptor, as "socket:[1234]"; "" if it was closed meanwhile or is not ours to look at."""
     try:
-        return os.readlink(_SELF / "fd" / str(fd)).startswith("pipe:[")
+        return os.readlink(_SELF / "fd" / str(fd))
     except OSError:
-        return False
+        return ""
 
 
 def _numbers(directory: Path) -> list[int]:

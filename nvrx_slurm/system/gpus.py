@@ -43,20 +43,20 @@ class _Process:
     no_library = keep = is_open = False
 
 
-class NoNvml(Absent):
-    """NVML cannot be used at all; `code`: NVML's name of the reason, as in "DRIVER_NOT_LOADED"."""
+class _Coded(Exception):
+    """An error with NVML's name of the reason; "" if this nvidia-ml-py does not know it."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class NvmlFailed(HardwareError):
-    """A call of NVML failed; `code`: NVML's name of the error, "" if this nvidia-ml-py does not know it."""
+class NoNvml(_Coded, Absent):
+    """NVML cannot be used at all; `code`: as in "DRIVER_NOT_LOADED"."""
 
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+
+class NvmlFailed(_Coded, HardwareError):
+    """A call of NVML failed."""
 
 
 def quiet(text: str) -> None:

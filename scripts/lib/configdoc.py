@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm.config import SETTINGS, Setting
 from nvrx_slurm.config.groups import GROUPS, GROUPS_REFUSED
-from nvrx_slurm.config.settings import shown
+from nvrx_slurm.config.layers import SETTINGS
+from nvrx_slurm.config.settings import Setting, shown
 
 HEAD = """# Configuration
 

@@ -14,7 +14,8 @@ from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, TASK, Run
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.job import make_job, notes
 from nvrx_slurm.cli.place import Place, find_place, node_range
-from nvrx_slurm.config import NodeRange, resolve
+from nvrx_slurm.config.layers import resolve
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf
 from nvrx_slurm.slurm.munge import Munge

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.config import NodeRange, RendezvousConfig, Std, Streams
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import rendezvous as r
 from nvrx_slurm.config import values as v
+from nvrx_slurm.config.rendezvous import RendezvousConfig
+from nvrx_slurm.config.values import NodeRange, Std, Streams
 
 SECTIONS = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}
 MANY = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}

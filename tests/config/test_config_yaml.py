@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.config import FaultToleranceConfig, resolve
+from nvrx_slurm.config.ft import FaultToleranceConfig
+from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
 
 

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nvrx_slurm.cli.options import nvrx_run_options, print_config
-from nvrx_slurm.config import SETTINGS, Resolved, Setting, resolve
 from nvrx_slurm.config.groups import GROUPS
+from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
+from nvrx_slurm.config.settings import Setting
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.types import FaultKind
 

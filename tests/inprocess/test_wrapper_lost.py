@@ -167,10 +167,11 @@ def test_the_barrier_server_dies_with_the_store(job: Job, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int) -> None:
-    """The others miss its heartbeats, and go on without it."""
+    """The others go on without it. It may learn that from them when its monitor process is stopped, not dead."""
     train(job, 3, {}, times=TIMES)
     os.kill([job.await_event(rank, "entered")["monitor"] for rank in range(3)][2], signum)
-    job.await_event(2, "raised", kind="StoreLost")
+    late = ["RankDiscarded"] if signum == signal.SIGSTOP else []
+    assert job.await_event(2, "raised")["kind"] in ["StoreLost", *late]
     all_return(job, range(2))
 
 

@@ -20,9 +20,6 @@ def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path: Path) -> None:
     made = numa.prefixes(8, 4, strict=True, online=online)
     assert made[:4] == (("numactl", "--cpunodebind=0", "--membind=0"),) * 4
     assert made[4:] == (("numactl", "--cpunodebind=1", "--membind=1"),) * 4
-
-
-def test_not_strict_allocates_locally() -> None:
     assert numa.prefix(5, 4, strict=False) == ("numactl", "--cpunodebind=1", "--localalloc")
 
 
