@@ -48,6 +48,7 @@ class _Reign:
     known_cycle: int = -1  # highest that any agent has reported
     newest_plan: int = -1
     carries_on: bool = True  # nothing was stopped in this term
+    fresh: bool = True  # nothing was planned or given up in this term
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
 
     def hear(self, event: Any) -> None:
@@ -90,6 +91,11 @@ class _Reign:
         return node_id in self.connected and node_id not in self.busy
 
 
+def _shared(plan: Plan) -> Plan:
+    """What all members see. Which nodes are dead becomes known in time."""
+    return replace(plan, group_rank=-1, rank_offset=-1, dead=(), returned=())
+
+
 class Invariants:
     """Watches one world; raises Violation."""
 
@@ -105,6 +111,7 @@ class Invariants:
         self._alone_since: dict[str, float] = {}
         self._led: set[str] = set()  # node_ids that have ever had a coordinator
         self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
+        self._decided_at: dict[tuple[int, str], float] = {}
         self._exited: Finish | None = None
 
     @property
@@ -123,6 +130,8 @@ class Invariants:
     def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]) -> None:
         """Called after each step of a coordinator, before its commands are carried out."""
         reign = self._reigns.setdefault(coordinator, _Reign())
+        reign.carries_on = reign.carries_on and reign.fresh
+        reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
@@ -130,7 +139,10 @@ class Invariants:
         plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
         if fresh:
-            self._check_new_plan(reign, fresh, event)
+            joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
+            if any(isinstance(c, ev.Won) for c in commands):
+                joining = set(reign.connected)  # they register one after another, in this very step
+            self._check_new_plan(reign, fresh, joining)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
         ends = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
@@ -147,18 +159,18 @@ class Invariants:
 
     def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
-        shared = replace(plan, group_rank=-1, rank_offset=-1)
+        shared = _shared(plan)
         self.check(shared == self._plans[plan.term, plan.cycle], f"two plans for term {plan.term} cycle {plan.cycle}")
         self.check(node_id in reign.connected, f"a plan for {node_id}, which is not connected")
         if plan.active:
             held = self._places.get((plan.term, plan.cycle, plan.group_rank))
             self.check(held == (node_id, plan.rank_offset), f"group rank {plan.group_rank} belongs to {held}")
 
-    def _check_new_plan(self, reign: _Reign, fan_out: Sequence[ev.SendTo], event: Any) -> None:
+    def _check_new_plan(self, reign: _Reign, fan_out: Sequence[ev.SendTo], joining: set[str]) -> None:
         """The first time that a (term, cycle) is seen: all of it is in these commands."""
         plan = fan_out[0].message
         assert isinstance(plan, Plan)
-        self._plans[plan.term, plan.cycle] = replace(plan, group_rank=-1, rank_offset=-1)
+        self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
         reign.newest_plan = plan.cycle
         cycles, budget = len({cycle for _, cycle in self._plans}), plan.max_restarts
@@ -181,10 +193,9 @@ class Invariants:
             offset += reign.connected[command.node_id].nproc
         self.check(plan.world_size == offset, "the world size is not the number of ranks")
         receivers = {c.node_id for c in fan_out}
-        joining = event.message.node.node_id if isinstance(event, ev.Joined) else ""  # its turn comes afterwards
-        left_out = [n for n in reign.connected if n not in receivers and n != joining and reign.can_run(n)]
+        left_out = [n for n in reign.connected if n not in receivers | joining and reign.can_run(n)]
         self.check(not left_out, f"{left_out} could run, but are not in the plan")
-        self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - {joining})
+        self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - joining)
 
     def _carried_on(self, reign: _Reign, plan: Plan, active: dict[int, ev.SendTo]) -> None:
         """min-healthy: the places of those who are here are as they were."""
@@ -228,6 +239,7 @@ class Invariants:
         if end in self._ends:
             return
         self._ends.append(end)
+        self._decided_at.setdefault((end.code, end.reason), self._world.clock.now)
         world, core = self._world, coordinator.core
         if end.code == ExitCode.OK:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
@@ -334,7 +346,9 @@ class Invariants:
             self.check(code == told.code, f"{node_id} exits with {code}, but was told {told}")
             if isinstance(told, Finish) and not agent.host.was_out:
                 self._exited = self._exited or told
-                self.check(told == self._exited, f"two ends: {self._exited} and {told}")
+                # a node that came later may find only one that was cut off, which could not hear the end
+                later = agent.core.started > self._decided_at[self._exited.code, self._exited.reason]
+                self.check(later or told == self._exited, f"two ends: {self._exited} and {told}")
         elif node_id in self._signalled:
             self.check(code == _BY_SIGNAL + self._signalled[node_id], f"{node_id} exits with {code} after a signal")
         elif code == ExitCode.NODE_REFUSED:

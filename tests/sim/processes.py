@@ -145,9 +145,9 @@ class SimCoordinator(Process):
             return
         cut = max(host.unreachable_until(clock.now), self.host.cut_until, self.host.frozen_until) > clock.now
         if not cut and (host.agent is None or not host.agent.alive):
-            self.step(ev.ProvenDead(peer.key))
+            self.step(ev.ProvenDead(peer))
         elif not cut and host.agent is not None and host.agent.core.node.port != peer.port:
-            self.step(ev.ProvenDead(peer.key))  # nothing listens at the old port: that agent is dead
+            self.step(ev.ProvenDead(peer))  # nothing listens at the old port: that agent is dead
         else:
             clock.after(0.1, self._probe, peer, until)
 
@@ -167,6 +167,7 @@ class SimCoordinator(Process):
             self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)
         elif isinstance(command, ev.Won):
             self.agent.elect.step(Elected())
+            self.renew()
         elif isinstance(command, ev.Lapsed):
             self.agent.elect.step(Resigned())
         elif isinstance(command, ev.ReadProgress):
@@ -402,12 +403,14 @@ class SimAgent(Process):
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message of the coordinator; the election hears who leads."""
+        if self.host.frozen_until > self.world.clock.now:
+            self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
+            return
         if stream is not self.stream:
             return
         leader = peer_of(stream.coordinator.agent.core.node)
         if isinstance(message, Lead):
             self._renewed_by = stream.coordinator
-            stream.coordinator.renew()
             self._renew()
             self.elect.step(Led(message.term, leader))
         elif isinstance(message, Plan):
@@ -489,7 +492,9 @@ class SimAgent(Process):
     def _start_nothing(self) -> None:
         """The program went on after a stop: its lease is over."""
         for local_rank in range(self.host.nproc):
-            fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, message="the lease is over")
+            rank = self.core.plan.rank_offset + local_rank if self.core.plan is not None else -1
+            why = "the lease is over"
+            fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, rank, local_rank, message=why)
             self.step(ag.WorkerExited(local_rank, fault))
 
     def _prepare(self) -> None:

@@ -261,7 +261,7 @@ class Election(Machine):
             self.state = Place.SEEKING
             self.on_ended_seeking(StreamEnded(Ended.CLOSED), now)
             return
-        self.state = Place.SEEKING
+        self.state, self._next_at = Place.SEEKING, None
         self._target, self._hinted = event.peer, True
         self.term = max(self.term, event.term)
         self.emit(Seek(event.peer, self.term))
