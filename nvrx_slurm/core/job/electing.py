@@ -87,8 +87,12 @@ class Electing(JobPart):
 
     def hold(self, event: ev.FromAgent[Any], now: float) -> None:
         """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
-        if event.node_id in self.held and len(self.held[event.node_id]) < _MOST:
-            self.held[event.node_id].append(event)
+        held = self.held.get(event.node_id)
+        if held is not None and isinstance(event.message, t.Stopped):
+            now_idle = replace(held[0].message, doing=t.Doing.IDLE, port=event.message.port)
+            held[0] = ev.Joined(now_idle)
+        elif held is not None and len(held) < _MOST:
+            held.append(event)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """One node fewer to ask for a vote."""
@@ -145,7 +149,7 @@ class Electing(JobPart):
         missing = quorum.missing(self.voters)
         leader = s.last_leader
         only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
-        if missing:
+        if missing and quorum.offer[0]:
             quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
 
 
