@@ -12,7 +12,8 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
 MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse larger gRPC messages
-_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096}  # longest; cut by the sender
+_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
+_LISTS |= {"dead": 4096, "returned": 4096}  # the longest of each; cut by the sender
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _LONG_TEXT = {
     "message": 2000,
@@ -39,6 +40,8 @@ _AGENT_FIELDS = {
     t.EndJob: "end_job",
     t.Asked: "asked",
     t.WarnJob: "warn_job",
+    t.Ended: "ended",
+    t.Look: "look",
 }
 _COORDINATOR_FIELDS = {
     t.Plan: "plan",
@@ -47,8 +50,11 @@ _COORDINATOR_FIELDS = {
     t.Refused: "refused",
     t.Warn: "warn",
     t.RanksGone: "ranks_gone",
+    t.Leave: "leave",
+    t.Lead: "lead",
+    t.Elsewhere: "elsewhere",
 }
-_NESTED = (t.Node, t.History, t.KindCount, t.RankFault)
+_NESTED = (t.Node, t.Peer, t.History, t.KindCount, t.RankFault)
 _RECORDS: dict[str, type] = {cls.__name__: cls for cls in (*_AGENT_FIELDS, *_COORDINATOR_FIELDS, *_NESTED)}
 
 
@@ -145,9 +151,9 @@ def _list(where: str, field: str, raw: Any) -> tuple[Any, ...]:
         raise ProtocolError(f"{where} has {len(raw)} entries; at most {_LISTS[field]} are allowed")
     if where == "Failed.faults" and not raw:
         raise ProtocolError(f"{where} is empty: nothing failed")
-    if field in ("faults", "spent"):
+    if field in ("faults", "spent", "successors"):
         return tuple(_from_pb(item) for item in raw)
-    if field == "excluded":
+    if field in ("excluded", "dead", "returned"):
         return tuple(_text(where, field, item) for item in raw)
     return tuple(_number(where, field, item) for item in raw) if field == "ranks" else tuple(raw)
 
