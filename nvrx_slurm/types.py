@@ -168,7 +168,8 @@ class Plan:
     leader: Peer | None = None  # the coordinator that sends it; None where the job elects none
     successors: tuple[Peer, ...] = ()  # that may lead after it, in this order, at most 32
     electors: int = 0  # nodes of the job, of which a coordinator needs most
-    dead: tuple[str, ...] = ()  # keys of those that are proven dead
+    dead: tuple[str, ...] = ()  # keys of those without a vote: proven dead, or back since then
+    returned: tuple[str, ...] = ()  # those of `dead` that get a vote again once all nodes know it
 
     @property
     def active(self) -> bool:

@@ -15,7 +15,8 @@ from nvrx_slurm.errors import ProtocolError
 
 Envelope = TypeVar("Envelope", bound=Message)
 MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
-_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32, "dead": 4096}  # longest; cut by the sender
+_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
+_LISTS |= {"dead": 4096, "returned": 4096}  # longest; cut by the sender
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _LONG_TEXT = {
     "message": 2000,
@@ -163,7 +164,7 @@ def _list(where: str, field: str, raw: Any) -> tuple[Any, ...]:
         raise ProtocolError(f"{where} is empty: nothing failed")
     if field in ("faults", "spent", "successors"):
         return tuple(_from_pb(item) for item in raw)
-    if field in ("excluded", "dead"):
+    if field in ("excluded", "dead", "returned"):
         return tuple(_text(where, field, item) for item in raw)
     return tuple(_number(where, field, item) for item in raw) if field == "ranks" else tuple(raw)
 

@@ -206,7 +206,7 @@ class History(_message.Message):
     def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead")
+    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class Plan(_message.Message):
     SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     ELECTORS_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     term: int
     cycle: int
     history: History
@@ -235,7 +236,8 @@ class Plan(_message.Message):
     successors: _containers.RepeatedCompositeFieldContainer[Peer]
     electors: int
     dead: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., leader: _Optional[_Union[Peer, _Mapping]] = ..., successors: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., electors: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ...) -> None: ...
+    returned: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., leader: _Optional[_Union[Peer, _Mapping]] = ..., successors: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., electors: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., returned: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("key", "host", "addr", "port")

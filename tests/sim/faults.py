@@ -266,6 +266,38 @@ def long_partition(world: World, agent: SimAgent) -> str:
     return _cut(world, agent, AGENT_KEEPALIVE_S, 45.0)
 
 
+@_of(_agent)
+def one_way_cut(world: World, agent: SimAgent) -> str:
+    """What the node sends, or what is sent to it, gets lost. No connection survives that for long."""
+    duration_s = world.rng.uniform(0.05, 45.0)
+    until, mute = world.clock.now + duration_s, world.rng.random() < 0.5
+    if mute:
+        agent.host.mute_until = until
+    else:
+        agent.host.deaf_until = until
+    world.busy_until(until)
+    _silence(agent, until)
+    return f"{agent.host.name} is not {'heard' if mute else 'reached'} for {duration_s:.1f} s"
+
+
+@_of(_world, weight=3)
+def split(world: World, _: World) -> str | None:
+    """Two parts of the cluster, often halves, hear nothing of each other."""
+    if len(world.hosts) < 2 or world.split.until > world.clock.now:
+        return None
+    size = len(world.hosts) // 2 if world.rng.random() < 0.5 else world.rng.randrange(1, len(world.hosts))
+    side = frozenset(world.rng.sample(range(len(world.hosts)), size))
+    duration_s = world.rng.uniform(1.0, 45.0)
+    world.split.side, world.split.until = side, world.clock.now + duration_s
+    world.busy_until(world.split.until)
+    for host in world.hosts:
+        host.was_out = True
+    for stream in [stream for agent in world.living_agents() if (stream := agent.stream) is not None]:
+        if (stream.agent.host.infra_rank in side) != (stream.coordinator.host.infra_rank in side):
+            stream.fall_silent(world.split.until)
+    return f"{len(side)} of {len(world.hosts)} hosts are apart from the others for {duration_s:.1f} s"
+
+
 # --- the coordinator ------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ class Host:
     infra_rank: int
     nproc: int
     cut_until: float = 0.0  # partitioned: nothing gets through before
+    mute_until: float = 0.0  # nothing that it sends arrives before
+    deaf_until: float = 0.0  # nothing arrives at it before
     slow_until: float = 0.0  # its messages crawl
     frozen_until: float = 0.0  # stopped (SIGSTOP): its programs take no step before
     off: bool = False  # without power: it answers nothing
@@ -33,13 +35,36 @@ class Host:
 
     def unreachable_until(self, now: float) -> float:
         """Until when it answers nothing; 0.0 = it answers."""
-        until = max(self.cut_until, self.frozen_until, float("inf") if self.off else 0.0)
+        until = max(self.out_until, self.frozen_until, float("inf") if self.off else 0.0)
         return until if until > now else 0.0
+
+    @property
+    def out_until(self) -> float:
+        """Until when it can make no connection."""
+        return max(self.cut_until, self.mute_until, self.deaf_until)
 
     @property
     def name(self) -> str:
         """Its host name."""
         return f"h{self.infra_rank}"
+
+
+@dataclass
+class Split:
+    """Two sides of the cluster that hear nothing of each other."""
+
+    until: float = 0.0
+    side: frozenset[int] = frozenset()  # infra ranks of one of them
+
+    def heals(self, sender: Host, receiver: Host) -> float:
+        """Before this nothing gets from one to the other."""
+        apart = (sender.infra_rank in self.side) != (receiver.infra_rank in self.side)
+        there = max(sender.cut_until, receiver.cut_until, sender.mute_until, receiver.deaf_until)
+        return max(there, self.until) if apart else there
+
+    def reach(self, one: Host, other: Host, now: float) -> bool:
+        """Whether one of them can connect to the other, which may be frozen or off."""
+        return one is other or max(self.heals(one, other), self.heals(other, one)) <= now
 
 
 @dataclass(frozen=True)
@@ -63,20 +88,22 @@ class Connection:
 
     def up(self, message: Any) -> None:
         """Agent to coordinator."""
-        self._last_up = self._carry(message, self._last_up, self._arrive_up)
+        heals = self._world.split.heals(self.agent.host, self.coordinator.host)
+        self._last_up = self._carry(message, self._last_up, self._arrive_up, heals)
 
     def down(self, message: Any) -> None:
         """Coordinator to agent."""
-        self._last_down = self._carry(message, self._last_down, self._arrive_down)
+        heals = self._world.split.heals(self.coordinator.host, self.agent.host)
+        self._last_down = self._carry(message, self._last_down, self._arrive_down, heals)
 
-    def _carry(self, message: Any, last: float, arrive: Any) -> float:
+    def _carry(self, message: Any, last: float, arrive: Any, heals: float) -> float:
         now, ends = self._clock.now, (self.agent.host, self.coordinator.host)
         if self.local:
             self._clock.at(now, arrive, message)
             return now
         slow = any(host.slow_until > now for host in ends)
         delay_s = self._rng.uniform(*(_SLOW_DELAY_S if slow else _DELAY_S))
-        when = max(last, max(now, *(host.cut_until for host in ends)) + delay_s)
+        when = max(last, max(now, heals) + delay_s)
         self._clock.at(when, arrive, message)
         twice = self._world.settings.twice
         if twice and not isinstance(message, (Register, _End)) and self._rng.random() < twice:
@@ -84,15 +111,17 @@ class Connection:
             self._clock.at(when + self._rng.uniform(0.0, 3.0), arrive, message)
         return when
 
-    def _cut(self, message: Any, arrive: Any) -> bool:
+    def _cut(self, message: Any, arrive: Any, sender: Host, receiver: Host) -> bool:
         """A partition holds back what is under way (TCP sends it again once it heals)."""
-        heals = 0.0 if self.local else max(self.agent.host.cut_until, self.coordinator.host.cut_until)
+        heals = 0.0 if self.local else self._world.split.heals(sender, receiver)
         if heals > self._clock.now:
             self._clock.at(heals, arrive, message)
         return heals > self._clock.now
 
     def _arrive_up(self, message: Any) -> None:
-        if not self.open_at_coordinator or self._cut(message, self._arrive_up):
+        if not self.open_at_coordinator or self._cut(
+            message, self._arrive_up, self.agent.host, self.coordinator.host
+        ):
             return
         if isinstance(message, _End):
             self.break_at_coordinator(message.why)
@@ -100,7 +129,9 @@ class Connection:
             self.coordinator.receive(self, message)
 
     def _arrive_down(self, message: Any) -> None:
-        if not self.open_at_agent or self._cut(message, self._arrive_down):
+        if not self.open_at_agent or self._cut(
+            message, self._arrive_down, self.coordinator.host, self.agent.host
+        ):
             return
         if isinstance(message, _End):
             self.break_at_agent(message.why)

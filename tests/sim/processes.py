@@ -102,7 +102,7 @@ class SimCoordinator(Process):
 
     def step(self, event: Any) -> None:
         """A coordinator that was stopped resigns before it decides anything."""
-        over = self.alive and self.leads and self.world.clock.now > self.valid_until
+        over = self.core.job.quorum.needed and self.leads and self.world.clock.now > self.valid_until
         if over and self.host.frozen_until <= self.world.clock.now and self.core.job.end is None:
             self.agent.elect.step(Resigned())
         else:
@@ -143,11 +143,12 @@ class SimCoordinator(Process):
         host, clock = self.world.hosts[int(peer.key)], self.world.clock
         if not self.alive or clock.now > until:
             return
-        cut = max(host.unreachable_until(clock.now), self.host.cut_until, self.host.frozen_until) > clock.now
+        cut = host.unreachable_until(clock.now) > 0.0 or self.host.frozen_until > clock.now
+        cut = cut or not self.world.split.reach(self.host, host, clock.now)
         if not cut and (host.agent is None or not host.agent.alive):
-            self.step(ev.ProvenDead(peer.key))
+            self.step(ev.ProvenDead(peer))
         elif not cut and host.agent is not None and host.agent.core.node.port != peer.port:
-            self.step(ev.ProvenDead(peer.key))  # nothing listens at the old port: that agent is dead
+            self.step(ev.ProvenDead(peer))  # nothing listens at the old port: that agent is dead
         else:
             clock.after(0.1, self._probe, peer, until)
 
@@ -167,6 +168,7 @@ class SimCoordinator(Process):
             self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)
         elif isinstance(command, ev.Won):
             self.agent.elect.step(Elected())
+            self.renew()
         elif isinstance(command, ev.Lapsed):
             self.agent.elect.step(Resigned())
         elif isinstance(command, ev.ReadProgress):
@@ -241,6 +243,7 @@ class Worker:
         self.done = False  # it ended with 0
         self.terms = 0  # how often it got SIGTERM
         world = agent.world
+        world.invariants.started(self)
         world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
 
     @property
@@ -308,11 +311,11 @@ class SimAgent(Process):
         self.told_sick = False
         self.coordinator: SimCoordinator | None = None
         self.visitors: dict[str, tuple[SimAgent, int]] = {}
-        self.lease_until = 0.0
+        self.lease_until = 0.0 if world.elects else float("inf")
         self._attempt = 0
         self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc, (), life)
-        super().__init__(world, Agent(node, replace(settings, elects=True), world.clock.now), host)
+        super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
         self.elect = SimElection(world, self)
 
     def start(self) -> None:
@@ -355,7 +358,7 @@ class SimAgent(Process):
         now = self.world.clock.now
         if not self.alive or attempt != self._attempt:
             return
-        if self.host.cut_until > now or host.unreachable_until(now):
+        if host.unreachable_until(now) or not self.world.split.reach(self.host, host, now):
             self.world.clock.after(_REACH_S, self._failed, Ended.SILENT, attempt)
         elif host.agent is None or not host.agent.alive:
             self.world.clock.after(0.001, self._failed, Ended.REFUSED, attempt)
@@ -389,7 +392,9 @@ class SimAgent(Process):
             self.elect.step(StreamEnded(Ended.CLOSED))
             return
         self.stream = Connection(self.world, self, coordinator)
-        if heals := max(coordinator.host.unreachable_until(self.world.clock.now), self.host.cut_until):
+        split, now = self.world.split, self.world.clock.now
+        cut = max(split.heals(self.host, coordinator.host), split.heals(coordinator.host, self.host))
+        if (heals := max(coordinator.host.unreachable_until(now), cut)) > now:
             self.stream.fall_silent(heals)
         self.step(ag.Connected())
 
@@ -402,12 +407,14 @@ class SimAgent(Process):
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message of the coordinator; the election hears who leads."""
+        if self.host.frozen_until > self.world.clock.now:
+            self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
+            return
         if stream is not self.stream:
             return
         leader = peer_of(stream.coordinator.agent.core.node)
         if isinstance(message, Lead):
             self._renewed_by = stream.coordinator
-            stream.coordinator.renew()
             self._renew()
             self.elect.step(Led(message.term, leader))
         elif isinstance(message, Plan):
@@ -434,7 +441,7 @@ class SimAgent(Process):
     def look_at(self, peer: Peer) -> None:
         """Ask another node for the coordinator."""
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
-        reachable = not host.unreachable_until(now) and self.host.cut_until <= now
+        reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
             self.world.clock.after(0.003, self.elect.step, host.agent.elect.core.where())
 
@@ -489,7 +496,9 @@ class SimAgent(Process):
     def _start_nothing(self) -> None:
         """The program went on after a stop: its lease is over."""
         for local_rank in range(self.host.nproc):
-            fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, message="the lease is over")
+            rank = self.core.plan.rank_offset + local_rank if self.core.plan is not None else -1
+            why = "the lease is over"
+            fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, rank, local_rank, message=why)
             self.step(ag.WorkerExited(local_rank, fault))
 
     def _prepare(self) -> None:

@@ -22,7 +22,7 @@ from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
 from . import faults
 from .clock import Clock
 from .invariants import Invariants
-from .network import COORDINATOR_KEEPALIVE_S, Host
+from .network import COORDINATOR_KEEPALIVE_S, Host, Split
 from .processes import Process, SimAgent, SimCoordinator
 from .story import Story
 from .training import Training
@@ -99,6 +99,7 @@ class World:
         self.fired: Counter[str] = Counter()
         self.training = Training(self.clock, self.rng, settings.work_s, settings.checkpoint_s, settings.min_healthy)
         self.story = story
+        self.split = Split()
         self.invariants = Invariants(self)
         self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
         self.agents: list[SimAgent] = []
@@ -112,6 +113,11 @@ class World:
     def coordinator(self) -> SimCoordinator | None:
         """One that leads, the latest."""
         return next((c for c in reversed(self.coordinators) if c.leads), None)
+
+    @property
+    def elects(self) -> bool:
+        """A job of one node has one coordinator."""
+        return self.settings.nodes > 1
 
     @property
     def over(self) -> bool:
@@ -174,7 +180,7 @@ class World:
             join_timeout_s=s.join_timeout_s,
             expected=names,
             peer=peer_of(agent.core.node),
-            electors=s.nodes,
+            electors=s.nodes if self.elects else 0,
             last_leader=before.key if before is not None else "",
             fence_s=stand.fence_s,
             leader_fence_s=stand.leader_fence_s,
@@ -210,13 +216,14 @@ class World:
     def run(self) -> Outcome:
         """Until nobody is left. Raises Violation when an invariant breaks, or when they never leave."""
         started = False
-        while not (started and self.over):
+        while not (started and self.over) and not self.invariants.forgotten:
             more = self.clock.step()
             started = started or bool(self.agents)
             self.invariants.check(more, "nothing is due any more, but somebody is left")
             late = self.clock.now > self._busy_until + BOUND_S
             self.invariants.check(not late, f"not over {BOUND_S:g} s after the last fault")
-        self.invariants.at_the_end()
+        if not self.invariants.forgotten:
+            self.invariants.at_the_end()
         exits = Counter(agent.exit.code for agent in self.agents if agent.exit is not None)
         end = self.invariants.end
         code, reason = (end.code, end.reason) if end is not None else (max(exits, default=0), "no coordinator is left")

@@ -146,6 +146,8 @@ class Agent(AgentState):
     def on_tick_alone(self, event: Tick, now: float) -> None:
         """Without workers and without a coordinator there is nothing left to do."""
         s = self.settings
+        if self._connect_by is None or now < self._connect_by:
+            return  # a tick of the state before
         within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
         why = f"no coordinator could be reached within {within}"
         self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)

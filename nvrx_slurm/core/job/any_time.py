@@ -43,7 +43,7 @@ class AnyTime(JobPart):
             self.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
         job.lost_at.pop(node.node_id, None)
-        self._lead(node)
+        self._lead(message)
         self._learn(message, now)
         if job.budget.excludes(node):
             self.refuse(node.node_id, f"node {node.host} was excluded from this job", now)
@@ -75,17 +75,25 @@ class AnyTime(JobPart):
         if job.fresh:
             job.cycle = max(job.cycle, job.inherited.last_cycle)
 
-    def _lead(self, node: t.Node) -> None:
+    def _lead(self, message: t.Register) -> None:
         """Its ranks are known again. It runs them on under our lease."""
-        quorum = self.job.quorum
-        if quorum.needed:
-            quorum.back(peer_key(node))
-            self.send(node.node_id, t.Lead(self.job.settings.term))
+        quorum, node = self.job.quorum, message.node
+        if not quorum.needed:
+            return
+        quorum.back(peer_key(node))
+        if message.plan is not None:
+            quorum.knows(peer_key(node), message.plan.term, message.plan.cycle)
+        elif node.node_id not in self.job.members and quorum.offer[0] > 0:
+            quorum.newcomer(node)
+            self.note_dead()
+        self.send(node.node_id, t.Lead(self.job.settings.term))
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this."""
-        if event.key not in self.job.member_keys():
-            self.job.quorum.died(event.key, self.job.member_keys())
+        members = self.job.members.keys_of_nodes
+        if event.peer.key not in members and self.job.quorum.is_proof(event.peer):
+            self.job.quorum.died(event.peer.key, members)
+            self.note_dead()
             self.mind_quorum(now)
             self.core.owner.unfenced(now)
 

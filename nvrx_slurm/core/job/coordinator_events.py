@@ -28,12 +28,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class ProvenDead:
-    """The agent of a node is dead: its host answered that nothing listens there, or Slurm says that the node is down.
+    """The agent that a `Probe` asked for is dead: its host answered that nothing listens there, or that another
+    agent does; or Slurm says that the node is down."""
 
-    `key`: see `types.Peer`.
-    """
-
-    key: str
+    peer: t.Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,13 @@ class Electing(JobPart):
     held: dict[str, list[Any]] = {}  # node_id -> its registration, and its messages after that
     voters: dict[str, str] = {}  # key -> node_id
     known: dict[str, t.Peer] = {}  # where nodes of the job listen, by key
+    proven: dict[str, t.Peer] = {}  # agents that are dead by our own probes, by key
+    planless: dict[str, t.Node] = {}  # nodes that have had no plan, by node_id
     probe_at: float | None = None
 
     def enter(self, now: float) -> None:
         """This node stands."""
-        self.held, self.voters = {}, {}
+        self.held, self.voters, self.proven, self.planless = {}, {}, {}, {}
         self.known = {peer.key: peer for peer in self.job.settings.known}
 
     def on_joined(self, event: ev.Joined, now: float) -> None:
@@ -47,31 +49,56 @@ class Electing(JobPart):
         job, message = self.job, event.message
         self.voters[peer_key(message.node)] = message.node.node_id
         self.held[message.node.node_id] = [event]
-        plan = message.plan
-        if plan is not None:
-            job.quorum.electors = max(job.quorum.electors, plan.electors)
-            job.quorum.dead.update(plan.dead)
-            self.known.update({peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None})
-            if plan.term >= job.settings.term:
-                job.settings = replace(job.settings, term=plan.term + 1)
+        if message.plan is not None:
+            self._learn(message.plan, peer_key(message.node))
+        elif message.node.node_id not in self.planless:
+            self.planless[message.node.node_id] = message.node
+        if job.quorum.offer[0]:
+            for node in self.planless.values():
+                job.quorum.newcomer(node)
         if not self._win_if_enough(now) and self.probe_at is None:
             self._probe(now)
 
+    def _learn(self, plan: t.Plan, key: str) -> None:
+        """The newest plan counts: it says which nodes have a vote, and where they listen."""
+        job, quorum = self.job, self.job.quorum
+        quorum.electors = max(quorum.electors, plan.electors)
+        if plan.term >= job.settings.term:
+            job.settings = replace(job.settings, term=plan.term + 1)
+        peers = {peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None}
+        if (plan.term, plan.cycle) > quorum.offer:
+            proven = {old for old in quorum.dead if old in self.proven and self.proven[old] == peers.get(old)}
+            quorum.learn(plan)
+            quorum.dead |= proven
+            self.known = peers
+        elif (plan.term, plan.cycle) == quorum.offer:
+            quorum.dead.update(plan.dead)
+            quorum.returned &= set(plan.returned)
+            self.known.update(peers)
+        quorum.knows(key, plan.term, plan.cycle)
+
     def on_lost(self, event: ev.Lost, now: float) -> None:
         """It votes for another candidate, or is dead."""
-        self.held.pop(event.node_id, None)
-        for key in [key for key, node_id in self.voters.items() if node_id == event.node_id]:
-            del self.voters[key]
+        held = self.held.pop(event.node_id, None)
+        if held is not None:
+            key = peer_key(held[0].message.node)
+            if self.voters.get(key) == event.node_id:
+                del self.voters[key]
 
     def hold(self, event: ev.FromAgent[Any], now: float) -> None:
         """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
-        if event.node_id in self.held and len(self.held[event.node_id]) < _MOST:
-            self.held[event.node_id].append(event)
+        held = self.held.get(event.node_id)
+        if held is not None and isinstance(event.message, t.Stopped):
+            now_idle = replace(held[0].message, doing=t.Doing.IDLE, port=event.message.port)
+            held[0] = ev.Joined(now_idle)
+        elif held is not None and len(held) < _MOST:
+            held.append(event)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """One node fewer to ask for a vote."""
-        if event.key not in self.voters:
-            self.job.quorum.dead.add(event.key)
+        if event.peer.key not in self.voters and self.job.quorum.is_proof(event.peer):
+            self.proven[event.peer.key] = event.peer
+            self.job.quorum.died(event.peer.key, self.voters)
             self._win_if_enough(now)
 
     def on_raised(self, event: ev.Raised, now: float) -> None:
@@ -95,7 +122,7 @@ class Electing(JobPart):
         self.probe_at = now + _PROBE_S
         for key, peer in self.known.items():
             if key not in self.voters and key not in self.job.quorum.dead:
-                self.core.emit(ev.Probe(peer))
+                self.probe(peer)
 
     # --- the end of the election ----------------------------------------------------------------------------
 
@@ -103,9 +130,8 @@ class Electing(JobPart):
         quorum = self.job.quorum
         if not quorum.enough(self.voters):
             return False
-        quorum.elected = True
-        quorum.dead.difference_update(self.voters)
-        self._fence_missing(now)
+        quorum.elected, quorum.missed_at = True, now
+        self._fence(now)
         self.core.emit(ev.Won())
         held, self.held = self.held, {}
         self.core.go(Phase.JOINING, now)
@@ -117,11 +143,13 @@ class Electing(JobPart):
                     self.core.handle(event, now)
         return True
 
-    def _fence_missing(self, now: float) -> None:
+    def _fence(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
         s, quorum = self.job.settings, self.job.quorum
         missing = quorum.missing(self.voters)
         leader = s.last_leader
         only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
-        if missing:
+        if missing and quorum.offer[0]:
             quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
+
+

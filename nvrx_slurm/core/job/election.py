@@ -261,9 +261,7 @@ class Election(Machine):
         elapsed_s = MEMBER_SHARE * s.lease_s if self._silent else 0.0
         leader_fence_s = s.lease_s - elapsed_s + FENCE_MARGIN_S
         fence_s = leader_fence_s + MEMBER_SHARE * s.lease_s
-        if self._fresh:
-            fence_s = leader_fence_s = 0.0
-        else:
+        if not self._fresh:
             self.emit(Say(f"term {self.term}: this node stands for coordinator"))
         self.emit(Stand(self.term, fence_s, leader_fence_s))
         self._next_at = now + _FIRST_LOOK_S
@@ -279,7 +277,7 @@ class Election(Machine):
             self.state = Place.SEEKING
             self.on_ended_seeking(StreamEnded(Ended.CLOSED), now)
             return
-        self.state = Place.SEEKING
+        self.state, self._next_at = Place.SEEKING, None
         self._target, self._hinted = event.peer, True
         self.term = max(self.term, event.term)
         self.emit(Seek(event.peer, self.term))

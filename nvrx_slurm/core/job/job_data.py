@@ -12,7 +12,7 @@ from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import JobClock
 from nvrx_slurm.core.job.members import Members
-from nvrx_slurm.core.job.quorum import Quorum, peer_key
+from nvrx_slurm.core.job.quorum import Quorum
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
 from nvrx_slurm.core.machine import Follows
@@ -129,10 +129,6 @@ class JobData:
             cycle_started_at=now,
             quorum=Quorum(s.electors),
         )
-
-    def member_keys(self) -> set[str]:
-        """Keys of the members, see `types.Peer`."""
-        return {peer_key(member.node) for member in self.members.values()}
 
     @property
     def min_healthy(self) -> bool:

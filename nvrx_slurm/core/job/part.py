@@ -55,7 +55,9 @@ class JobPart:
     def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
         if self.job.members.note_stopped(event.node_id, event.message):
-            self.job.quorum.fences.pop(peer_key(self.job.members[event.node_id].node), None)
+            key = peer_key(self.job.members[event.node_id].node)
+            self.job.quorum.fences.pop(key, None)
+            self.job.quorum.knows(key, event.message.term, event.message.cycle)
             self.stopped(event.node_id, now)
 
     def timer_at(self) -> float | None:
@@ -142,18 +144,24 @@ class JobPart:
         if not quorum.needed:
             return
         key = peer_key(member.node)
+        quorum.missed_at = now
         if key in quorum.silent:
             quorum.silent.discard(key)
         elif member.busy != READY:
             quorum.fences[key] = now + s.lease_s
         if member.node.port:
-            self.core.emit(ev.Probe(peer_of(member.node)))
+            self.probe(peer_of(member.node))
         self.mind_quorum(now)
+
+    def probe(self, peer: t.Peer) -> None:
+        """Ask for a proof of death."""
+        self.job.quorum.probed[peer.key] = peer
+        self.core.emit(ev.Probe(peer))
 
     def mind_quorum(self, now: float) -> None:
         """Without a quorum nothing is planned, and after a while this coordinator resigns."""
         quorum = self.job.quorum
-        if quorum.enough(self.job.member_keys()):
+        if quorum.enough(self.job.members.keys_of_nodes):
             quorum.resign_at = None
         elif quorum.resign_at is None:
             quorum.resign_at = now + self.job.settings.prove_s
@@ -167,8 +175,15 @@ class JobPart:
         step = max(1, len(others) / MOST_SUCCESSORS)
         successors = tuple(others[int(i * step)] for i in range(min(len(others), MOST_SUCCESSORS)))
         quorum.electors = max(quorum.electors, len(self.job.members))
-        dead = tuple(sorted(quorum.dead))
-        return replace(plan, leader=peer, successors=successors, electors=quorum.electors, dead=dead)
+        quorum.plan(plan.term, plan.cycle, self.job.members.keys_of_nodes)
+        return replace(plan, leader=peer, successors=successors, electors=quorum.electors)
+
+    def note_dead(self) -> None:
+        """Nodes that get the plan of this cycle from now on learn that they have no vote."""
+        shared, quorum = self.job.assignment.shared, self.job.quorum
+        if shared is not None:
+            dead, returned = tuple(sorted(quorum.dead)), tuple(sorted(quorum.returned))
+            self.job.assignment.shared = replace(shared, dead=dead, returned=returned)
 
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Send an agent away; a member is removed."""

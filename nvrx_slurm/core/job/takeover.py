@@ -94,6 +94,7 @@ class Takeover(JobPart):
         job.fresh = False
         job.assignment = job.inherited.assignment(job.settings.term, job.budget.history)
         job.assignment.shared = self.elected(job.assignment.plan_for(""))
+        self.note_dead()
         job.inherited.forget()
         self.say(f"term {job.settings.term} carries on with cycle {job.cycle}")
         for node in job.members.in_order():
