@@ -304,7 +304,7 @@ class Elections:
         delay_s, until_s = _FIRST_PROBE_S, self._loop.time() + _PROBE_LEASES * sum(self._meeting.keepalive)
         while role is self._coordinator and self._loop.time() < until_s:
             if await _refuses(peer):
-                return role.shell.post(ev.ProvenDead(peer.key))
+                return role.shell.post(ev.ProvenDead(peer))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
 

@@ -43,6 +43,13 @@ class Takeover(JobPart):
         else:
             self.stop_old_workers(message, now)
         self._leave_if_nothing_runs(now)
+        self.unfenced(now)
+
+    def unfenced(self, now: float) -> None:
+        """No node is missing that could still come: there is nothing to wait for."""
+        quorum, here = self.job.quorum, self.job.members.keys_of_nodes
+        if self.core.state is Phase.TAKEOVER and quorum.needed and not quorum.missing(here):
+            self.on_timer(now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """One fewer."""
@@ -88,6 +95,7 @@ class Takeover(JobPart):
             self._carry_on(now)
         else:
             self.wait_until = now + s.last_call_s
+            self.unfenced(now)
 
     def _carry_on(self, now: float) -> None:
         job = self.job
