@@ -83,6 +83,7 @@ class Elections:
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
+        self._electors = 0  # of the last plan
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
@@ -201,8 +202,7 @@ class Elections:
             self._shell.post(el.Led(event.term, peer))
             self._to_agent(event)
         else:
-            if isinstance(event, t.Plan) and event.leader is not None:
-                self._shell.post(el.Led(event.term, event.leader, event.successors))
+            self._learn(event)
             self._to_agent(event)
 
     def _on_lookat(self, command: el.LookAt) -> None:
@@ -240,6 +240,7 @@ class Elections:
         settings = replace(
             self._settings,
             term=command.term,
+            electors=max(self._settings.electors, self._electors),
             peer=self.core.me,
             known=self.core.others,
             last_leader=before.key if before is not None else "",
@@ -263,9 +264,14 @@ class Elections:
     def _from_own_coordinator(self, event: Any) -> None:
         if isinstance(event, t.Lead):
             self._leader = self.core.me
-        elif isinstance(event, t.Plan) and event.leader is not None:
-            self._shell.post(el.Led(event.term, event.leader, event.successors))
+        self._learn(event)
         self._to_agent(event)
+
+    def _learn(self, event: Any) -> None:
+        """A plan says what the next election needs."""
+        if isinstance(event, t.Plan) and event.leader is not None:
+            self._electors = event.electors
+            self._shell.post(el.Led(event.term, event.leader, event.successors))
 
     def _on_raise(self, command: el.Raise) -> None:
         assert self._coordinator is not None

@@ -26,7 +26,7 @@ from nvrx_slurm.system import bounded
 _FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6
 _RESOLVE_TIMEOUT_S = _CONNECT_TIMEOUT_S = 3.0
 _FOREIGN_S = 2.0  # for which strangers have to hold all endpoints; a coordinator of the last job may still be ending
-_EARLIER = 0.8  # an agent sees silence this much earlier than its coordinator, and has begun to stop its workers
+_EARLIER = 0.6  # an agent sees silence this much earlier than its coordinator, and has begun to stop its workers
 _PROBLEMS_SAID = 8
 T = TypeVar("T")
 

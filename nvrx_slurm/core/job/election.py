@@ -136,7 +136,7 @@ class ElectionSettings:
     last_pause_s: float = 1.0
 
 
-MEMBER_SHARE = 0.8  # a member gives the coordinator up after this share of the lease, so before it is given up itself
+MEMBER_SHARE = 0.6  # a member gives the coordinator up after this share of the lease, so before it is given up itself
 LEASE_SHARE = 0.9  # its ranks run this share of the lease; then they are killed, before another node may start them
 FENCE_MARGIN_S = 0.5  # for killed ranks to be gone
 _FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
