@@ -12,26 +12,14 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """What ``nvrx-run`` and ``nvrx`` exit with (see docs/reference/exit-codes.md for what to do about each)."""
 
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    NO_RESTART = 93
-    TOO_FEW_NODES = 94
-    NODE_REFUSED = 95
-    COORDINATOR_LOST = 96
-    INTERNAL = 97
-
-
-EXIT_CODE_MEANING: dict[ExitCode, str] = {
-    ExitCode.OK: "the workload finished on all ranks",
-    ExitCode.FAILED: "the workload failed and no restart was left (or none was asked for)",
-    ExitCode.USAGE: "bad flags, environment, YAML or allocation shape; nothing was started",
-    ExitCode.NO_RESTART: "do not restart or requeue: another try would end the same way",
-    ExitCode.TOO_FEW_NODES: "fewer than MIN healthy nodes until the join timeout ran out",
-    ExitCode.NODE_REFUSED: "the coordinator does not take this node (excluded, unfit, or replaced by a newer agent)",
-    ExitCode.COORDINATOR_LOST: "no coordinator of this job was found in time (or its token or version is another)",
-    ExitCode.INTERNAL: "a defect of nvrx_slurm itself; please report it with the event log",
-}
+    OK = 0  # the workload finished on all ranks
+    FAILED = 1  # the workload failed and no restart was left, or none was asked for
+    USAGE = 2  # bad flags, environment, YAML or allocation shape; nothing was started
+    NO_RESTART = 93  # another try would end the same way
+    TOO_FEW_NODES = 94  # fewer than MIN healthy nodes until the join timeout ran out
+    NODE_REFUSED = 95  # the coordinator does not take this node
+    COORDINATOR_LOST = 96  # no coordinator of this job was found in time
+    INTERNAL = 97  # a defect of nvrx_slurm itself
 
 
 def signal_exit_code(signum: int) -> int:

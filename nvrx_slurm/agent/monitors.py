@@ -347,6 +347,3 @@ class RankMonitor(RestartedProcess):
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self._local_rank, t.WorkloadAction[str(message["action"])], description)
-        elif message["type"] == "unmonitored" and not life.broken:
-            life.broken = True
-            self._say_unmonitored(ValueError(str(message["sentence"])))

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import click
 
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.system import trust
+from nvrx_slurm.system.bounded_process import Ended, run
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}
@@ -29,9 +29,6 @@ _TITLES = {
     "job": "Can a job run on this node?",
     "hooks": "Optional: hooks with which Slurm drains broken nodes",
 }
-
-SlurmConfig = dict[str, str]
-"""`scontrol show config` by name; {} if Slurm does not answer."""
 
 
 class Line(NamedTuple):
@@ -46,14 +43,13 @@ class Line(NamedTuple):
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of lines.")
 @click.option("--hooks", metavar="DIR", default="", help="Folder of the hooks (default: as slurm.conf says).")
-@click.option("--scontrol", metavar="FILE", default="", help="scontrol (default: in PATH).")
-def doctor(as_json: bool, hooks: str, scontrol: str) -> None:
+def doctor(as_json: bool, hooks: str) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
 
     Exit code: 0 nothing failed (there may be warnings), 1 a check failed. Hooks that are not installed do not fail.
     """
-    parts = examine(hooks, scontrol)
+    parts = examine(hooks)
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -72,13 +68,13 @@ def _text(name: str, lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
-def examine(hooks: str = "", scontrol: str = "") -> dict[str, list[Line]]:
-    """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says; `scontrol`: "" for that in PATH."""
+def examine(hooks: str = "") -> dict[str, list[Line]]:
+    """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says. scontrol is looked up in PATH."""
     from nvrx_slurm.slurm import drain
 
-    slurm, problem = SlurmConfig(), ""
+    slurm, problem = dict[str, str](), ""  # `scontrol show config` by name; {} if Slurm does not answer
     try:
-        path = drain.find(scontrol or shutil.which("scontrol") or "")
+        path = drain.find(shutil.which("scontrol") or "")
         slurm = parse_config(drain.Scontrol(path, "localhost", time.monotonic() + _SCONTROL_S).config())
     except NvrxError as error:
         problem = str(error)
@@ -98,7 +94,7 @@ def _judged(name: str, good: str, wrong: bool, status: str, text: str, advice: s
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def _slurm(slurm: SlurmConfig, problem: str) -> Iterator[Line]:
+def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
     if not slurm:
         yield Line("slurm", FAIL, f"scontrol does not answer: {problem}", "run this on a node of the cluster")
         return
@@ -130,7 +126,7 @@ def _munge() -> Line:
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
 
-def _slurm_conf(slurm: SlurmConfig, directory: str) -> Iterator[Line]:
+def _slurm_conf(slurm: dict[str, str], directory: str) -> Iterator[Line]:
     if not slurm:
         return
     for key, hook in PROGRAMS.items():
@@ -159,15 +155,15 @@ def _files(directory: str) -> Iterator[Line]:
     yield _judged("hook-files", "only root can change them", bool(problems), FAIL, "; ".join(problems), advice)
     try:
         version = _hook_sh(directory, "version")
-        settings = _hook_sh(directory, "settings").stdout.splitlines()
+        settings = _hook_sh(directory, "settings").stdout.decode(errors="replace").splitlines()
     except (OSError, UsageError) as error:
         yield Line("python", FAIL, str(error), advice)
         return
     conf = {name: value for name, _, value in (line.partition("=") for line in settings)}
-    said = " ".join(version.stderr.split())[-400:]
+    said = " ".join(version.stderr.decode(errors="replace").split())[-400:]
     advice = f"correct PYTHON, PACKAGE (the folder with nvrx_slurm in it), or its owner; see {directory}/hooks.conf"
-    good = f"{conf.get('PYTHON')} with nvrx_slurm {version.stdout.strip()}"
-    yield _judged("python", good, bool(version.returncode), FAIL, said, advice)
+    good = f"{conf.get('PYTHON')} with nvrx_slurm {version.stdout.decode().strip()}"
+    yield _judged("python", good, bool(version.code), FAIL, said, advice)
     yield _site_file(conf.get("CONFIG", ""))
 
 
@@ -186,19 +182,15 @@ def _site_file(named: str) -> Line:
     return Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}")
 
 
-def parse_config(text: str) -> SlurmConfig:
+def parse_config(text: str) -> dict[str, str]:
     """`scontrol show config` by name; "(null)" is "". The values of Prolog[0], Prolog[1], ... are joined by blanks."""
-    found: SlurmConfig = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        name = re.sub(r"\[\d+\]$", "", key.strip())
-        if equals and name:
-            value = "" if value.strip() == "(null)" else value.strip()
-            found[name] = f"{found[name]} {value}" if name in found and key.strip().endswith("]") else value
+    found: dict[str, str] = {}
+    for name, value in re.findall(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", text, re.MULTILINE):
+        found[name] = f"{found.get(name, '')} {value.replace('(null)', '')}".strip()
     return found
 
 
-def _seconds(slurm: SlurmConfig, key: str, otherwise: float) -> float:
+def _seconds(slurm: dict[str, str], key: str, otherwise: float) -> float:
     """The number in a value of slurm.conf such as "30 sec"."""
     found = re.match(r"\d+", slurm.get(key, ""))
     return float(found[0]) if found else otherwise
@@ -227,21 +219,18 @@ def _untrusted(path: str) -> str:
     return "" if os.access(path, os.X_OK) else f"{path} is not executable"
 
 
-def _hook_sh(directory: str, word: str) -> subprocess.CompletedProcess[str]:
+def _hook_sh(directory: str, word: str) -> Ended:
     """Run hook.sh with one of its words for us. Raises OSError, and UsageError if it is not trusted or hangs."""
     shell = f"{directory}/hook.sh"
     for path in (shell, f"{directory}/hooks.conf"):
         trust.require(path, UsageError)
-    try:
-        return subprocess.run(
-            ["/bin/sh", shell, word], env={"LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=_HOOK_SH_S, check=False, text=True, errors="replace",
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{shell} {word} does not end within {_HOOK_SH_S:g} s; look at what it starts") from None
+    ended = run(["/bin/sh", shell, word], {"LC_ALL": "C"}, _HOOK_SH_S)
+    if ended.code is None:
+        raise UsageError(f"{shell} {word} does not end within {_HOOK_SH_S:g} s; look at what it starts")
+    return ended
 
 
-def _directory(slurm: SlurmConfig) -> str:
+def _directory(slurm: dict[str, str]) -> str:
     """Folder of our hooks as slurm.conf says, "" if they are not installed."""
     paths = [path for key in PROGRAMS for path in _scripts(slurm.get(key, "")) if _MARK in _text_of(path)]
     return os.path.dirname(os.path.realpath(paths[0])) if paths else ""

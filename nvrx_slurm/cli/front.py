@@ -20,29 +20,33 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.cli.job import KILL_WAIT_ENV
 from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, run_dir
 from nvrx_slurm.cli.place import Here, node_range
-from nvrx_slurm.cli.step import REFRESH_S, Step
+from nvrx_slurm.cli.step import REFRESH_S, Step, step_name
 from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.slurm.launch import NODE_LOG, srun_argv
 
+NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
+_SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
 _LAST_WORDS_S = 2.0
 
 
 def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
-    """The srun line for this allocation; `words`: the command line of this nvrx-run, passed on to the agents."""
-    slurm = here.slurm
+    """The srun line for this allocation; `words`: the command line of this nvrx-run, passed on to the agents.
+
+    --no-kill: a lost node must not end the step. --kill-on-bad-exit=0, --wait=0: agents decide about restarts and the
+    end, srun does not. --mpi=none: no PMI. Output goes to files, because tasks whose output goes through srun die with
+    srun's host. There is no input. --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
+    """
+    slurm, output = here.slurm, directory.path / NODE_LOG
     nodes = slurm.nnodes if slurm is not None else node_range(config, None).max
-    return srun_argv(
-        nodes,
-        0 if slurm is None else slurm.cpus_per_task,
-        str(directory.path / NODE_LOG),
-        [f"--job-name={step_name()}", *config.launch.srun_args],
-        [*_own_command(config), *words],
-    )
+    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
+    cpus = [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm is not None and slurm.cpus_per_task else []
+    extra = [f"--job-name={step_name()}", *config.launch.srun_args]
+    return ["srun", *_SURVIVAL, *shape, *files, *cpus, *extra, *_own_command(config), *words]
 
 
 def _own_command(config: Config) -> list[str]:
@@ -58,11 +62,6 @@ def _own_command(config: Config) -> list[str]:
 
 def _in_container(config: Config) -> bool:
     return any("--container-image" in arg for arg in config.launch.srun_args)
-
-
-def step_name() -> str:
-    """Name of the step that this process starts, by which Slurm tells it from other steps of the job."""
-    return f"nvrx-run.{os.getpid()}"
 
 
 def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...], words: Sequence[str]) -> int:
@@ -95,7 +94,7 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     verbose = config.ft.log_level <= logging.DEBUG
     console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
     try:
-        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, step_name(), console)
+        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, console)
         return step.wait(config.launch.rdzv_conf.join_timeout)
     finally:
         console.finish(_LAST_WORDS_S)

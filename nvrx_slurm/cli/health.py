@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import CONTEXTS, Check
 
@@ -20,14 +21,11 @@ _SYSROOT = click.option(
 )
 _NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
-_CONTEXT = click.Choice(CONTEXTS)
 
 
 class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """A UsageError of a command is one sentence on stderr and exit code 2."""
-        from nvrx_slurm.errors import ExitCode, UsageError
-
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -41,7 +39,9 @@ def health() -> None:
 
 
 @health.command()
-@click.option("--when", type=_CONTEXT, default="manual", help="The checks of this context (default: manual).")
+@click.option(
+    "--when", type=click.Choice(CONTEXTS), default="manual", help="The checks of this context (default: manual)."
+)
 @click.option("--only", metavar="NAME", multiple=True, help="Only this check; can be repeated.")
 @click.option("--skip", metavar="NAME", multiple=True, help="Not this check; can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
@@ -134,7 +134,6 @@ def explain(name: str, as_json: bool, config: str | None, sysroot: str, node: st
 @_SYSROOT
 def init(output: str | None, node: str, sysroot: str) -> None:
     """Write a first site file from what this node, a good one, has now."""
-    from nvrx_slurm.errors import UsageError
     from nvrx_slurm.health.init import site_file
     from nvrx_slurm.health.runner import stop_on_sigterm
 
@@ -154,7 +153,6 @@ def init(output: str | None, node: str, sysroot: str) -> None:
 @_SYSROOT
 def ack(sysroot: str) -> None:
     """Acknowledge the XIDs in the kernel log after a repair without a reboot: they count no more. For root."""
-    from nvrx_slurm.errors import UsageError
     from nvrx_slurm.health.cache import Unusable
     from nvrx_slurm.health.check import NodeView
     from nvrx_slurm.health.checks import kernel_log

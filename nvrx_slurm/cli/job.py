@@ -11,7 +11,7 @@ from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
-from nvrx_slurm.config.kinds import MAX_SECONDS
+from nvrx_slurm.config.kinds import SECONDS
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.core.job.agent_events import AgentSettings
@@ -23,7 +23,6 @@ from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
-_KILL_WAIT_S = 30.0  # Slurm's default
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _KILL_TIMEOUT_S = 10.0
 
@@ -116,14 +115,11 @@ def _restart_limits(config: Config) -> RestartLimits:
 
 
 def _kill_wait_s(env: Mapping[str, str]) -> float:
-    text = env.get(KILL_WAIT_ENV, "")
+    text = env.get(KILL_WAIT_ENV) or "30"  # Slurm's default
     try:
-        seconds = float(text) if text else _KILL_WAIT_S
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_SECONDS:  # false for a NaN, too
-        raise UsageError(f"{KILL_WAIT_ENV}={text!r} is not a number of seconds; unset it")
-    return seconds
+        return float(SECONDS.parse(text))
+    except ValueError as error:
+        raise UsageError(f"{KILL_WAIT_ENV}={text!r} {error}; correct or unset it") from None
 
 
 def _term_timeout_s(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> float:

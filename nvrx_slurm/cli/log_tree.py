@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,11 +43,9 @@ def own_run_dir(wanted: RunDir) -> RunDir:
     wanted.create_parent()
     for number in itertools.count(1):
         mine = wanted if number == 1 else replace(wanted, run=f"{wanted.run}_{number}")
-        try:
+        with suppress(FileExistsError):
             mine.path.mkdir()
-        except FileExistsError:
-            continue
-        break
+            break
     mine.create()
     return mine
 

@@ -127,14 +127,13 @@ def nvrx_run_options(body: Body) -> click.Command:
             raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
         return body(resolved, script, tuple(script_args))
 
-    return RunCommand(
+    made = RunCommand(
         PROGRAM,
         callback=command,
         params=[
             *(_option(item) for item in SETTINGS.values() if item.flags),
             click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
             click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
-            click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version),
         ],
         help=body.__doc__,
         context_settings={
@@ -144,12 +143,7 @@ def nvrx_run_options(body: Body) -> click.Command:
             "max_content_width": 120,
         },
     )
-
-
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo(f"nvrx_slurm {__version__}")
-        ctx.exit()
+    return click.version_option(__version__, message="nvrx_slurm %(version)s")(made)
 
 
 def print_config(resolved: Resolved) -> str:

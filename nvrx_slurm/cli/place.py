@@ -12,7 +12,7 @@ from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf
-from nvrx_slurm.slurm.env import SlurmContext, Where, detect
+from nvrx_slurm.slurm.env import SlurmContext, detect
 from nvrx_slurm.system import gpus
 
 
@@ -40,7 +40,7 @@ def find_place(config: Config, env: Mapping[str, str]) -> Here:
         return Here(Place.ALONE, None)
     slurm = detect(env)
     if slurm is not None:
-        return Here(Place.TASK if slurm.where is Where.STEP else Place.BATCH, slurm)
+        return Here(Place.TASK if slurm.step_id >= 0 else Place.BATCH, slurm)
     by_hand = launch.node_rank is not None or launch.endpoint is not None
     by_hand |= launch.nnodes is not None and not launch.dry_run
     login = shutil.which("srun") is not None and conf.find(env) is not None
@@ -51,7 +51,7 @@ def planned_allocation(config: Config) -> Here:
     """A login node as if inside the allocation that --nnodes and --spares ask for; for --dry-run."""
     wanted = config.launch.nnodes or NodeRange(1, 1)
     nodes = max(wanted.max, wanted.min + (config.launch.spares or 0))
-    return Here(Place.LOGIN, SlurmContext(Where.BATCH, 0, "<job id>", nnodes=nodes))
+    return Here(Place.LOGIN, SlurmContext(0, "<job id>", nnodes=nodes))
 
 
 def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
@@ -73,20 +73,13 @@ def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
 
 def workers_per_node(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
     """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
-    nproc = _nproc(config, slurm, env)
+    nproc = config.launch.nproc_per_node
+    if nproc is None:
+        nproc = max(1, slurm.gpus_per_node) if slurm is not None else 1
+    elif isinstance(nproc, str):
+        found = 0 if nproc == "cpu" else gpus.count(env)
+        if found == 0 and nproc == "gpu":
+            raise UsageError("--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`")
+        nproc = found or len(os.sched_getaffinity(0))
     config.launch.check_local_ranks(nproc)
     return nproc
-
-
-def _nproc(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
-    wanted = config.launch.nproc_per_node
-    if isinstance(wanted, int):
-        return wanted
-    if wanted is None:
-        return max(1, slurm.gpus_per_node) if slurm is not None else 1
-    if wanted == "cpu":
-        return len(os.sched_getaffinity(0))
-    found = gpus.count(env)
-    if found == 0 and wanted == "gpu":
-        raise UsageError("--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`")
-    return found or len(os.sched_getaffinity(0))

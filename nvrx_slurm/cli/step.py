@@ -21,23 +21,21 @@ REFRESH_S = 1.0
 _LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
 
 
+def step_name() -> str:
+    """Name of the step that this process starts, by which Slurm tells it from other steps of the job."""
+    return f"nvrx-run.{os.getpid()}"
+
+
 class Step:
     """The running srun. It dies with this process, also by SIGKILL, and the step dies with it."""
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        env: dict[str, str],
-        log: Path,
-        result: Path,
-        job_id: int,
-        name: str,
-        console: Console,
+        self, argv: Sequence[str], env: dict[str, str], log: Path, result: Path, job_id: int, console: Console
     ) -> None:
-        """`log`: the coordinator's output; `result`: its result.json, written last; `name`: of the step."""
+        """`log`: the coordinator's output; `result`: its result.json, written last."""
         self._log, self._result = log, result
         self._job_id = job_id
-        self._name = name
+        self._name = step_name()
         self._console = console
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write_fd)
@@ -65,14 +63,11 @@ class Step:
             if self._read_fd in ready:
                 ended_by = self._pass_signals_on() or ended_by
             elif self._result.exists():
-                self._end_lingering(poll)
+                self._end_lingering()
             elif not started and time.monotonic() >= self._started_s + start_timeout_s:
-                started = self._has_started()
+                started = self._log_has_begun() or control.step_id(self._job_id, self._name) is not None
                 if not started:
                     return self._give_up(start_timeout_s)
-
-    def _has_started(self) -> bool:
-        return self._log_has_begun() or control.step_id(self._job_id, self._name) is not None
 
     def _give_up(self, start_timeout_s: float) -> int:
         self._console.say(
@@ -94,12 +89,10 @@ class Step:
                 self._signal(signum)
         return ended_by
 
-    def _end_lingering(self, poll: select.poll) -> None:
-        poll.unregister(self._read_fd)
-        if not poll.poll(_LINGER_S * 1000):
+    def _end_lingering(self) -> None:
+        if not select.select([self._srun.pidfd], [], [], _LINGER_S)[0]:
             self._console.say(f"the job has ended but srun has not within {_LINGER_S:g} s: it is killed")
             self._signal(signal.SIGKILL)
-        poll.register(self._read_fd, select.POLLIN)
 
     def _signal(self, signum: int) -> None:
         signal.pidfd_send_signal(self._srun.pidfd, signum)

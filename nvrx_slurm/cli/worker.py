@@ -85,9 +85,7 @@ def numa_bindings(config: Config, nproc: int, env: Mapping[str, str]) -> tuple[n
 def _prefixes(config: Config, nproc: int, env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     prefixes = tuple(binding.prefix for binding in numa_bindings(config, nproc, env))
     what = numa.BY_NUMBER if config.launch.gpus_per_numa is not None else numa.BY_GPU
-    if any(prefixes):
-        numa.require_numactl(what)
-        numa.check(prefixes, what)
+    numa.check(prefixes, what)
     return prefixes
 
 

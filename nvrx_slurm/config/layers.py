@@ -88,12 +88,8 @@ def _refuse_unsupported(values: Mapping[str, Mapping[str, Any]], origins: Mappin
 
 
 def _flag_layer(flags: Mapping[str, object]) -> Layer:
-    layer = {}
-    for key, raw in flags.items():
-        item = SETTINGS[key]
-        if raw is not None:
-            layer[key] = (raw, Origin("flag", item.flags[0] if item.flags else item.env[0]))
-    return layer
+    names = {key: (SETTINGS[key].flags or SETTINGS[key].env)[0] for key in flags}
+    return {key: (raw, Origin("flag", names[key])) for key, raw in flags.items() if raw is not None}
 
 
 def _environment_layer(environ: Mapping[str, str]) -> Layer:

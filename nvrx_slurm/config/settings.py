@@ -96,11 +96,7 @@ def _setting_of(section: str, f: Any) -> Setting:
 
 def settings_of(cls: type[Section]) -> tuple[Setting, ...]:
     """The settings of one section, in order of declaration."""
-    cached: tuple[Setting, ...] | None = cls.__dict__.get("_settings")
-    if cached is None:
-        cached = tuple(_setting_of(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
-        cls._settings = cached  # type: ignore[attr-defined]
-    return cached
+    return tuple(_setting_of(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections import namedtuple
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.rank.sections import SectionError, Sections
-from nvrx_slurm.monitor import stacks, transport
+from nvrx_slurm.monitor import collective, stacks, transport
 from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
 from nvrx_slurm.monitor.rank_info import RankInfo, env_int, megatron_iteration
 from nvrx_slurm.monitor.transport import RankMonitorClientError
@@ -85,7 +85,8 @@ class RankMonitorClient:
         rank_info = RankInfo.get_for_current_rank()
         reply, fd = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
         self._page = _map(fd)
-        self.rank_info, self.cfg = rank_info, _settings(reply.get("cfg"))
+        cfg: Any = reply["cfg"]
+        self.rank_info, self.cfg = rank_info, namedtuple("cfg", cfg)(**cfg)
         try:
             self._timeouts.configure(path, self.cfg)
         except RankMonitorClientError:
@@ -128,17 +129,15 @@ class RankMonitorClient:
         A name that is not in rank_section_timeouts has no effect. About 0.5 us, never blocks. Raises
         RankMonitorClientError if this section is open already, or if not initialised in this process.
         """
-        try:
-            sections, words = self._sections, self._words
-            if section not in sections.slots:
-                return
+        sections, words = self._sections, self._words
+        if words is None:
+            raise _uninitialized("start_section")
+        if section in sections.slots:
             now_ns = monotonic_ns()
-            slot = sections.start(section, now_ns)
+            slot = _checked(sections.start, section, now_ns)
             # The section first: a rank that is stopped between the two stores is still watched.
             words[SECTIONS + slot] = now_ns
             words[OUTSIDE] = 0
-        except (AttributeError, TypeError, ValueError) as error:
-            raise self._not_done("start_section", error) from None
 
     def end_section(self, section: str) -> None:
         """End section `section`; if no other section is open, rank_out_of_section_timeout runs from now on.
@@ -146,20 +145,17 @@ class RankMonitorClient:
         A name that is not in rank_section_timeouts has no effect. Raises RankMonitorClientError if this section is not
         open, or if not initialised in this process.
         """
-        try:
-            sections, words = self._sections, self._words
-            if section not in sections.slots:
-                return
-            slot = sections.end(section, monotonic_ns())
+        sections, words = self._sections, self._words
+        if words is None:
+            raise _uninitialized("end_section")
+        if section in sections.slots:
+            slot = _checked(sections.end, section, monotonic_ns())
             words[OUTSIDE] = sections.outside_ns
             words[SECTIONS + slot] = 0
-        except (AttributeError, TypeError, ValueError) as error:
-            raise self._not_done("end_section", error) from None
 
     def end_all_sections(self) -> None:
         """End all open sections. Raises RankMonitorClientError if not initialised."""
-        if self._sections is None:
-            raise _uninitialized("end_all_sections")
+        self._need_cfg("end_all_sections")
         for section in self._sections.open:
             self.end_section(section)
 
@@ -189,7 +185,9 @@ class RankMonitorClient:
             raise RankMonitorClientError(f"should_stop_together(every=...) must be an integer >= 1, not {every!r}")
         self._together += 1
         if not self._agreed and self._together % every == 0:
-            self._agreed = _any_of_all(self._words[WARNED] != 0, group)
+            self._agreed = self._words[WARNED] != 0
+            if group is not None or collective.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
+                self._agreed = collective.largest([int(self._agreed)], group) == [1]
         return self._agreed and self._leave()
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
@@ -233,9 +231,9 @@ class RankMonitorClient:
         within 30 s or cannot pass it on.
         """
         self._need_cfg("send_workload_control_request")
-        from nvrx_slurm.monitor import workload_control
+        from nvrx_slurm.monitor.workload_control import to_message
 
-        workload_control.send(self._timeouts.path, req)
+        transport.request(self._timeouts.path, "control", **to_message(req))
 
     def state_dict(self) -> dict[str, Any]:
         """The calculated timeouts, for the checkpoint: JSON-safe, the same on all ranks, empty if there are none."""
@@ -270,13 +268,6 @@ class RankMonitorClient:
             raise _uninitialized(what)
         return self.cfg
 
-    def _not_done(self, what: str, error: Exception) -> RankMonitorClientError:
-        if isinstance(error, SectionError):
-            return RankMonitorClientError(str(error))
-        if self._words is None:
-            return _uninitialized(what)
-        return RankMonitorClientError(f"{what}() needs the name of a section ({error})")
-
     def _detach(self) -> None:
         self._words = self._sections = None
         self._timeouts.path = ""
@@ -292,22 +283,11 @@ def _uninitialized(what: str) -> RankMonitorClientError:
     )
 
 
-def _settings(cfg: Any) -> Any:
-    """The launcher's settings as read-only attributes, named as in FaultToleranceConfig."""
-    values: dict[str, Any] = cfg if isinstance(cfg, dict) else {}
-    return namedtuple("cfg", values)(**values)
-
-
-def _any_of_all(mine: bool, group: Any) -> bool:
-    from nvrx_slurm.monitor import collective
-
-    if group is not None or collective.is_initialized():
-        return collective.any_of_all(mine, group)
-    if env_int("WORLD_SIZE", 1) > 1:
-        raise RankMonitorClientError(
-            "should_stop_together() is for all ranks: call torch.distributed.init_process_group() first"
-        )
-    return mine
+def _checked(move: Callable[[str, int], int], section: str, now_ns: int) -> int:
+    try:
+        return move(section, now_ns)
+    except SectionError as error:
+        raise RankMonitorClientError(str(error)) from None
 
 
 def _map(fd: int | None) -> Page:

@@ -8,31 +8,20 @@ from typing import Any
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 
-def longest_of_all(times_ns: list[int]) -> list[int]:
-    """Each value replaced by the largest of all ranks; a collective call on torch.distributed's default group.
-
-    Takes as long as the slowest rank, at most the group's own timeout. Raises RankMonitorClientError if there is no
-    group or it has neither gloo nor nccl, and what torch raises when the call fails.
-    """
-    if not is_initialized():
-        raise RankMonitorClientError(
-            "timeouts are calculated by all ranks together: call torch.distributed.init_process_group() first"
-        )
-    return _largest(times_ns, None)
-
-
-def any_of_all(mine: bool, group: Any) -> bool:
-    """Whether it is so on any rank of `group` (None = the default group). A collective call, as above."""
-    return bool(_largest([int(mine)], group)[0])
-
-
 def is_initialized() -> bool:
     """Whether the script has a default process group."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()
 
 
-def _largest(mine: list[int], group: Any) -> list[int]:
+def largest(mine: list[int], group: Any = None) -> list[int]:
+    """Each value replaced by the largest of all ranks of `group` (None = the default one). A collective call.
+
+    Takes as long as the slowest rank, at most the group's own timeout. Raises RankMonitorClientError if there is no
+    group or it has neither gloo nor nccl, and what torch raises when the call fails.
+    """
+    if group is None and not is_initialized():
+        raise RankMonitorClientError("this call is for all ranks: call torch.distributed.init_process_group() first")
     torch: Any = sys.modules["torch"]
     device = device_for(str(torch.distributed.distributed_c10d.get_backend_config(group)))
     tensor = torch.tensor(mine, dtype=torch.int64, device=device)

@@ -13,20 +13,19 @@ from types import TracebackType
 EXIT_CODE = 1  # Python's own after an uncaught exception
 
 
-class _Hook:
-    """Calls the hook that was installed before, then ends the process, unless it was forked after `install()`."""
+def install() -> None:
+    """Have sys.excepthook end this process after the hook before it, but not a process forked from this one."""
+    before, pid = sys.excepthook, os.getpid()
 
-    def __init__(self) -> None:
-        self._before = sys.excepthook
-        self._pid = os.getpid()
-
-    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         try:
-            self._before(kind, error, traceback)
+            before(kind, error, traceback)
         finally:
-            if os.getpid() == self._pid:
+            if os.getpid() == pid:
                 _flush()
                 os._exit(EXIT_CODE)
+
+    sys.excepthook = hook
 
 
 def _flush() -> None:
@@ -35,9 +34,3 @@ def _flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass  # the stream is None or closed, or its disk is full
-
-
-def install() -> None:
-    """Replace sys.excepthook for this process; a second call does nothing."""
-    if not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook()

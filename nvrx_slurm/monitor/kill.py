@@ -46,16 +46,15 @@ def _kill_group_by_number(pidfd: int, pid: int) -> None:
     """For Linux before 6.9. The group's number is not reused while the worker is unreaped or a member lives."""
     try:
         signal.pidfd_send_signal(pidfd, 0)
-        is_ours = True
     except ProcessLookupError:
-        is_ours = not os.path.exists(f"/proc/{pid}")  # else a new process has the number, so the group is gone
+        if os.path.exists(f"/proc/{pid}"):
+            return  # a new process has the number, so the group is gone
     except OSError:
-        is_ours = True
-    if is_ours:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except OSError:
-            pass
+        pass
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass
 
 
 def open_member(pid: int, session: int) -> int | None:

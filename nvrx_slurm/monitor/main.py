@@ -93,29 +93,24 @@ class Monitor:
     def _look(self, due_s: float) -> float | None:
         """Judge the rank and act on it; returns the time of the next look (monotonic s; None = no limit runs)."""
         watched = self._watched
-        if watched is None or self._requests is None or watched.unmonitored:
+        if watched is None or self._requests is None:
             return None
         if watched.ladder is None:
-            if not watched.page.is_intact:
-                watched.unmonitored = True
-                self._tell("unmonitored", **self._which(watched), sentence="the rank has overwritten its shared page")
-                return None
             judgement = watched.judge(due_s)
             if not judgement.hung:
                 return judgement.deadline_s
-            sentence, deadline_s = judgement.sentence, judgement.deadline_s
-            self._tell("hang", **self._which(watched), sentence=sentence, deadline_s=deadline_s, at_s=monotonic())
+            self._tell(
+                "hang",
+                cycle=watched.cycle,
+                rank=watched.rank,
+                local_rank=watched.local_rank,
+                pid=watched.pid,
+                sentence=judgement.sentence,
+                deadline_s=judgement.deadline_s,
+                at_s=monotonic(),
+            )
             watched.begin_end()
         return watched.climb()
-
-    @staticmethod
-    def _which(watched: Watched) -> dict[str, object]:
-        return {
-            "cycle": watched.cycle,
-            "rank": watched.rank,
-            "local_rank": watched.local_rank,
-            "pid": watched.pid,
-        }
 
     def _on_worker_exit(self) -> None:
         watched = self._watched

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 
 PAGE_BYTES = 4096
 
 MAGIC = 0  # agent: MAGIC_VALUE
-LAYOUT = 1  # agent: LAYOUT_VALUE
 INIT = 2  # monitor: when the rank last called init_workload_monitoring()
 RANK_PID = 3  # monitor: and which process that was
 LIMITS_AT = 4  # monitor: since when the limits from LIMITS on replace the agent's (0 = they do not)
@@ -28,8 +28,7 @@ LEAVES = 11  # rank: when should_stop() first returned True (0 = never)
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
 LIMITS = 256  # monitor: from here on one word per limit that a rank can learn, ns (0 = no limit)
 
-MAGIC_VALUE = 0x4E56_5258_5041_4745  # "NVRXPAGE"
-LAYOUT_VALUE = 3
+MAGIC_VALUE = 0x4E56_5258_5041_4734  # "NVRXPAG4": 4 is the version of the layout
 
 
 class PageError(ValueError):
@@ -44,10 +43,7 @@ def create_page() -> int:
     try:
         os.ftruncate(fd, PAGE_BYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        page = Page(fd, check=False)
-        page.words[MAGIC] = MAGIC_VALUE
-        page.words[LAYOUT] = LAYOUT_VALUE
-        page.close()
+        os.pwrite(fd, MAGIC_VALUE.to_bytes(8, sys.byteorder), 8 * MAGIC)
     except BaseException:
         os.close(fd)
         raise
@@ -67,14 +63,9 @@ class Page:
             raise PageError("the shared page has the wrong size")
         self._map = mmap.mmap(fd, PAGE_BYTES)
         self.words = memoryview(self._map).cast("q")
-        if check and not self.is_intact:
+        if check and self.words[MAGIC] != MAGIC_VALUE:
             self.close()
             raise PageError("the shared page has another layout: use the same nvrx_slurm on both sides")
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the first words are those of this layout; False: a process has overwritten the page."""
-        return bool(self.words[MAGIC] == MAGIC_VALUE and self.words[LAYOUT] == LAYOUT_VALUE)
 
     def close(self) -> None:
         """Unmap. A thread that uses `words` gets a ValueError."""

@@ -33,11 +33,7 @@ class Requests:
     """
 
     def __init__(
-        self,
-        listener: socket.socket,
-        answer: Answer,
-        add_reader: AddReader,
-        remove_reader: Callable[[int], None],
+        self, listener: socket.socket, answer: Answer, add_reader: AddReader, remove_reader: Callable[[int], None]
     ) -> None:
         self._listener = listener
         self._answer = answer

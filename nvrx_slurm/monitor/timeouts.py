@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.monitor import transport
+from nvrx_slurm.monitor import collective, transport
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 
@@ -39,13 +40,11 @@ class Timeouts:
 
     def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, skip_if_not_ready: bool) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
-        first_s, longest_s = _longest_of_all_s([first_ns, longest_ns])
-        try:
-            new = learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats)
-        except learn.NotReady as error:
-            return _not_ready(error, skip_if_not_ready)
-        self._apply(new, self.sections)
-        return True
+        first_s, longest_s = _largest_s([first_ns, longest_ns])
+        with _ready(skip_if_not_ready):
+            self._apply(learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats), self.sections)
+            return True
+        return False
 
     def learn_sections(
         self,
@@ -57,14 +56,13 @@ class Timeouts:
     ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_section_timeouts. `longest`: see Sections.longest_ns."""
         in_sections_ns, outside_ns = longest
-        *times_s, outside_s = _longest_of_all_s([*in_sections_ns.values(), outside_ns])
+        *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
         longest_s = dict(zip(in_sections_ns, times_s, strict=True))
-        try:
+        with _ready(skip_if_not_ready):
             new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, calc_out_of_section)
-        except learn.NotReady as error:
-            return _not_ready(error, skip_if_not_ready)
-        self._apply(self.heartbeats, new)
-        return True
+            self._apply(self.heartbeats, new)
+            return True
+        return False
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Use the limits of a former `learn.to_state`: at once while initialised, else from init on."""
@@ -86,13 +84,15 @@ class Timeouts:
         self.heartbeats, self.sections = heartbeats, sections
 
 
-def _longest_of_all_s(times_ns: list[int]) -> list[float]:
-    from nvrx_slurm.monitor.collective import longest_of_all
-
-    return [time_ns / 1e9 for time_ns in longest_of_all(times_ns)]
+def _largest_s(times_ns: list[int]) -> list[float]:
+    return [time_ns / 1e9 for time_ns in collective.largest(times_ns)]
 
 
-def _not_ready(error: Exception, skip: bool) -> bool:
-    if skip:
-        return False
-    raise RankMonitorClientError(str(error)) from None
+@contextmanager
+def _ready(skip: bool) -> Iterator[None]:
+    """With `skip`, the block ends early where no timeouts can be calculated yet."""
+    try:
+        yield
+    except learn.NotReady as error:
+        if not skip:
+            raise RankMonitorClientError(str(error)) from None

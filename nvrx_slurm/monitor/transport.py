@@ -34,13 +34,14 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
         time.sleep(_RETRY_S)  # it was killed, or dropped the connection; its successor listens on the same socket
     try:
         message = wire.decode(reply)
+        if message["type"] == "ok":
+            return message, fd
+        reason = message.get("error")
     except wire.WireError as error:
-        message = {"type": "error", "error": str(error)}
-    if message["type"] == "ok":
-        return message, fd
+        reason = error
     if fd is not None:
         os.close(fd)
-    raise RankMonitorClientError(f"the rank monitor refused {kind!r}: {message.get('error', 'no reason given')}")
+    raise RankMonitorClientError(f"the rank monitor refused {kind!r}: {reason}")
 
 
 def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, int | None]:

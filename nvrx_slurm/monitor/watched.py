@@ -8,17 +8,7 @@ from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
-from nvrx_slurm.monitor.page import (
-    FINISHED,
-    HEARTBEAT,
-    INIT,
-    LIMITS,
-    LIMITS_AT,
-    OUTSIDE,
-    RANK_PID,
-    SECTIONS,
-    Page,
-)
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +19,6 @@ class Watched:
     """One worker of one cycle. Takes ownership of both file descriptors; `message` is the agent's `watch`.
 
     `requests_passed`: number of Continue requests passed on to the agent; `strongest`: the strongest other request.
-    `unmonitored`: the page was found broken, and the agent told so.
     """
 
     def __init__(self, message: dict[str, Any], pidfd: int, page_fd: int) -> None:
@@ -42,7 +31,6 @@ class Watched:
         self.pidfd = self._rank_pidfd = pidfd
         self.page = Page(page_fd, check=False)
         self.requests_passed = self.strongest = 0
-        self.unmonitored = False
         self.ladder: list[tuple[str, float]] | None = None  # steps left; not None: the rank is hung
         self._signum: int = message["signal"]
         self._configured = self.limits = core.Limits(**message["limits"])

@@ -7,7 +7,7 @@ monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"ra
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
 agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
-monitor -> agent                               `ready`, `hang`, `control`, `unmonitored`
+monitor -> agent                               `ready`, `hang`, `control`
 """
 
 from __future__ import annotations

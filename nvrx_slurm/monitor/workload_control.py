@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvrx_slurm.monitor import transport, wire
+from nvrx_slurm.monitor import wire
 from nvrx_slurm.types import WorkloadAction
 
 
@@ -26,9 +26,8 @@ class WorkloadControlRequest:
             raise TypeError(f"description must be a string, not {type(self.description).__name__}")
 
 
-def send(path: str, request: WorkloadControlRequest) -> None:
-    """Send the request to the monitor at `path`. Raises like transport.request(), and TypeError for another object."""
+def to_message(request: WorkloadControlRequest) -> dict[str, str]:
+    """The fields of the message `control`. Raises TypeError for another object."""
     if not isinstance(request, WorkloadControlRequest):
         raise TypeError(f"a WorkloadControlRequest is needed, not {type(request).__name__}")
-    description = request.description[: wire.MAX_DESCRIPTION_CHARS]
-    transport.request(path, "control", action=request.action.name, description=description)
+    return {"action": request.action.name, "description": request.description[: wire.MAX_DESCRIPTION_CHARS]}

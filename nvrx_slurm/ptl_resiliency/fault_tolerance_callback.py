@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
 from nvrx_slurm.ptl_resiliency.monitored import MonitoredFit
-from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
 
 
 class FaultToleranceCallback(MonitoredFit):
@@ -25,21 +22,9 @@ class FaultToleranceCallback(MonitoredFit):
 
     _LEAST_BATCHES = 2
 
-    def __init__(
-        self,
-        autoresume: bool,
-        calculate_timeouts: bool,
-        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
-        exp_dir: str | os.PathLike[str] | None = None,
-        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
-    ) -> None:
-        super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
+    def _begin(self, client: RankMonitorClient) -> None:
         self._beats = 0
         self._beats_at_save = 0  # before the last checkpoint was written
-        self._saw_checkpointing = False
-
-    def _begin(self, client: RankMonitorClient) -> None:
-        self._beats = self._beats_at_save = 0
         self._saw_checkpointing = False
         if not self.calculate_timeouts and not client.hb_timeouts.are_valid:
             raise RankMonitorClientError(
@@ -70,5 +55,6 @@ class FaultToleranceCallback(MonitoredFit):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Called before a checkpoint is written; two in a row are not one long interval."""
-        self._beat()
-        self._beats_at_save = self._beats
+        if self.is_initialized:
+            self._beat()
+            self._beats_at_save = self._beats

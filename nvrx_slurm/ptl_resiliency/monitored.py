@@ -46,9 +46,9 @@ class MonitoredFit(Callback):
         self,
         autoresume: bool,
         calculate_timeouts: bool,
-        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None,
-        exp_dir: str | os.PathLike[str] | None,
-        logger_name: str | None,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | os.PathLike[str] | None = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
     ) -> None:
         self.logger = logging.getLogger(logger_name)
         self.fault_tol_client: RankMonitorClient | None = None

@@ -24,8 +24,6 @@ from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.system.bounded_process import through_trampoline
 
 TIMEOUT_S = 10.0  # of one tool; Slurm's own MessageTimeout is 10 s by default
-DEFAULT_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
-_MAX_OUTPUT = 16 << 20  # characters that are parsed of a tool's answer
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
 # Short forms behind a state (sinfo(1), "NODE STATE CODES").
@@ -118,7 +116,6 @@ def signal_step(job_id: int, step_name: str, signum: int) -> bool:
 
 def parse_fields(line: str) -> dict[str, str]:
     """KEY=VALUE of one line of `scontrol show ... -o`; values may hold blanks. The first of equal keys counts."""
-    line = line[:_MAX_OUTPUT]
     keys = list(_KEY.finditer(line))
     ends = [*(key.start() for key in keys), len(line)][1:]
     fields: dict[str, str] = {}
@@ -130,7 +127,7 @@ def parse_fields(line: str) -> dict[str, str]:
 def parse_node_states(text: str) -> dict[str, frozenset[str]]:
     """State words per node of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, frozenset[str]] = {}
-    for line in text[:_MAX_OUTPUT].splitlines():
+    for line in text.splitlines():
         fields = parse_fields(line)
         words = re.findall(r"[A-Z_]+", fields.get("State", "").upper())
         if name := fields.get("NodeName"):
@@ -144,7 +141,7 @@ def parse_time_left(text: str) -> float | None:
 
     Of several lines (a job array's) the first that tells a time counts.
     """
-    for line in text[:_MAX_OUTPUT].splitlines():
+    for line in text.splitlines():
         if line.strip() == "UNLIMITED":
             return math.inf
         if found := _DURATION.fullmatch(line.strip()):
@@ -155,8 +152,8 @@ def parse_time_left(text: str) -> float | None:
 
 def parse_kill_wait(text: str) -> float:
     """Seconds in the line "KillWait = 30 sec" of `scontrol show config`; 30 when there is none."""
-    found = re.search(r"^\s*KillWait\s*=\s*(\d{1,9})\b", text[:_MAX_OUTPUT], re.MULTILINE | re.IGNORECASE)
-    return float(found[1]) if found else DEFAULT_KILL_WAIT_S
+    found = re.search(r"^\s*KillWait\s*=\s*(\d{1,9})\b", text, re.MULTILINE | re.IGNORECASE)
+    return float(found[1]) if found else 30.0  # slurm.conf(5), KillWait
 
 
 # --- the edge -------------------------------------------------------------------------------------------------------

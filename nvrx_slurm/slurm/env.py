@@ -13,32 +13,22 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
-_SPECIAL_STEP_NAMES = ("batch", "extern", "interactive", "pending")
 _PORTS = range(20000, 30000)
 _PORT_COUNT = 8
-
-
-class Where(Enum):
-    """The kind of process that Slurm started."""
-
-    STEP = "step"  # a task that srun started: be the agent of this node
-    BATCH = "batch"  # a batch script, an salloc shell, an interactive step: start the step
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmContext:
     """One process's place in a Slurm job. Node lists are as of the start of the step (or batch script)."""
 
-    where: Where
     job_id: int  # SLURM_JOB_ID, unique also for array tasks; what squeue and scancel take
     job_name_id: str  # for log directories: "<array job>_<task>" in arrays, else str(job_id)
-    step_id: int = -1  # -1 outside a step
+    step_id: int = -1  # -1 outside a step that srun started: in a batch script, an salloc shell, an interactive step
     array_task_id: int = -1  # -1 outside an array
     procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
     nnodes: int = 1
@@ -50,7 +40,6 @@ class SlurmContext:
     cluster_name: str = ""
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
-    start_time: int | None = None  # Unix seconds, from 23.02 on
     cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
 
     @property
@@ -74,7 +63,6 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
     array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
     nodes = _nodes(env, in_step)
     return SlurmContext(
-        where=Where.STEP if in_step else Where.BATCH,
         job_id=job_id,
         job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
         step_id=step_id,
@@ -89,8 +77,7 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
         cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
         conf=env.get("SLURM_CONF", ""),
         order=_order(env),
-        start_time=_optional(env, "SLURM_JOB_START_TIME"),
-        cross_procid=_optional(env, "CROSS_SLURM_PROCID"),
+        cross_procid=_number(env, "CROSS_SLURM_PROCID") if env.get("CROSS_SLURM_PROCID") else None,
     )
 
 
@@ -109,10 +96,9 @@ def coordinator_ports(ctx: SlurmContext) -> list[int]:
     """8 distinct ports in 20000..29999 to try in this order, the same for all tasks of one step.
 
     So no port has to be published: all tasks of the step know where to listen and where to connect. Derived from
-    (cluster, slurm.conf, job, step, restarts, start time) by SHA-256, so that jobs on shared nodes seldom collide.
+    (cluster, slurm.conf, job, step, restarts) by SHA-256, so that jobs on shared nodes seldom collide.
     """
-    start = "" if ctx.start_time is None else ctx.start_time
-    identity = (ctx.cluster_name, ctx.conf, ctx.job_id, ctx.step_id, ctx.restart_count, start)
+    identity = (ctx.cluster_name, ctx.conf, ctx.job_id, ctx.step_id, ctx.restart_count)
     ports: dict[int, None] = {}
     draw = 0
     while len(ports) < _PORT_COUNT:
@@ -132,17 +118,10 @@ def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
     return int(text)
 
 
-def _optional(env: Mapping[str, str], name: str) -> int | None:
-    value = _number(env, name, default=-1)
-    return None if value < 0 else value
-
-
 def _step_id(env: Mapping[str, str]) -> int:
     """Id of the srun step of this task, -1 in batch scripts, salloc shells and interactive steps."""
     text = env.get("SLURM_STEP_ID", "")
-    if not text or text.lower() in _SPECIAL_STEP_NAMES or text.startswith("-"):
-        return -1
-    step = _number(env, "SLURM_STEP_ID")
+    step = int(text) if text.isdecimal() else -1  # some versions give special steps as words or negative numbers
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 

@@ -7,7 +7,6 @@ common parent process could make one. See munge_encode(3), munge_ctx_set(3).
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 
 from nvrx_slurm.errors import AuthError
@@ -29,12 +28,10 @@ class Munge:
     @classmethod
     def find(cls, socket_path: str | None = None) -> Munge | None:
         """An instance, or None where there is no libmunge. `socket_path`: of a munged that is not the usual one."""
-        for name in ("libmunge.so.2", ctypes.util.find_library("munge")):
-            try:
-                return cls(ctypes.CDLL(name), socket_path) if name else None
-            except OSError:
-                continue
-        return None
+        try:
+            return cls(ctypes.CDLL("libmunge.so.2"), socket_path)
+        except OSError:
+            return None
 
     @classmethod
     def answers(cls, socket_path: str | None = None) -> bool:

@@ -107,9 +107,10 @@ def require_numactl(what: str) -> None:
 
 
 def check(found: Iterable[Sequence[str]], what: str = BY_NUMBER) -> None:
-    """Try these prefixes, which `what` asked for. Raises UsageError: numactl refuses (a container without
+    """Try these prefixes, which `what` asked for. Raises UsageError: numactl is missing or refuses (a container without
     set_mempolicy, a cpuset)."""
     for words in dict.fromkeys(tuple(words) for words in found if words):
+        require_numactl(what)
         try:
             done = subprocess.run(
                 [*words, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_TIMEOUT_S, check=False

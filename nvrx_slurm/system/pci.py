@@ -47,13 +47,9 @@ def numa_node(root: Place, address: str) -> int | None:
 
 def nearest(start: Way, others: Mapping[str, Way]) -> set[str]:
     """Names of those that share the longest way with `start`; none if all are on other trees."""
-    shared = {name: _shared(start, other) for name, other in others.items()}
+    shared = {name: len(os.path.commonprefix([start, other])) for name, other in others.items()}
     longest = max(shared.values(), default=0)
     return {name for name, parts in shared.items() if parts == longest} if longest else set()
-
-
-def _shared(one: Way, other: Way) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def topology(file: Place) -> dict[str, Way]:

@@ -85,7 +85,6 @@ def inject_fault(
     hit = tuple(sorted(generator.sample(targets, min(generator.randint(fewest, most), len(targets)))))
     fault = generator.choice(list(faults))
     if rank in hit:
-        logger.info("rank %d of %s gets %s in %.3f s (seed %s)", rank, hit, _name(fault), delay_s, seed)
         dispatch_fault_injection(fault, delay_s, callback)
     return hit
 
@@ -102,6 +101,7 @@ def register_fault(fault_name_or_enum: Fault | str, handler: Handler) -> Fault |
 
 def dispatch_fault_injection(fault: Fault | str, delay: float, callback: Callback) -> None:
     """Inject `fault` into this process after `delay` seconds; calls `callback` just before."""
+    logger.critical("injecting %s in %.3f s", _name(fault), delay)
     _handler(fault)(delay, callback)
 
 
@@ -139,7 +139,6 @@ def _later(deed: Callable[[], Any], prepare: Callable[[], Any] | None = None) ->
             prepare()
 
         def strike() -> None:
-            logger.critical("injecting %s", deed.__name__.strip("_"))
             if callback is not None:
                 callback()
             deed()
@@ -149,10 +148,6 @@ def _later(deed: Callable[[], Any], prepare: Callable[[], Any] | None = None) ->
         timer.start()
 
     return handler
-
-
-def _workload_exception() -> None:
-    _workload_exception_due.set()
 
 
 def _async_exception() -> None:
@@ -176,19 +171,11 @@ def _lock_gil() -> None:
     ctypes.PyDLL(None).sleep(_FOREVER_S)  # PyDLL: without releasing the GIL
 
 
-def _segmentation_fault() -> None:
-    ctypes.string_at(1)
-
-
 def _sends(signum: signal.Signals, prepare: Callable[[], Any] | None = None) -> Handler:
-    def send() -> None:
-        os.kill(os.getpid(), signum)
-
-    send.__name__ = signum.name
-    return _later(send, prepare)
+    return _later(lambda: os.kill(os.getpid(), signum), prepare)
 
 
-def _gpu(deed: Callable[[Any, int], Any]) -> Handler:
+def _gpu(deed: Callable[[Any], Any]) -> Handler:
     """A handler for a deed on the caller's current GPU: a new thread starts on GPU 0."""
 
     def handler(delay: float, callback: Callback) -> None:
@@ -199,35 +186,27 @@ def _gpu(deed: Callable[[Any, int], Any]) -> Handler:
         device = torch.cuda.current_device()
 
         def strike() -> None:
-            torch.cuda.set_device(device)
-            deed(torch, device)
+            with torch.cuda.device(device):
+                deed(torch)
 
-        strike.__name__ = deed.__name__
         _later(strike)(delay, callback)
 
     return handler
 
 
-def _gpu_error(torch: Any, device: int) -> None:
-    short = torch.zeros(1, device=device)
-    short[torch.ones(1, dtype=torch.int64, device=device)] = 0  # an index outside: the kernel asserts
-
-
-def _gpu_sleep(torch: Any, device: int) -> None:
-    torch.cuda._sleep(_WEDGED_CYCLES)
+def _gpu_error(torch: Any) -> None:
+    short = torch.zeros(1, device="cuda")
+    short[torch.ones(1, dtype=torch.int64, device="cuda")] = 0  # an index outside: the kernel asserts
 
 
 _handlers: dict[str, Handler] = {
     "GPU_ERROR": _gpu(_gpu_error),
-    "GPU_SLEEP": _gpu(_gpu_sleep),
-    "WORKLOAD_EXC": _later(_workload_exception),
+    "GPU_SLEEP": _gpu(lambda torch: torch.cuda._sleep(_WEDGED_CYCLES)),
+    "WORKLOAD_EXC": _later(_workload_exception_due.set),
     "ASYNC_EXC": _later(_async_exception),
     "SIGNAL_EXC": _sends(signal.SIGUSR1, _prepare_signal_exception),
     "OS_ABORT": _later(os.abort),
     "LOCK_GIL": _later(_lock_gil),
-    "SEGFAULT": _later(_segmentation_fault),
-    "SIGINT": _sends(signal.SIGINT),
-    "SIGKILL": _sends(signal.SIGKILL),
-    "SIGTERM": _sends(signal.SIGTERM),
-    "SIGSTOP": _sends(signal.SIGSTOP),
+    "SEGFAULT": _later(lambda: ctypes.string_at(1)),
+    **{name: _sends(signal.Signals[name]) for name in ("SIGINT", "SIGKILL", "SIGTERM", "SIGSTOP")},
 }

@@ -58,22 +58,6 @@ def test_below_the_minimum_all_are_restarted(rig: Rig) -> None:
     assert [first.wait(), second.wait()] == [0, 0]
 
 
-def test_a_lost_node_is_told_with_all_its_ranks_and_may_come_back_as_a_spare(rig: Rig) -> None:
-    script = rig.script(
-        ON_THE_BOARD + "say('up', CYCLE, 'group', GROUP, 'pid', os.getpid())\n"
-        "if GROUP == 0 and LOCAL == 0:\n    wait_for(2, 3)\n    gate()\nelif GROUP == 1:\n    forever()\n"
-    )
-    first, second = rig.nodes(2, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
-    pids = [int(second.expect(r"up 0 group 1 pid (\d+)$")[1]) for _ in range(2)]
-    kill(second, pids)
-    note = json.loads(first.line(r"board (\{.*\})$")[1])
-    assert note["ranks"] == [2, 3]
-    again = rig.node(1, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
-    again.line("this node is a hot spare")
-    rig.open("go")
-    assert [first.wait(), again.wait()] == [0, 0]
-
-
 def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig) -> None:
     """The wrapper's monitor process speaks for its dead rank, and may hold the store of all of them."""
     script = rig.script(

@@ -1,4 +1,4 @@
-"""The preflight in real jobs: unfit nodes, nodes that fall sick or are lost to their checks; memory; broken files."""
+"""The preflight in real jobs: unfit nodes, nodes that fall sick; memory; broken files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import WAIT_S, Launcher, Rig, status, until
+from agent_harness import Launcher, Rig, status, until
 from standin import StandIn
-from test_agent_nodes import QUICK, UNTIL_TOLD, UP, finish, kill, up
+from test_agent_nodes import UP, up
 
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode
@@ -68,18 +65,6 @@ def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycl
     assert f"a failure was injected for cycle {cycle}" in events(rig)
     assert up(nodes[2], cycle)[0] == 1 and nodes[1].cycles in ([], [0])
     assert nodes[0].text.count("restart 1 of 1") == cycle and rig.result["code"] == 0
-
-
-def test_a_spare_that_is_not_fit_when_it_is_needed_is_passed_over(rig: Rig) -> None:
-    nodes = rig.nodes(4, "2:4", rig.script(UNTIL_TOLD), "--max-restarts=2", *QUICK, NVRX_INJECT_GPU_FAILURE="1:2")
-    for spare in nodes[2:]:
-        spare.line("this node is a hot spare")
-    kill(nodes[1], [up(nodes[1], 0)[1]])
-    assert (up(nodes[0], 1)[0], up(nodes[3], 1)[0]) == (0, 1)
-    finish(rig, 1)
-    assert [nodes[rank].wait() for rank in (0, 2, 3)] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert said_of(nodes[0], 2, INJECTED.format(1)) and nodes[2].cycles == []
-    assert "was lost" in events(rig) and "injected for cycle 1" in events(rig)
 
 
 def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig) -> None:
@@ -167,19 +152,6 @@ def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, g
 # --- a node that is lost to its checks -------------------------------------------------------------------------------
 
 
-def test_a_killed_process_of_checks_is_said_and_another_one_checks_the_next_cycle(rig: Rig, gpus: StandIn) -> None:
-    one = rig.run(rig.script(WAITS_ONCE), "--max-restarts=1", **gpus.env)
-    _, worker = up(one, 0)
-    first = resident(one)
-    os.kill(first, signal.SIGKILL)
-    one.line("the process of the health checks ended with -9; it is started again")
-    gpus.say(*WELL, "action.0 1")  # that the preflight is closed shows that somebody looked
-    os.kill(worker, signal.SIGKILL)
-    assert one.wait() == ExitCode.TOO_FEW_NODES
-    assert "is not healthy: gpu-recovery: GPU 0 (GPU-0000) needs GPU_RESET" in one.text, one.text
-    assert one.text.count("it is started again") == 1
-
-
 def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig: Rig) -> None:
     one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
@@ -214,48 +186,3 @@ def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -
         assert codes[0] == ExitCode.TOO_FEW_NODES
     else:
         assert codes[1] in (ExitCode.USAGE, ExitCode.COORDINATOR_LOST)  # it was told, or came too late for that
-
-
-def test_a_job_goes_on_without_a_check_that_cannot_be_run(rig: Rig) -> None:
-    own = '[{"name": "mine", "run": "/nowhere/check", "when": ["preflight"], "on_unknown": "drain"}]'
-    one = rig.run(rig.script(UP), broken(rig, f'{{"own": {own}}}'), "--nnodes=1")
-    assert one.wait() == 0, one.text
-    assert "health check mine cannot tell: /nowhere/check" in one.text
-
-
-# --- a service of the node -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def service(rig: Rig) -> Iterator[Path]:
-    """The socket of a real daemon (`nvrx health serve`) that says what the file `answer` beside it says."""
-    script, config = rig.dir / "check.sh", rig.dir / "nvhcd.yaml"
-    script.write_text(f"#!/bin/sh\nexec cat {rig.dir}/answer\n")
-    script.chmod(0o755)
-    config.write_text(f"{{socket_path: {rig.dir}/s, healthcheck_path: {script}, log_level: info, timeout: 60}}")
-    argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(config)]
-    daemon = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-    try:
-        assert daemon.stderr is not None
-        for line in daemon.stderr:  # pytest-timeout bounds it
-            if "listening on" in line:
-                break
-        yield rig.dir / "s"
-    finally:
-        daemon.terminate()
-        daemon.communicate(timeout=WAIT_S)
-    assert daemon.returncode == 0
-
-
-def test_a_service_that_finds_a_failure_excludes_its_node(rig: Rig, service: Path) -> None:
-    answer = rig.dir / "answer"
-    answer.write_text('{"fail_count": 0}\n')
-    script = rig.script(WAITS_ONCE)
-    asks = (f"--ft-node-health-check-endpoint=unix://{service}",)
-    nodes = [rig.node(rank, "2:3", script, "--max-restarts=1", *(asks if rank == 1 else ())) for rank in range(3)]
-    (_, pid), _ = up(nodes[0], 0), up(nodes[1], 0)
-    answer.write_text('{"fail_count": 1, "failed_checks": ["ib"]}\n')
-    os.kill(pid, signal.SIGKILL)
-    assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
-    assert said_of(nodes[0], 1, "is not healthy: node-service: fail_count is 1 (ib)")
-    assert "fail_count is 1 (ib)" in events(rig) and up(nodes[2], 1)[0] == 1

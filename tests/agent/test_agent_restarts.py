@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -31,6 +32,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     assert rig.log(0, 0, "out") == "up 0 0\n" and rig.log(1, 0, "out") == "up 1 1\n"
     assert rig.log(0, 1, "out") == "up 0 0\n" and rig.log(1, 1, "out") == "up 1 1\n"
     assert "exited with code 1: ValueError: bad luck; restart 1 of 1" in one.text
+    assert re.search(rf"at: {script}:\d+\n.*log: \S+/cycle_0/node_0_\S+/rank_1\.err\n", one.text, re.S)
     assert "first cause" not in one.text and (rig.result["code"], rig.result["first_cause"]) == (0, None)
     for rank in (0, 1):
         assert rig.log(1, rank, "err") == f"err {rank}\n" and f"[rank {rank}] err {rank}\n" in one.text

@@ -17,7 +17,8 @@ from agent_harness import WAIT_S, ended, status, until
 
 from nvrx_slurm.agent import resident as module
 from nvrx_slurm.agent.preflight import Preflight
-from nvrx_slurm.agent.preflight_settings import PreflightSpec, Reclaim
+from nvrx_slurm.agent.preflight_settings import PreflightSpec, Reclaim, preflight_spec
+from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.errors import UsageError
 
@@ -232,6 +233,11 @@ def test_only_a_check_that_fails_outright_makes_a_node_unfit(
     assert [said in line for line in lines] == ([True] if said else [])
 
 
+def test_a_node_service_is_asked_and_has_its_own_deadline() -> None:
+    spec = preflight_spec(replace(Config(), ft=replace(Config().ft, node_health_check_endpoint="/service")))
+    assert {"--deadline=65", "--expect=node_service=/service"} <= set(spec.arguments) and spec.answer_s == 67.0
+
+
 # --- GPU memory ------------------------------------------------------------------------------------------------------
 
 
@@ -253,9 +259,9 @@ MEMORY = {
     "free at last": ((FULL, BUSY, FREE), WAITS, r"GPU memory was free after [\d.]+ s: GPU 0 70000 -> 512 MiB"),
     "another tolerance": ((600,), replace(WAITS, tolerance_mb=600.0), "GPU memory was free"),
     "never": (
-        (FULL, *[BUSY] * 99),
+        (BUSY,) * 99,
         Reclaim(0.1, 512.0, 0.01),
-        "1 of 1 GPUs hold more than 512 MiB after .*0 -> 513 MiB",
+        "1 of 1 GPUs hold more than 512 MiB after .*513 -> 513 MiB",
     ),
     "a long poll": ((FULL, FULL), Reclaim(0.1, 512.0, 1000.0), "1 of 1 GPUs hold more than"),
 }

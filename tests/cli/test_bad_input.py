@@ -11,7 +11,7 @@ import pytest
 from cli_harness import ONE_TASK, Run
 
 AS_NOBODY = """
-import os, sys, nvrx_slurm.agent.program, nvrx_slurm.cli.job  # while the interpreter's files can still be read
+import os, sys, tempfile, nvrx_slurm.agent.program, nvrx_slurm.cli.job  # while the files can still be read
 from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])
@@ -22,16 +22,12 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--nnodes=3:2", ("--nnodes '3:2'", "1 <= MIN <= MAX")),
         ("--nnodes=2", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
         ("--nnodes=2 --rdzv-endpoint=h:0", ("h:0 is for one node", "HOST:29400")),
-        ("--nnodes=2:3 --spares=2", ("--spares 2 contradicts --nnodes 2:3",)),
         ("--nproc-per-node=gpu", ("--nproc-per-node=gpu", "no GPU on this node")),
         ("--local-ranks-filter=99", ("names local rank 99", "local rank 0 only")),
         ("--nproc-per-node=4 --local-ranks-filter=0,4", ("names local rank 4", "local ranks 0 to 3")),
         ("--ft-cfg-path=gone.yaml", ("gone.yaml does not exist", "--ft-cfg-path")),
-        ("--max-restart=1", ("--max-restart is not a flag", "did you mean --max-restarts")),
-        ("--numa-binding=node", ("--numa-binding is not supported: use --numa-bind auto\n",)),
         (  # all at once, each with what to do instead
             "--event-log-handler=x --numa-binding=node --virtual-local-rank --ft-segment=4",
             ("--event-log-handler is", "use --numa-bind auto", "--virtual-local-rank is", "--ft-segment is not"),
@@ -86,6 +82,5 @@ def test_a_coordinator_that_does_not_resolve(work: Path, rank: int, code: int, s
     assert done.returncode == code and said in done.stderr, done
 
 
-@pytest.mark.parametrize("text", ["soon", "nan", "-1", "1e400"])
-def test_a_kill_wait_that_is_none(nvrx_run: Run, text: str) -> None:
-    nvrx_run("train.py", **ONE_TASK, NVRX_KILL_WAIT=text).refused(f"NVRX_KILL_WAIT='{text}'", "unset it")
+def test_a_kill_wait_that_is_none(nvrx_run: Run) -> None:
+    nvrx_run("train.py", **ONE_TASK, NVRX_KILL_WAIT="soon").refused("NVRX_KILL_WAIT='soon'", "unset it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nvrx_slurm.core.inprocess import phases as ph
 from nvrx_slurm.core.inprocess.phases import Phase
 
@@ -20,30 +22,19 @@ def play(*script: tuple[object, str | None]) -> ph.Restarts:
     return machine
 
 
-def test_a_run_without_a_fault() -> None:
-    machine = play(*BEGIN, (ph.Returned(), "complete"), *ENDS)
-    assert machine.state is Phase.DONE
-    assert machine.deadline() is None
-
-
-def test_a_reserve_that_is_not_needed() -> None:
-    assert play(*BEGIN, *ENDS).state is Phase.DONE
-
-
-def test_a_reserve_that_may_be_needed() -> None:
-    assert play(*BEGIN, *RESTART).state is Phase.ASSIGNING
-
-
-def test_the_function_fails_here() -> None:
-    assert play(*BEGIN, (ph.Faulted(), "tell_fault"), *RESTART).state is Phase.ASSIGNING
-
-
-def test_the_function_is_stopped_because_of_another_rank() -> None:
-    assert play(*BEGIN, (ph.Stopped(), "await_abort"), *RESTART).state is Phase.ASSIGNING
-
-
-def test_another_rank_fails_after_it_returned_here() -> None:
-    assert play(*BEGIN, (ph.Returned(), "complete"), *RESTART).state is Phase.ASSIGNING
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ([(ph.Returned(), "complete"), *ENDS], Phase.DONE),
+        (ENDS, Phase.DONE),  # a reserve that is not needed
+        (RESTART, Phase.ASSIGNING),  # a reserve that may be needed
+        ([(ph.Faulted(), "tell_fault"), *RESTART], Phase.ASSIGNING),
+        ([(ph.Stopped(), "await_abort"), *RESTART], Phase.ASSIGNING),
+        ([(ph.Returned(), "complete"), *RESTART], Phase.ASSIGNING),  # another rank fails after it returned here
+    ],
+)
+def test_how_an_iteration_ends(script: list[tuple[object, str | None]], state: Phase) -> None:
+    assert play(*BEGIN, *script).state is state
 
 
 def test_a_fault_before_the_function_is_called() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nvrx_slurm.core.inprocess.rollcall import Arrival, BarrierResult, Outcome, Status, call_roll
 
 GONE = Arrival(Status.TERMINATED)
@@ -18,12 +16,6 @@ def test_words_and_verdicts_survive_the_store() -> None:
         assert Arrival.parse(str(word)) == word
     verdict = BarrierResult(Outcome.NEXT, frozenset({1, 2, 3, 9}), frozenset({7}), True, "rank 7: why\nindeed")
     assert BarrierResult.from_text(verdict.to_text()) == verdict
-
-
-@pytest.mark.parametrize("text", ["", "r", "r 1 2", "q 1 2 3 4", "r a b c d"])
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        Arrival.parse(text)
 
 
 def test_all_alive_go_on() -> None:

@@ -25,11 +25,6 @@ def test_nested_and_overlapping_sections():
     assert book.longest_ns(200) == ({"a": 20, "b": 20}, 55)  # an open section is not over, the time outside was
 
 
-def test_the_time_outside_that_lasts_counts_up_to_now():
-    book = Sections(("a",), 0, now_ns=10)
-    assert book.longest_ns(40) == ({"a": 0}, 30)
-
-
 @pytest.mark.parametrize(
     ("names", "counts"), [((), False), (("a",), True), (("step",), False), (NAMES, True), (("step", "a"), False)]
 )
@@ -73,21 +68,6 @@ def test_the_first_steps_have_a_slot_of_their_own_and_count_as_warmup():
     assert book.slots == SLOTS
     assert steps(book, 4) == [WARM_STEP, WARM_STEP, 1, 1]
     assert book.longest_ns(200)[0] == {"a": 0, "step": 3, "b": 0, "warmup": 9}
-
-
-def test_a_step_within_an_explicit_warmup_section_does_not_collide_with_it():
-    book = Sections(NAMES, 5, now_ns=1)
-    assert [book.start("warmup", 10), book.start("step", 11), book.end("step", 12), book.end("warmup", 13)] == [
-        3,
-        4,
-        4,
-        3,
-    ]
-
-
-def test_without_a_section_warmup_or_without_iterations_there_is_no_warm_up():
-    assert steps(Sections(("a", "step"), 5, now_ns=1), 3) == [1, 1, 1]
-    assert steps(Sections(NAMES, 0, now_ns=1), 3) == [1, 1, 1]
 
 
 def test_the_trainings_own_iteration_counts_where_it_is_known():

@@ -103,12 +103,8 @@ def test_one_agent_per_node_that_outlives_a_lost_node(template: Path) -> None:
     assert {"no-kill", "ntasks-per-node", "open-mode", "requeue", "signal", "time"} <= set(sbatch_options(template))
 
 
-def test_the_readme_explains_every_option(template: Path) -> None:
+def test_the_readme_explains_every_option_and_knob(template: Path) -> None:
     readme = (DIRECTORY / "README.md").read_text()
     assert [option for option in sbatch_options(template) if f"`--{option}" not in readme] == []
-
-
-def test_the_readme_lists_every_knob(template: Path) -> None:
-    readme = (DIRECTORY / "README.md").read_text()
     knobs = re.findall(r'^: "\$\{(NVRX_\w+)', template.read_text(), re.MULTILINE)
     assert knobs and [knob for knob in knobs if f"`{knob}`" not in readme] == []

@@ -189,10 +189,10 @@ def test_what_cannot_be_is_refused_on_every_rank(arguments, why: str) -> None:
 
 def test_a_workload_exception_is_raised_once_and_can_be_forgotten() -> None:
     faults.maybe_raise_workload_exception()
-    faults._workload_exception()
+    faults._workload_exception_due.set()
     with pytest.raises(faults.InjectedException):
         faults.maybe_raise_workload_exception()
     faults.maybe_raise_workload_exception()
-    faults._workload_exception()
+    faults._workload_exception_due.set()
     faults.clear_workload_exception()
     faults.maybe_raise_workload_exception()

@@ -43,15 +43,6 @@ def initial(states: list[State]) -> list[int | None]:
     return [by_active[rank] for rank in sorted(by_active)]
 
 
-def test_the_default_and_fill_gaps() -> None:
-    default = Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
-    states = after(default, world(8), {1, 4, 5})
-    assert initial(states) == [0, 2, 3, 6, 7]
-    assert {(state.world_size, state.active_world_size, state.mode) for state in states} == {(5, 5, Mode.ACTIVE)}
-    assert initial(after(default, states, {0})) == [2, 3, 6, 7]
-    assert initial(after(Compose(ra.ActivateAllRanks(), ra.FillGaps()), world(8), {1, 4, 5})) == [0, 6, 2, 3, 7]
-
-
 def test_spares_come_in_as_ranks_die() -> None:
     assignment = Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.MaxActiveWorldSize(5), ra.ShiftRanks())
     states = after(assignment, world(8), set())
@@ -60,14 +51,6 @@ def test_spares_come_in_as_ranks_die() -> None:
     states = after(assignment, states, {0, 2, 7})
     assert initial(states) == [1, 3, 4, 5]
     assert initial(after(assignment, states, {1})) == [1, 4, 5, 6]
-
-
-def test_filters_begin_anew_in_each_iteration() -> None:
-    """12 -> 10 -> not 8: what a filter cut off before does not count."""
-    assignment = Compose(ra.MaxActiveWorldSize(10), ra.ActiveWorldSizeDivisibleBy(4), ra.ShiftRanks())
-    states = after(assignment, world(15), set())
-    assert len(initial(states)) == 10
-    assert len(initial(after(assignment, states, {14}))) == 10
 
 
 @given(st.integers(1, 30), st.data(), st.integers(1, 5), st.none() | st.integers(1, 30))
@@ -95,17 +78,6 @@ def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | No
             assert [s.initial_rank for s in sorted(states, key=lambda s: s.rank)] == order
 
 
-def test_plain_calls_need_no_wrapper() -> None:
-    """A user's own loop: context in, context out, the set it gave untouched."""
-    died = {0}
-    ctx = ra.RankAssignmentCtx(State(rank=2, world_size=3), None, died)
-    found = ra.ShiftRanks()(ctx)
-    assert (found.state.rank, found.state.world_size, found.terminated_ranks, died) == (1, 2, set(), {0})
-    assert ra.MaxActiveWorldSize()(found).state.active_rank == 1
-    with pytest.raises(ra.RankDiscarded, match="rank 0 of iteration 0"):
-        ra.ShiftRanks()(replace(ctx, state=State(rank=0, world_size=3)))
-
-
 # --- compositions -----------------------------------------------------------------------------------------------------
 
 
@@ -117,16 +89,12 @@ def keyed() -> ra.FilterCountGroupedByKey:
     ("make", "error", "sentence"),
     [
         (lambda: Compose(ra.ActivateAllRanks(), ra.MaxActiveWorldSize(2)), ValueError, "both decide"),
-        (lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.ActivateAllRanks()), ValueError, "leave one out"),
         (lambda: Compose(ra.ActivateAllRanks(), Compose(ra.ActivateAllRanks())), ValueError, "cannot be combined"),
         (lambda: Compose(ra.ShiftRanks(), ra.MaxActiveWorldSize(2)), ValueError, r"list MaxActiveWorldSize\(2\) left"),
-        (lambda: Compose(ra.FillGaps(), ra.ActivateAllRanks()), ValueError, "left of FillGaps"),
         (lambda: Compose(ra.Tree([ra.Layer()]), ra.ShiftRanks()), TypeError, "cannot be composed"),
         (lambda: Compose(*[ra.ShiftRanks()] * 2), ValueError, "twice"),
         (lambda: ra.with_defaults(Compose(keyed(), ra.MaxActiveWorldSize(2))), ValueError, "list ShiftRanks"),
         (lambda: ra.with_defaults(Compose(keyed(), ra.ShiftRanks())), ValueError, "list ShiftRanks"),
-        (lambda: ra.with_defaults(lambda ctx: ctx), TypeError, "must be a RankAssignment"),  # type: ignore
-        (lambda: ra.with_defaults(ra.ShiftRanks), TypeError, "must be a RankAssignment"),  # type: ignore
     ],
 )
 def test_what_cannot_work_is_refused_when_it_is_made(make: Make, error: type[Exception], sentence: str) -> None:
@@ -147,10 +115,7 @@ class Nothing(ra.RankAssignment):
     ("make", "completed"),
     [
         (ra.ShiftRanks, "ActivateAllRanks, ShiftRanks"),
-        (lambda: Compose(ra.FillGaps()), "ActivateAllRanks, FillGaps"),
-        (lambda: Compose(ra.ShiftRanks(), keyed()), "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
         (keyed, "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
-        (ra.ActivateAllRanks, "ActivateAllRanks, ShiftRanks"),
         (lambda: ra.MaxActiveWorldSize(4), "MaxActiveWorldSize, ShiftRanks"),
         (
             lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), Compose(ra.MaxActiveWorldSize(4))),
@@ -171,31 +136,6 @@ def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed:
 
 
 @pytest.mark.parametrize(
-    ("make", "sizes"),
-    [
-        (ra.ActivateAllRanks, [8, 7, 5, 3]),
-        (ra.ShiftRanks, [8, 7, 5, 3]),
-        (ra.FillGaps, [8, 7, 5, 3]),
-        (Nothing, [8, 7, 5, 3]),
-        (lambda: ra.MaxActiveWorldSize(4), [4, 4, 4, 3]),
-        (lambda: ra.ActiveWorldSizeDivisibleBy(2), [8, 6, 4, 2]),
-        (lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.MaxActiveWorldSize(4)), [4, 4, 4, 2]),
-        (lambda: Compose(ra.MaxActiveWorldSize(4), Nothing()), [4, 4, 4, 3]),
-        (lambda: Compose(ra.ActiveWorldSizeDivisibleBy(3), ra.MaxActiveWorldSize(7), ra.ShiftRanks()), [6, 6, 3, 3]),
-    ],
-)
-def test_whatever_is_left_out_deaths_are_survived(make: Make, sizes: list[int]) -> None:
-    """The highest and the lowest rank among them; the last one is the composition of seed 002."""
-    assignment, states, rounds = ra.with_defaults(make()), world(8), [set(), {0}, {2, 6}, {3, 4}]
-    for died, size in zip(rounds, sizes, strict=True):
-        expected = {state.initial_rank for state in states if state.rank not in died}
-        states = after(assignment, states, died)
-        assert sorted(state.rank for state in states) == list(range(len(expected)))
-        assert {state.initial_rank for state in states} == expected
-        assert len(initial(states)) == size
-
-
-@pytest.mark.parametrize(
     "make",
     [
         lambda: Compose(ra.ActivateAllRanks(), ra.FillGaps()),
@@ -207,31 +147,6 @@ def test_whatever_is_left_out_deaths_are_survived(make: Make, sizes: list[int]) 
 def test_others_are_taken_as_they_are(make: Make) -> None:
     assignment = make()
     assert ra.with_defaults(assignment) is assignment
-
-
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: ra.MaxActiveWorldSize(0), ValueError),
-        (lambda: ra.MaxActiveWorldSize(2.0), TypeError),  # type: ignore[arg-type]
-        (lambda: ra.ActiveWorldSizeDivisibleBy(0), ValueError),
-        (lambda: ra.ActiveWorldSizeDivisibleBy(True), TypeError),
-        (lambda: ra.FilterCountGroupedByKey(3, bool), TypeError),  # type: ignore[arg-type]
-        (lambda: ra.FilterCountGroupedByKey("", 8), TypeError),  # type: ignore[arg-type]
-        (lambda: ra.Layer(min_ranks=-1), ValueError),
-        (lambda: ra.Layer(min_ranks=None), TypeError),  # type: ignore[arg-type]
-        (lambda: ra.Layer(min_ranks=3, max_ranks=2), ValueError),
-        (lambda: ra.Layer(min_ranks=0, max_ranks=0), ValueError),
-        (lambda: ra.Layer(key_or_fn=7), TypeError),  # type: ignore[arg-type]
-        (lambda: ra.Layer(flag="RESERVE"), TypeError),  # type: ignore[arg-type]
-        (lambda: ra.Tree([]), TypeError),
-        (lambda: ra.Tree(["root"]), TypeError),  # type: ignore[list-item]
-        (lambda: ra.Tree([ra.Layer()], 8), TypeError),  # type: ignore[arg-type]
-    ],
-)
-def test_arguments_are_checked(make: Callable[[], Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        make()
 
 
 # --- a user's own -----------------------------------------------------------------------------------------------------
@@ -254,8 +169,6 @@ def changed(**fields: Any) -> Own:
     [
         (Own(lambda ctx: None), InternalError, "returned None, not a RankAssignmentCtx"),
         (Compose(ra.ShiftRanks(), Own(lambda ctx: 3)), InternalError, r"^Own\(\) returned 3, not a RankAssignmentCtx"),
-        (Compose(Own(lambda ctx: "x"), ra.ShiftRanks()), InternalError, r"^Own\(\) returned 'x', not a"),
-        (Compose(ra.ShiftRanks(), Compose(ra.ShiftRanks(), changed(rank=0), Own(lambda ctx: 3))), InternalError, "Own"),
         (Compose(ra.ShiftRanks(), Own(lambda ctx: replace(ctx, state=None))), InternalError, r"^Own\(\) returned Rank"),
         (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),
         (changed(mode=Mode.TERMINATED, world_size=2), ra.RankDiscarded, "terminated rank 1"),
@@ -280,25 +193,6 @@ def test_a_rank_that_is_not_deactivated_is_active(assignment: Own) -> None:
     """D19."""
     new = ra.assign(assignment, ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2}))
     assert (new.mode, new.active_rank, new.active_world_size) == (Mode.ACTIVE, 1, 2)
-
-
-def test_an_own_assignment_may_do_it_all() -> None:
-    """Backwards, in its own way; no wrapper's help needed."""
-
-    def backwards(ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
-        size = ctx.state.world_size - len(ctx.terminated_ranks)
-        rank = size - 1 - (ctx.state.rank - sum(gone < ctx.state.rank for gone in ctx.terminated_ranks))
-        state = replace(
-            ctx.state, rank=rank, world_size=size, active_rank=rank, active_world_size=size, mode=Mode.ACTIVE
-        )
-        return replace(ctx, state=state)
-
-    states = [
-        ra.assign(ra.with_defaults(Own(backwards)), ra.RankAssignmentCtx(state, None, {1}))
-        for state in world(4)
-        if state.rank != 1
-    ]
-    assert initial(states) == [3, 2, 0]
 
 
 def test_the_assignment_sees_no_active_ranks_of_the_last_iteration() -> None:

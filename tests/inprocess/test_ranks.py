@@ -51,20 +51,6 @@ def test_fill(world: tuple[int, set[int]]) -> None:
 def test_lowest_healthy(world: tuple[int, set[int]], count: int) -> None:
     size, terminated = world
     assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
-    assert ranks.healthy(size, terminated) == sorted(set(range(size)) - terminated)
-
-
-@given(st.dictionaries(st.integers(0, 30), st.sampled_from("abcde")), st.sets(st.integers(1, 8)))
-def test_failing_keys(keys: dict[int, str], wanted: set[int]) -> None:
-    asked: list[int] = []
-
-    def condition(count: int) -> bool:
-        asked.append(count)
-        return count in wanted
-
-    by_hand = {key: list(keys.values()).count(key) for key in set(keys.values())}
-    assert ranks.failing_keys(keys.values(), condition) == {key: n for key, n in by_hand.items() if n not in wanted}
-    assert len(asked) == len(by_hand)
 
 
 @given(st.sets(st.integers(0, 60)))

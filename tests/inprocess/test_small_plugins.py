@@ -100,12 +100,13 @@ CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
     (lambda bad: RetryController(bad), True, f"RetryController: max_iterations {NO_NUMBER} True"),
     (lambda bad: RetryController(min_active_world_size=bad), 1.0, f"min_active_world_size {NO_NUMBER} 1.0"),
     (lambda bad: FaultCounter(bad), False, f"FaultCounter: max_rank_faults {NO_NUMBER} False"),
-    (lambda bad: ra.Tree(bad), ra.Layer(), r"Tree needs a list of at least one Layer, not Layer\("),
-    (lambda bad: ThreadedFinalize(A_SECOND, print, bad), 3, r"args must be a tuple, as \(3,\), or None, not 3"),
-    (lambda bad: ThreadedFinalize(A_SECOND, print, (), bad), 3, "kwargs must be a dict or None, not 3"),
+    (lambda bad: ra.Tree(bad), [], "Tree needs a list of at least one Layer"),
+    (lambda bad: ra.Tree(bad), ["root"], "Tree needs a list of at least one Layer"),
+    (lambda bad: ra.MaxActiveWorldSize(bad), 2.0, f"max_active_world_size {NO_NUMBER} 2.0"),
+    (lambda bad: ra.Layer(bad), None, f"min_ranks of a Layer {NO_NUMBER} None"),
+    (lambda bad: ThreadedFinalize(A_SECOND, print, bad), "3", r"args must be a tuple, as \('3',\), or None, not '3'"),
     (lambda bad: ChainedGPUHealthCheck(bad), "0", f"ChainedGPUHealthCheck: device_index {NO_NUMBER} '0'"),
     (lambda bad: NestedRestarterAborted(bad), "0", f"NestedRestarterAborted: special_rank {NO_NUMBER} '0'"),
-    (lambda bad: AbortTorchDistributed(bad), 3, "torch_fr_trace_path must be a path, not 3"),
 ]
 
 
@@ -119,6 +120,11 @@ def test_a_wrong_type_is_told(make: Callable[[Any], Any], bad: Any, sentence: st
     ("make", "why"),
     [
         (lambda: CudaHealthCheck(timedelta(0)), "must be longer than 0 s, not 0:00:00"),
+        (lambda: ra.MaxActiveWorldSize(0), "max_active_world_size"),
+        (lambda: ra.ActiveWorldSizeDivisibleBy(0), "divisor"),
+        (lambda: ra.Layer(min_ranks=-1), "min_ranks"),
+        (lambda: ra.Layer(min_ranks=3, max_ranks=2), "max_ranks"),
+        (lambda: ra.Layer(min_ranks=0, max_ranks=0), "max_ranks"),
         (lambda: ra.Tree([ra.Layer()], timeout=-A_SECOND), "must be longer than 0 s, not -1 day"),
         *((lambda name=name: RetryController(**{name: -1}), f"RetryController: {name}")
           for name in ("max_iterations", "min_world_size", "min_active_world_size")),

@@ -38,10 +38,6 @@ def all_return(job: Job, ranks: Any, iteration: int = 1, **codes: int) -> None:
     job.await_nothing_left()
 
 
-def test_without_a_fault_each_rank_gets_its_own_value(job: Job) -> None:
-    all_return(train(job, 4), range(4), 0)
-
-
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_an_exception_on_one_rank_restarts_all(job: Job, world_size: int) -> None:
     victim = world_size - 1
@@ -95,14 +91,6 @@ def test_odd_exceptions_are_faults_like_any_other(job: Job, how: str, told: str)
     all_return(job, range(2))
     for rank in range(2):
         assert f"rank 1: exception: {told}" in job.err(rank).read_text()
-
-
-def test_the_function_s_own_restart_exception_is_limited_by_the_retry_controller(job: Job) -> None:
-    train(job, 2, *[{1: "restart exception"}] * 3, tries=2)
-    for rank in range(2):
-        assert job.await_event(rank, "raised")["kind"] == "RestartAbort"
-        assert job.await_end(rank) == 1
-    job.await_nothing_left()
 
 
 def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job) -> None:

@@ -4,46 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
-import subprocess
-import sys
-import time
 
 import pytest
-from monitor_harness import ROOT
 
-from nvrx_slurm.monitor.page import HEARTBEAT, PAGE_BYTES, Page, PageError, create_page
-
-ONES, TWOS = 0x1111_1111_1111_1111, 0x2222_2222_2222_2222
-
-
-def test_no_read_is_torn_while_another_process_writes():
-    """Two patterns that differ in every byte, written as fast as possible; a mixture would be a torn read."""
-    fd = create_page()
-    code = f"""
-import sys; sys.path.insert(0, {ROOT!r})
-from nvrx_slurm.monitor.page import Page, HEARTBEAT
-words = Page({fd}).words
-while True:
-    words[HEARTBEAT] = {ONES}
-    words[HEARTBEAT] = {TWOS}
-"""
-    writer = subprocess.Popen([sys.executable, "-I", "-S", "-c", code], pass_fds=[fd])
-    try:
-        words = Page(fd).words
-        deadline_s = time.monotonic() + 20
-        while words[HEARTBEAT] == 0:
-            assert time.monotonic() < deadline_s
-            select.select([], [], [], 0.001)
-        seen = {ONES: 0, TWOS: 0}
-        while min(seen.values()) < 1000:  # both were seen, often
-            for _ in range(10000):
-                seen[words[HEARTBEAT]] += 1  # KeyError: torn
-            assert time.monotonic() < deadline_s, seen
-    finally:
-        writer.kill()
-        writer.wait()
-        os.close(fd)
+from nvrx_slurm.monitor.page import PAGE_BYTES, Page, PageError, create_page
 
 
 def test_nobody_can_shrink_the_page_under_its_readers():
@@ -65,9 +29,7 @@ def test_other_files_and_overwritten_pages_are_refused():
     os.close(fd)
     fd = create_page()
     page = Page(fd)
-    assert page.is_intact
     page.words[0] = 1
-    assert not page.is_intact
     page.close()
     with pytest.raises(PageError, match="layout"):
         Page(fd)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from monitor_harness import SOCKET, Rig, kill_monitor, story
@@ -117,14 +116,3 @@ def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pyt
 
     asyncio.run(run())
     assert "without its monitor" in caplog.text
-
-
-def test_a_life_can_be_closed_twice(tmp_path: Path):
-    """A second close must not close files that have the numbers of its descriptors by then."""
-    life = monitors.Life(tmp_path, 0, 0)
-    taken = life.page_fd
-    life.close()
-    fd = os.dup2(0, taken)
-    life.close()
-    os.fstat(fd)
-    os.close(fd)

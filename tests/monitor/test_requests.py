@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -13,10 +12,9 @@ import sys
 from typing import Any
 
 import pytest
-from monitor_harness import WAIT_S, Rig, kill_monitor, status, story
+from monitor_harness import WAIT_S, Rig, kill_monitor, story
 
 from nvrx_slurm.fault_tolerance import (
-    RankMonitorClient,
     RankMonitorClientError,
     WorkloadAction,
     WorkloadControlRequest,
@@ -53,59 +51,25 @@ REFUSED = [
     (b'{"type":"init"}\n', "version"),
     (b"\x80\x04\x95 pickle\n", "not a JSON"),
     (b"[" * 60000 + b"\n", "not a JSON"),
-    (b"1" * 60000 + b"\n", "not a JSON"),
-    (b"[]\n", "version"),
     (b'{"v":1}\n', "no type"),
     (b'{"v":1,"type":"hang"}\n', "'hang'"),
-    (b'{"v":1,"type":"quit"}\n', "'quit'"),
     (b"x" * 70000, "65536"),
     (line(rank_heartbeat_timeout=-5), "rank_heartbeat_timeout"),
     (line(rank_init_timeout=5), "'rank_init_timeout'"),
     (line(rank_section_timeouts={"other": 5}), "not in rank_section_timeouts"),
-    (line(rank_section_timeouts={"step": "x" * 50}), "'step'"),
-    (line(rank_section_timeouts={LONG: "x"}), ""),
     (line(rank_section_timeouts={"step": LONG}), "'step'"),
     (line(rank_heartbeat_timeout=[LONG]), "rank_heartbeat_timeout"),
     (line(LONG), "does not know"),
     (line("init", v=LONG), "version"),
-    (line(**{LONG: 1}), ""),
     (line("control", action="Explode", description="x"), "'Explode'"),
-    (line("control", action=["Continue"], description="x"), "workload action"),
     (line("control", action=[LONG], description="why"), "workload action"),
-    (line("control", description="x"), "'None'"),
-    (line("control", action="Continue"), "description"),
     (line("control", action="Continue", description=7), "description"),
     (line("control", action="Continue", description="x" * 4001), "description"),
-    (line("control", action="Continue", description=LONG), "description"),
 ]
 
 
-def damaged(seed: int) -> bytes:
-    """A request with bytes changed, doubled, moved or left out."""
-    rng = random.Random(seed)
-    whole = [
-        b'{"v":1,"type":"init","rank":3,"local_rank":0}\n',
-        b'{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,"rank_section_timeouts":{"step":1}}\n',
-        b'{"v":1,"type":"control","action":"Continue","description":"why"}\n',
-        b'{"v":1,"type":"ok","cycle":0,"cfg":{}}\n',
-    ]
-    data = bytearray(rng.choice(whole))
-    for _ in range(rng.randint(1, 4)):
-        at, what = rng.randrange(len(data)), rng.randrange(4)
-        if what == 0:
-            data[at] = rng.randrange(256)
-        elif what == 1:
-            del data[at : at + rng.randint(1, 9)]
-        elif what == 2:
-            data[at:at] = data[: rng.randint(1, 30)] * rng.randint(1, 40)
-        else:
-            data[at:at] = rng.choice([b"\0", b"\n", b"\xff\xfe", b"1e999", b"NaN", b"[" * 2000, b'"', b"-"])
-        data = data or bytearray(b"\n")
-    return bytes(data) if rng.random() < 0.8 else bytes(data).replace(b"\n", b"")
-
-
 @story
-async def test_refusals_and_damaged_requests_change_nothing():
+async def test_refusals_change_nothing():
     """Each refusal is one answer, also where it quotes a long request. File descriptors of peers are not kept."""
     async with Rig() as rig:
         client = rig.rank(rank_section_timeouts={"step": None})
@@ -124,68 +88,22 @@ async def test_refusals_and_damaged_requests_change_nothing():
             assert await ask(path, b'{"v":1,"type":"are you there"}\n', (null,) * 200)
         os.close(null)
         assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 1  # the last connection is about to be closed
-        kinds = [reply and reply["type"] for reply in [await ask(path, damaged(seed)) for seed in range(200)]]
-        assert kinds.count("error") > 30 and set(kinds) <= {"error", "ok", None}
         assert rig.pid == pid and not rig.hangs
         client.shutdown_workload_monitoring()
 
 
-FLOOD = """
-import itertools, resource, socket, sys
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-lines = [b"", b"{", b'{"v":1,"type":"are you there"}\\n', b"x" * 70000, b"\\0" * 9 + b"\\n"]
-sockets = []
-for n in itertools.count():  # until it is killed
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(sys.argv[1])  # waits while the backlog is full
-    sock.setblocking(False)
-    try:
-        sock.send(lines[n % len(lines)])
-    except OSError:
-        pass
-    sockets = sockets[-3000:] + [sock]
-    if n == 3000:
-        print("flooding", flush=True)
-"""
-
-
 @story
-async def test_a_flood_of_connections_and_idle_ones_delay_neither_requests_nor_the_kill():
-    """Thousands are held at once; the rank goes through many inits among them."""
+async def test_idle_connections_delay_neither_requests_nor_the_kill():
     async with Rig() as rig:
-        idle = [await asyncio.open_unix_connection(rig.path) for _ in range(requests.MAX_CONNECTIONS)]
-        client = rig.rank(rank_heartbeat_timeout=1.0)
-        client.init_workload_monitoring()  # the oldest idle connection is dropped
+        idle = [await asyncio.open_unix_connection(rig.path) for _ in range(2 * requests.MAX_CONNECTIONS)]
+        client = rig.rank(rank_heartbeat_timeout=0.2)
+        client.init_workload_monitoring()  # the oldest idle connections are dropped
+        client.send_heartbeat()
+        assert (await rig.sentence()).startswith("no heartbeat for ")
+        assert len(os.listdir(f"/proc/{rig.pid}/fd")) < 2 * requests.MAX_CONNECTIONS
         client.shutdown_workload_monitoring()
-        pid = rig.pid
-        flood = [
-            await asyncio.create_subprocess_exec(
-                sys.executable, "-c", FLOOD, rig.path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-            )
-            for _ in range(2)
-        ]
-        try:
-            for peer in flood:
-                assert peer.stdout and await asyncio.wait_for(peer.stdout.readline(), WAIT_S) == b"flooding\n"
-            for _ in range(10):
-                client.init_workload_monitoring()
-                client.send_heartbeat()
-                client.shutdown_workload_monitoring()
-            client.init_workload_monitoring()
-            client.send_heartbeat()
-            message = await rig.hang()
-            assert message["sentence"].startswith("no heartbeat for ")
-            assert message["at_s"] - message["deadline_s"] < 1.0
-            assert rig.pid == pid and int(status(pid)["VmHWM"].split()[0]) <= 16 * 1024
-            assert len(os.listdir(f"/proc/{pid}/fd")) < 60
-        finally:
-            for peer in flood:
-                peer.kill()
-                await peer.wait()
-            for _, writer in idle:
-                writer.close()
-        client.shutdown_workload_monitoring()
+        for _, writer in idle:
+            writer.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
@@ -240,26 +158,20 @@ def test_the_wire_knows_the_actions():
 
 @story
 async def test_requests_reach_the_agent_before_the_rank_goes_on():
+    """Descriptions are bounded and can be sent on; bad requests are errors of the caller."""
     async with Rig() as rig:
         client = rig.rank()
         client.init_workload_monitoring()
-        for action in WorkloadAction:
-            client.send_workload_control_request(WorkloadControlRequest(action, "the GPU\n is hot \u00e9"))
-            assert heard(rig) == [(action.name, "the GPU\n is hot \u00e9")]
-        rig.monitor.unwatch()
-        client.shutdown_workload_monitoring()
-
-
-@story
-async def test_descriptions_are_bounded_and_can_be_sent_on():
-    async with Rig() as rig:
-        client = rig.rank()
-        client.init_workload_monitoring()
+        for wrong in (("Continue",), (WorkloadAction.Continue, 3)):
+            with pytest.raises(TypeError, match="must be"):
+                WorkloadControlRequest(*wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="WorkloadControlRequest"):
+            client.send_workload_control_request(WorkloadAction.Continue)  # type: ignore[arg-type]
         client.send_workload_control_request(request("Continue"))
+        assert heard(rig) == [("Continue", "<not set>")]
         client.send_workload_control_request(request("ExcludeThisNode", chr(0x1F525) * 1000000))  # 12 bytes each
         client.send_workload_control_request(request("ShutdownWorkload", os.fsdecode(b"caf\xe9")))
         assert heard(rig) == [
-            ("Continue", "<not set>"),
             ("ExcludeThisNode", "\U0001f525" * wire.MAX_DESCRIPTION_CHARS),
             ("ShutdownWorkload", "caf?"),  # a lone surrogate fits into no log and no protobuf
         ]
@@ -326,25 +238,6 @@ async def test_continues_leave_room_for_what_matters(length: int):
         assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
         assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
         client.shutdown_workload_monitoring()
-
-
-def test_bad_requests_are_errors_of_the_caller():
-    with pytest.raises(TypeError, match="WorkloadAction.Continue"):
-        WorkloadControlRequest("Continue")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="int"):
-        WorkloadControlRequest(WorkloadAction.Continue, 3)  # type: ignore[arg-type]
-
-    async def run() -> None:
-        async with Rig() as rig:
-            client: RankMonitorClient = rig.rank()
-            client.init_workload_monitoring()
-            for wrong in (WorkloadAction.Continue, "Continue", None):
-                with pytest.raises(TypeError, match="WorkloadControlRequest"):
-                    client.send_workload_control_request(wrong)  # type: ignore[arg-type]
-            assert heard(rig) == []
-            client.shutdown_workload_monitoring()
-
-    asyncio.run(run())
 
 
 def test_a_monitor_without_its_agent_refuses_what_matters():

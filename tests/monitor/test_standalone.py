@@ -10,9 +10,7 @@ from monitor_harness import ROOT, SOCKET, WAIT_S, until
 from ranks_harness import Zygote
 from scripts_harness import Script
 
-from nvrx_slurm.errors import UsageError
 from nvrx_slurm.fault_tolerance import (
-    FaultToleranceConfig,
     HeartbeatTimeouts,
     RankMonitorClient,
     RankMonitorClientError,
@@ -41,7 +39,7 @@ def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
         assert client.section_timeouts == SectionTimeouts({"step": 0.2})
         with pytest.raises(TimeoutError, match="0 requests"):
             monitor.wait_for_request(0.01)
-        with pytest.raises(TimeoutError, match="no hang"):
+        with pytest.raises(TimeoutError, match="0 hangs"):
             monitor.wait_for_hang(0.01)
         for request in requests:
             client.send_workload_control_request(request)
@@ -58,12 +56,6 @@ def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
     assert SOCKET not in os.environ and os.environ.get("RANK") == rank
     until(lambda: not os.path.exists(f"/proc/{pid}"), "the monitor is gone")
     assert set(os.listdir("/proc/self/fd")) == fds
-
-
-def test_wrong_settings_are_refused():
-    assert FaultToleranceConfig().safety_factor == 5.0
-    with pytest.raises(UsageError, match="rank_heartbeat_timeout"), standalone_monitor(rank_heartbeat=1):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,29 @@ if CYCLE == 0:
 HOLD_ONCE = "if CYCLE == 0:\n    signal.pause()\n"
 
 
+def wait_in(directory: Path, done: Callable[[], bool], patience_s: float) -> bool:
+    """Wait for something in a directory, by inotify; whether it came in time."""
+    deadline = time.monotonic() + patience_s
+    changes = Inotify()
+    try:
+        changes.watch(str(directory))
+        while not (came := done()) and (left := deadline - time.monotonic()) > 0:
+            if select.select([changes.fd], [], [], left)[0]:
+                changes.wait()
+        return came
+    finally:
+        changes.close()
+
+
+def start_again(cluster: MiniCluster, job_id: int) -> None:
+    """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
+
+    A start in the second of the requeue may be refused ("Job credential revoked").
+    """
+    cluster.wait_job(job_id, PATIENCE_S, until="PENDING")
+    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+
+
 class Mark(NamedTuple):
     """One line of a worker."""
 
@@ -95,17 +118,7 @@ class Job:
 
     def wait_for(self, done: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait for something in the job's directory, by inotify."""
-        deadline = time.monotonic() + patience_s
-        changes = Inotify()
-        try:
-            changes.watch(str(self.directory))
-            while not done():
-                left = deadline - time.monotonic()
-                assert left > 0, f"never came: {what}; the job said:\n{self.said()}"
-                if select.select([changes.fd], [], [], left)[0]:
-                    changes.wait()
-        finally:
-            changes.close()
+        assert wait_in(self.directory, done, patience_s), f"never came: {what}; the job said:\n{self.said()}"
 
     def wait_end(self) -> JobEnd:
         """Wait for the job's end, repairing nodes that were lost (Slurm calls it "completing" until then)."""
@@ -114,14 +127,6 @@ class Job:
             if state.startswith("dead"):
                 self.cluster.restart_node(name)
         return self.cluster.wait_job(self.job_id, PATIENCE_S)
-
-    def start_again(self) -> None:
-        """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
-
-        Not within the second in which the nodes were told that its first life is over: they know it by that second.
-        """
-        self.cluster.wait_job(self.job_id, PATIENCE_S, until="PENDING")
-        self.cluster.run("scontrol", "update", f"JobId={self.job_id}", "StartTime=now+2")
 
     @property
     def run_dir(self) -> Path:
@@ -140,17 +145,10 @@ class Job:
         """result.json."""
         return dict(json.loads((self.run_dir / "result.json").read_text()))
 
-    def processes(self) -> list[init.Process]:
-        """Everything of this job that lives, but Slurm's own."""
-        return running_with(f"TEST_JOB={self.directory}")
-
-    def steps(self) -> list[init.Process]:
-        """Slurm's own processes of running steps (of any job)."""
-        return [one for one in self.cluster.scan() if one.name.startswith("slurmstepd")]
-
     def assert_nothing_left(self) -> None:
         """No process, and no node that Slurm would not use again."""
-        left = await_end([*self.processes(), *self.steps()], 5.0)
+        steps = [one for one in self.cluster.scan() if one.name.startswith("slurmstepd")]  # of any job
+        left = await_end([*running_with(f"TEST_JOB={self.directory}"), *steps], 5.0)
         assert left == [], f"still running: {left}"
         states = self.cluster.status()
         assert not [s for s in states.values() if "drain" in s or "down" in s], states

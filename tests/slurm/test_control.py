@@ -53,22 +53,13 @@ def test_kill_wait(text: str, seconds: float) -> None:
     assert control.parse_kill_wait(text) == seconds
 
 
-def test_fields_may_hold_blanks() -> None:
-    fields = control.parse_fields(NODE_22_05)
-    assert fields["NodeAddr"] == "127.0.0.1"
-    assert fields["OS"] == "Linux 6.1 #1 SMP Debian = 1"
-    assert control.parse_fields(NODE_24_11)["State"] == "IDLE+DRAIN+NOT_RESPONDING"
-    assert control.parse_fields("") == {}
-
-
-def test_node_states_of_several_versions() -> None:
+def test_fields_and_node_states_of_several_versions() -> None:
+    assert control.parse_fields(NODE_22_05)["OS"] == "Linux 6.1 #1 SMP Debian = 1"
     text = NODE_22_05 + NODE_24_11 + "NodeName=n3 State=DOWN*+DRAIN\nnonsense\n"
-    assert control.parse_node_states(text) == {
-        "n1": {"IDLE"},
-        "gpu-7": {"IDLE", "DRAIN", "NOT_RESPONDING"},
-        "n3": {"DOWN", "DRAIN", "NOT_RESPONDING"},
-    }
-    assert [control.is_gone(states) for states in control.parse_node_states(text).values()] == [False, False, True]
+    found = control.parse_node_states(text)
+    drained = {"DRAIN", "NOT_RESPONDING"}
+    assert found == {"n1": {"IDLE"}, "gpu-7": {"IDLE", *drained}, "n3": {"DOWN", *drained}}
+    assert [control.is_gone(states) for states in found.values()] == [False, False, True]
 
 
 def _tool(folder: Path, name: str, text: str) -> None:

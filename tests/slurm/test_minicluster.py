@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import select
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,23 +35,3 @@ def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm
         said = script("down")  # finds all by scanning, the state file being of no use
     assert "slurmctld[" in said
     assert MiniCluster(cluster_root).scan() == []
-
-
-@pytest.mark.slurm
-def test_a_killed_owner_takes_its_cluster_along(cluster_root: Path, needs_slurm: None) -> None:
-    code = (
-        "import sys, os, signal; from pathlib import Path; from minicluster import MiniCluster\n"
-        "MiniCluster(Path(sys.argv[1]), nodes=1, die_with_owner=True).up(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code, str(cluster_root)], cwd=REPO / "scripts" / "lib", timeout=60, check=False
-    )
-    attached = MiniCluster.attach(cluster_root)
-    for one in attached.scan():
-        try:
-            fd = os.pidfd_open(one.pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([fd], [], [], 10)[0], f"{one} lives on"
-        os.close(fd)
-    assert attached.scan() == []

@@ -43,12 +43,6 @@ def test_the_bound_itself_is_allowed() -> None:
     assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS
 
 
-@given(st.integers(0, 1200), st.integers(0, 300), st.integers(1, 5))
-def test_a_range_is_padded_as_its_first_number(low: int, count: int, width: int) -> None:
-    hosts = [f"n{number:0{width}}-ib0" for number in range(low, low + count + 1)]
-    assert expand(f"n[{low:0{width}}-{low + count}]-ib0") == hosts
-
-
 @given(st.text(alphabet="n[]-,0123 ", max_size=12))
 def test_any_text_expands_or_is_refused_in_one_sentence(text: str) -> None:
     try:

@@ -34,13 +34,16 @@ def assert_143_everywhere(job: Job) -> None:
         assert job.agent_log(infra_rank).count(" ends with code 143: ") == 1
 
 
-def test_scancel_ends_workers_gently_and_leaves_nothing(jobs: Jobs) -> None:
-    job = jobs.submit(TELLS, TWO_PLUS_TWO)
+@pytest.mark.parametrize("worker", [TELLS, STUBBORN], ids=["gentle", "stubborn"])
+def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs, worker: str) -> None:
+    job = jobs.submit(worker, TWO_PLUS_TWO)
     job.wait_marks("ready", 4)
+    began = time.monotonic()
     jobs.cluster.run("scancel", str(job.job_id))
     assert job.wait_end().state == "CANCELLED"
+    assert time.monotonic() - began < jobs.cluster.settings.kill_wait_s
     assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]  # each once, though Slurm and we signal
-    assert_143_everywhere(job)
+    assert_143_everywhere(job)  # so the agents were not killed by Slurm but left by themselves
     assert "SIGTERM from Slurm" in job.result()["reason"]
     job.assert_nothing_left()
 
@@ -53,14 +56,3 @@ def test_sigterm_to_the_front_alone_is_passed_on_and_its_code_is_143(jobs: Jobs)
     assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
     assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]
     assert_143_everywhere(job)
-
-
-def test_workers_that_ignore_sigterm_are_killed_within_kill_wait(jobs: Jobs) -> None:
-    job = jobs.submit(STUBBORN, TWO_PLUS_TWO)
-    job.wait_marks("ready", 4)
-    began = time.monotonic()
-    jobs.cluster.run("scancel", str(job.job_id))
-    assert job.wait_end().state == "CANCELLED"
-    assert time.monotonic() - began < jobs.cluster.settings.kill_wait_s
-    assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]
-    assert_143_everywhere(job)  # so the agents were not killed by Slurm but left by themselves

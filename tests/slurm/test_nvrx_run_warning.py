@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nvrx_job import Job, Jobs
+from nvrx_job import Job, Jobs, start_again
 
 pytestmark = pytest.mark.slurm
 
@@ -93,7 +93,7 @@ def test_a_preempted_job_ends_its_workers_gently_and_resumes(jobs: Jobs) -> None
     job = jobs.submit(STAYS, TWO_PLUS_TWO, sbatch=("--requeue",))
     job.wait_marks("ready", 4)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
-    job.start_again()
+    start_again(job.cluster, job.job_id)
     assert ranks(job, "term") == [0, 1, 2, 3]
     tree = job.directory / "nvrx_logs" / str(job.job_id)
     assert '"code": 143' in (tree / "r0" / "result.json").read_text()

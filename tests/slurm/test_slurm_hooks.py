@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dgx
 import pytest
 from minicluster import MiniCluster
+from nvrx_job import PATIENCE_S, start_again, wait_in
 
 from nvrx_slurm.health.hooks import drains as drain
 from nvrx_slurm.slurm.drain import Note, parse_note
-from nvrx_slurm.system.inotify import Inotify
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
 REPO = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
 # Of the site: fails on the nodes for which there is a file FLAG-NODE.
 OWN = """#!/bin/sh
 if [ -e {root}/$1-hangs-$SLURMD_NODENAME ]; then exec /bin/sleep 600; fi
@@ -55,11 +52,7 @@ class Cluster:
     def _install(self) -> None:
         root = self.root
         shutil.copytree(REPO / "prolog", root / "hooks")
-        spec = importlib.util.spec_from_file_location("dgx", REPO / "tests" / "data" / "dgx.py")
-        assert spec is not None and spec.loader is not None
-        recorded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(recorded)
-        recorded.build(root / "dgx")
+        dgx.build(root / "dgx")
         (root / "dgx" / "run").mkdir(exist_ok=True)
         script = root / "own"
         script.write_text(OWN.format(root=self.facts))
@@ -92,23 +85,13 @@ class Cluster:
 
     def wait_log(self, words: str, after: int = 0) -> str:
         """Wait until a hook logs a line with `words`, after `after` lines; returns it."""
-        deadline = time.monotonic() + PATIENCE_S
-        changes = Inotify()
-        try:
-            changes.watch(str(self.root))
-            while not (found := [line for line in self.log()[after:] if words in line]):
-                left_s = deadline - time.monotonic()
-                assert left_s > 0, f"never logged: {words!r}, but\n" + "\n".join(self.log()[-30:])
-                if select.select([changes.fd], [], [], left_s)[0]:
-                    changes.wait()
-        finally:
-            changes.close()
-        return found[0]
 
-    def start_again(self, job: int) -> None:
-        """Wait until the job is requeued, and have it start soon; Slurm alone would hold it for two minutes."""
-        self.slurm.wait_job(job, PATIENCE_S, until="PENDING")
-        self.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+1")
+        def found() -> list[str]:
+            return [line for line in self.log()[after:] if words in line]
+
+        came = wait_in(self.root, lambda: bool(found()), PATIENCE_S)
+        assert came, f"never logged: {words!r}, but\n" + "\n".join(line for line in self.log() if " job " in line)
+        return found()[0]
 
     def wait_round(self, node: str) -> None:
         """Wait until the periodic hook has begun and ended on `node` from now on."""
@@ -156,7 +139,7 @@ def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster
     cluster.break_("fan", "n1")
     job = cluster.slurm.submit(OK, "--requeue", "--nodes=1")
     cluster.wait_log(f"n1 job {job}: drained")
-    cluster.start_again(job)
+    start_again(cluster.slurm, job)
     assert cluster.slurm.wait_job(job, PATIENCE_S).state == "COMPLETED"
     assert cluster.slurm.output(job) in ("ran on n2\n", "ran on n3\n")
     assert cluster.slurm.job(job)["Restarts"] == "1"
@@ -191,7 +174,7 @@ def test_a_check_that_hangs_holds_the_prolog_up_for_its_budget_only(cluster: Clu
     line = cluster.wait_log("fan: unknown: timed out")
     assert "nvrx-prolog: n1 job" in line
     cluster.wait_log(f"nvrx-prolog: n1 job {job}: drained: nvrx:fan:timed out")
-    cluster.start_again(job)
+    start_again(cluster.slurm, job)
     assert cluster.slurm.wait_job(job, PATIENCE_S).state == "COMPLETED"
     assert "Prolog hung" not in (cluster.slurm.root / "log" / "slurmd-n1.log").read_text()
     why = drain.parse(cluster.note("n1").reason)
@@ -217,18 +200,3 @@ def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster
             cluster.wait_log(f"nvrx-epilog: n1 job {job}: pass: 1 checks")  # no GPU process is left over
         cluster.mend()
         assert ("DRAIN" in cluster.note("n1").states) == bool(code)
-
-
-def test_what_fails_on_a_node_that_we_drained_is_in_the_reason_too(cluster: Cluster) -> None:
-    """Its last job fails: the fan is broken as well."""
-    go, fan = cluster.facts / "go", cluster.facts / "fan-n1"
-    wait = f"echo the job runs >>{cluster.root}/log; until [ -e {go} ]; do sleep 0.1; done"
-    job = cluster.slurm.submit(f"#!/bin/sh\n{wait}\n: >{fan}\nexit 3\n", "--nodes=1")
-    cluster.wait_log("the job runs")
-    cluster.break_("disk", "n1")
-    reason = "nvrx:disk:the disk is broken"
-    cluster.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={reason}")  # as the periodic hook
-    go.touch()
-    cluster.wait_log(f"nvrx-epilog: n1 job {job}: drained for more: nvrx:disk,fan:the disk is broken")
-    note = cluster.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.who) == ("nvrx:disk,fan:the disk is broken", "root")

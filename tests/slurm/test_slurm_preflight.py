@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 from pathlib import Path
-from types import ModuleType
 
+import dgx
 import pytest
 from nvrx_job import HOLD_ONCE, Jobs, kill
 
@@ -14,23 +13,13 @@ from nvrx_slurm.errors import ExitCode
 
 pytestmark = pytest.mark.slurm
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "dgx.py"
 PORT = "/sys/devices/pci0000:48/0000:48:01.0/0000:49:00.0/0000:4a:01.0/0000:4f:00.0/infiniband/mlx5_2/ports/1"
 WHY = "nic-ports: mlx5_2/1 is DOWN"
-
-
-def recorded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dgx", DATA)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_path: Path) -> None:
     """SIGBUS hits a worker of n1 while the port of n2 is down: n2 fails its preflight, n3 is promoted. Each task
     looks at a recorded node of its own."""
-    dgx = recorded()
     for name in ("n1", "n2", "n3"):
         dgx.build(tmp_path / name)
     prolog = tmp_path / "task_prolog"

@@ -33,12 +33,6 @@ def test_a_missing_numa_node_is_one_sentence(tmp_path: Path) -> None:
         assert len(numa.prefixes(4, 2, strict=True, online=online)) == 4
 
 
-def test_without_numactl_it_fails_clearly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="numactl command, which is not on PATH"):
-        numa.prefixes(2, 1, strict=True)
-
-
 def run(tmp_path: Path, path: str, *flags: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "show.py"
     script.write_text("import subprocess; print(subprocess.run(['numactl', '--show'], capture_output=True).stdout)\n")
@@ -57,9 +51,7 @@ def test_real_workers_are_bound(tmp_path: Path) -> None:
     assert "policy: bind" not in relaxed.stdout
 
 
-def test_numactl_that_fails_is_one_sentence_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numactl_that_fails_is_one_sentence_before_anything_starts(tmp_path: Path) -> None:
     tool = tmp_path / "numactl"
     tool.write_text("#!/bin/sh\necho 'set_mempolicy: Operation not permitted' >&2; exit 1\n")
     tool.chmod(0o755)
@@ -67,7 +59,3 @@ def test_numactl_that_fails_is_one_sentence_before_anything_starts(
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "numactl --cpunodebind=0 --membind=0 fails on this node (set_mempolicy: Operation" in done.stderr
     assert not (tmp_path / "nvrx_logs").exists()
-    tool.write_text("#!/bin/sh\nexit 3\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="exit code 3"):
-        numa.check([numa.prefix(0, 1, strict=True)])

@@ -6,11 +6,8 @@ Ranks are 0..world_size-1; `terminated` are the ranks that are gone. Each rank c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Hashable, Iterable
-from typing import TypeVar
-
-K = TypeVar("K", bound=Hashable)
+from collections.abc import Collection, Container, Iterable
+from itertools import islice
 
 
 def shifted(rank: int, terminated: Iterable[int]) -> int:
@@ -33,32 +30,7 @@ def filled(rank: int, world_size: int, terminated: Collection[int]) -> int:
 
 def lowest_healthy(count: int, world_size: int, terminated: Container[int]) -> list[int]:
     """The `count` lowest ranks that are not terminated, fewer if there are no more."""
-    found: list[int] = []
-    for rank in range(world_size):
-        if len(found) == count:
-            break
-        if rank not in terminated:
-            found.append(rank)
-    return found
-
-
-def healthy(world_size: int, terminated: Iterable[int]) -> list[int]:
-    """All ranks that are not terminated, in order."""
-    found: list[int] = []
-    start = 0
-    for gone in sorted(terminated):
-        found.extend(range(start, gone))
-        start = gone + 1
-    found.extend(range(start, world_size))
-    return found
-
-
-def failing_keys(keys: Iterable[K], condition: Callable[[int], bool]) -> dict[K, int]:
-    """{key: number of ranks with it} for each key whose number does not meet `condition`, called once per key.
-
-    `keys`: one key per healthy rank.
-    """
-    return {key: count for key, count in Counter(keys).items() if not condition(count)}
+    return list(islice((rank for rank in range(world_size) if rank not in terminated), count))
 
 
 def to_runs(ranks: Iterable[int]) -> str:

@@ -33,9 +33,9 @@ class Level:
     backfill: bool = False
 
 
-def killed_by(place: int) -> int | None:
-    """Level of the branch that had too few healthy ranks left; None for a leaf that died by itself, or lives."""
-    return DEAD - 1 - place if place < DEAD else None
+def killed_by(place: int) -> int:
+    """Level of the branch that had too few healthy ranks left, for a `place` below DEAD."""
+    return DEAD - 1 - place
 
 
 class Topology:
@@ -61,7 +61,9 @@ class Topology:
                     f"but rank {ranks[0]} has {root[0]!r} and rank {slots[0]} has {path[0]!r}"
                 )
         self._grow((), list(paths.items()))
-        self.limit = [self._limit(node) for node in range(len(self.level))]
+        maxima = [self.levels[level].max_ranks for level in self.level]
+        spans = map(range, self.first, self.end)
+        self.limit = [len(span) if most is None else most for most, span in zip(maxima, spans, strict=True)]
 
     def _grow(self, above: tuple[int, ...], paths: list[tuple[tuple[str, ...], list[int]]]) -> None:
         node, level = len(self.level), len(above)
@@ -81,10 +83,6 @@ class Topology:
             for branch in branches.values():
                 self._grow(lineage, branch)
         self.end[node] = len(self.slots)
-
-    def _limit(self, node: int) -> int:
-        limit = self.levels[self.level[node]].max_ranks
-        return self.end[node] - self.first[node] if limit is None else limit
 
     def first_places(self, world_size_filter: Callable[[int], int] | None = None) -> Places:
         """Activate leaves in depth-first order, up to the `max_ranks` of every branch around them."""
@@ -107,7 +105,7 @@ class Topology:
         step = _Step(self, after, order)
         step.replace_from_reserve()
         step.backfill()
-        step.close_up()
+        step.order = [leaf for leaf in step.order if after[leaf] > DEAD]  # close up the remaining gaps
         lost: list[int] = []
         if FILTERED in places:
             lost = [leaf for leaf, place in enumerate(places) if place == FILTERED and after[leaf] <= DEAD]
@@ -241,10 +239,6 @@ class _Step:
                 self.order[gap], self.order[highest] = leaf, self.order[gap]
             if gap > highest or not gaps[domain]:
                 del gaps[domain]
-
-    def close_up(self) -> None:
-        """Remove the remaining gaps."""
-        self.order = [leaf for leaf in self.order if self.places[leaf] > DEAD]
 
     def finish(self, world_size_filter: Callable[[int], int] | None, lost: Sequence[int] = ()) -> Places:
         """Apply the filter and number the active leaves.

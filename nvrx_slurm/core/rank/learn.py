@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 STATE_KEY = "current_timeouts"
-_MAX_SECTIONS = 10_000  # of a saved state: more than any job can have
 _WEIGHT_OF_NEW = 0.5
 
 
@@ -59,11 +58,6 @@ class SectionTimeouts:
     def are_valid(self) -> bool:
         """Whether every section, and the time outside, has a limit."""
         return self.out_of_section is not None and None not in self.section.values()
-
-    @property
-    def any_calculated(self) -> bool:
-        """Whether at least one limit was learned."""
-        return bool(self.calculated_sections) or self.is_out_of_section_calculated
 
 
 def learn_heartbeats(
@@ -156,7 +150,7 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
     timeouts: dict[str, Any] = {}
     if heartbeats.were_calculated:
         timeouts["heartbeat"] = asdict(heartbeats)
-    if sections.any_calculated:
+    if sections.calculated_sections or sections.is_out_of_section_calculated:
         names = sorted(sections.calculated_sections)
         timeouts["section"] = {
             "section": {name: sections.section[name] for name in names},
@@ -167,46 +161,34 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
     return {STATE_KEY: timeouts}
 
 
-def from_state(state: object) -> tuple[HeartbeatTimeouts, SectionTimeouts]:
-    """The calculated limits in a result of to_state(). Raises ValueError, one sentence."""
-    timeouts = _mapping(_mapping(state, "it").get(STATE_KEY), STATE_KEY)
-    return _heartbeats_from(timeouts.get("heartbeat")), _sections_from(timeouts.get("section"))
+def from_state(state: Mapping[str, Any]) -> tuple[HeartbeatTimeouts, SectionTimeouts]:
+    """The calculated limits in a result of to_state(), also of NVRx. Raises ValueError, one sentence."""
+    try:
+        saved = state[STATE_KEY]
+        return _heartbeats_from(saved.get("heartbeat") or {}), _sections_from(saved.get("section") or {})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no state with learned timeouts: {type(error).__name__}: {error}") from error
 
 
-def _heartbeats_from(saved: object) -> HeartbeatTimeouts:
-    if saved is None or not _mapping(saved, "heartbeat").get("were_calculated"):
+def _heartbeats_from(saved: Mapping[str, Any]) -> HeartbeatTimeouts:
+    if not saved.get("were_calculated"):
         return HeartbeatTimeouts()
-    values = _mapping(saved, "heartbeat")
-    return HeartbeatTimeouts(_seconds(values, "initial"), _seconds(values, "subsequent"), True)
+    return HeartbeatTimeouts(_seconds(saved, "initial"), _seconds(saved, "subsequent"), True)
 
 
-def _sections_from(saved: object) -> SectionTimeouts:
-    if saved is None:
-        return SectionTimeouts()
-    values = _mapping(saved, "section")
-    names = values.get("calculated_sections")
-    if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in names):
-        raise ValueError("calculated_sections is not a list of names")
-    if len(names) > _MAX_SECTIONS:
-        raise ValueError(f"it has more than {_MAX_SECTIONS} sections")
-    limits = _mapping(values.get("section"), "section.section")
-    use_outside = bool(values.get("is_out_of_section_calculated"))
+def _sections_from(saved: Mapping[str, Any]) -> SectionTimeouts:
+    names = frozenset(saved.get("calculated_sections", ()))
+    use_outside = bool(saved.get("is_out_of_section_calculated"))
     return SectionTimeouts(
-        {name: _seconds(limits, name) for name in sorted(names)},
-        _seconds(values, "out_of_section") if use_outside else None,
-        frozenset(names),
+        {name: _seconds(saved["section"], name) for name in sorted(names)},
+        _seconds(saved, "out_of_section") if use_outside else None,
+        names,
         use_outside,
     )
 
 
-def _mapping(value: object, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is not a mapping")
-    return value
-
-
 def _seconds(values: Mapping[str, Any], name: str) -> float:
-    value = values.get(name)
+    value = values[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
         raise ValueError(f"{name} is not a number of seconds above 0 but {str(value)[:40]!r}")
     return float(value)

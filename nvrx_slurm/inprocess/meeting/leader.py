@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from nvrx_slurm.core.inprocess.ranks import healthy, lowest_healthy
+from nvrx_slurm.core.inprocess.ranks import lowest_healthy
 from nvrx_slurm.inprocess.attribution import describe, message
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError, TimeoutError
 
@@ -81,7 +81,7 @@ class Leadership:
         `wait` until all have given one, or else read the values of an earlier iteration. Raises InternalError if the
         `make` of one raised, TimeoutError if one gave nothing.
         """
-        ranks = healthy(self.world_size, self.terminated)
+        ranks = lowest_healthy(self.world_size, self.world_size, self.terminated)
         if wait:
             self._await_all(len(ranks))
         values = list(self.stable.multi_get(self._given_keys(ranks)))

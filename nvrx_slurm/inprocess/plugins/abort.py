@@ -95,7 +95,7 @@ class AbortTorchDistributed(Abort):
     rank>_iteration_<n>` in the format of `torchfrtrace`; None: NVRX_FR_TRACE_PATH, without it no dump. (The recorder is
     on with TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE > 0.)
     `timeout`: bound for the abort of the process groups; a slower one is abandoned in its thread, with a warning.
-    Raises TypeError for values of other types, ValueError for a timeout of 0 or less.
+    Raises TypeError unless it is a timedelta, ValueError for a timeout of 0 or less.
     """
 
     def __init__(
@@ -104,8 +104,6 @@ class AbortTorchDistributed(Abort):
         *,
         timeout: datetime.timedelta = datetime.timedelta(seconds=20),
     ) -> None:
-        if torch_fr_trace_path is not None and not isinstance(torch_fr_trace_path, (str, os.PathLike)):
-            raise TypeError(f"AbortTorchDistributed: torch_fr_trace_path must be a path, not {torch_fr_trace_path!r}")
         check_time("AbortTorchDistributed: timeout", timeout)
         self.torch_fr_trace_path = torch_fr_trace_path
         self.timeout = timeout
@@ -166,15 +164,14 @@ def _step(what: str, fn: Callable[[], Any], timeout_s: float = _STEP_TIMEOUT_S) 
     """Call `fn` for at most `timeout_s` seconds; log its failure or overrun, raise nothing."""
     began = time.monotonic()
     try:
-        result = bounded.call(fn, timeout_s, f"nvrx abort: {what}")
+        bounded.call(fn, timeout_s, f"nvrx abort: {what}")
     except bounded.Overrun:
         logger.warning("abort: %s did not end within %g s and is abandoned", what, timeout_s)
     except Exception as error:
         logger.warning("abort: %s failed: %s: %s", what, type(error).__name__, error)
         logger.debug("abort: %s failed", what, exc_info=True)
     else:
-        count = "" if result is None else f" ({result})"
-        logger.debug("abort: %s%s took %.3f s", what, count, time.monotonic() - began)
+        logger.debug("abort: %s took %.3f s", what, time.monotonic() - began)
 
 
 def _imported(module: str, name: str) -> Any:

@@ -72,9 +72,8 @@ def _common_base(instances: tuple[Callable[..., Any], ...]) -> type:
     for base in type(first).__mro__:
         common = all(isinstance(other, base) for other in rest)
         abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
-        derivable = base.__flags__ & _TPFLAGS_BASETYPE and abstract <= {
-            "__call__"
-        }  # Compose implements `__call__` only
+        # Compose implements `__call__` only.
+        derivable = base.__flags__ & _TPFLAGS_BASETYPE and abstract <= {"__call__"}
         if common and derivable and not issubclass(base, Compose):
             return base
     return object

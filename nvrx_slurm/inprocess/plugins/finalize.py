@@ -41,12 +41,8 @@ class ThreadedFinalize(Finalize):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         check_time("ThreadedFinalize: timeout", timeout)
-        if not callable(fn):
-            raise TypeError(f"ThreadedFinalize: fn must be callable, not {fn!r}")
-        if args is not None and not isinstance(args, (tuple, list)):
+        if isinstance(args, str):
             raise TypeError(f"ThreadedFinalize: args must be a tuple, as ({args!r},), or None, not {args!r}")
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise TypeError(f"ThreadedFinalize: kwargs must be a dict or None, not {kwargs!r}")
         self.timeout = timeout
         self.fn = fn
         self.args = tuple(args or ())

@@ -8,6 +8,7 @@ computes for all (see `leader`).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -23,7 +24,6 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
     RankFilter,
-    check_key,
     key_of,
     leadership_of,
     refuse_terminated,
@@ -72,15 +72,10 @@ class ActivateAllRanks(RankFilter):
 
 
 class _Limit(RankFilter):
-    """Keep the lowest of the ranks that were to be active; `argument` is an int >= 1."""
-
-    def __init__(self, name: str, argument: int | None) -> None:
-        if argument is not None:
-            check_whole(name, argument, 1)
-        self._argument = argument
+    """Keep the lowest of the ranks that were to be active."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._argument})"
+        return f"{type(self).__name__}({', '.join(map(str, vars(self).values()))})"
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Active or inactive."""
@@ -98,7 +93,8 @@ class MaxActiveWorldSize(_Limit):
     """Keep at most `max_active_world_size` ranks active (int >= 1; None: no limit), the lowest ones."""
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
-        super().__init__("max_active_world_size", max_active_world_size)
+        if max_active_world_size is not None:
+            check_whole("max_active_world_size", max_active_world_size, 1)
         self.max_active_world_size = max_active_world_size
 
     def limited(self, size: int) -> int:
@@ -111,7 +107,6 @@ class ActiveWorldSizeDivisibleBy(_Limit):
 
     def __init__(self, divisor: int = 1) -> None:
         check_whole("divisor", divisor, 1)
-        super().__init__("divisor", divisor)
         self.divisor = divisor
 
     def limited(self, size: int) -> int:
@@ -206,9 +201,6 @@ class FilterCountGroupedByKey(RankAssignment):
         condition: Callable[[int], bool],
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
-        check_key("key_or_fn", key_or_fn)
-        if not callable(condition):
-            raise TypeError(f"condition must be a function of a number of ranks, not {condition!r}")
         check_time("timeout of a FilterCountGroupedByKey", timeout)
         self.key_or_fn = key_or_fn
         self.condition = condition
@@ -234,7 +226,7 @@ class FilterCountGroupedByKey(RankAssignment):
         return replace(ctx, terminated_ranks=ctx.terminated_ranks | ranks.from_runs(discarded))
 
     def _discarded(self, healthy: list[int], keys: list[bytes]) -> list[int]:
-        failing = ranks.failing_keys(keys, self.condition)
+        failing = {key: count for key, count in Counter(keys).items() if not self.condition(count)}
         discarded = list(compress(healthy, map(failing.__contains__, keys)))
         if len(discarded) == len(healthy):
             some = ", ".join(f"{text_of(key)!r} with {count}" for key, count in list(failing.items())[:3])
@@ -252,10 +244,8 @@ def with_defaults(assignment: RankAssignment) -> RankAssignment:
     """`assignment` with defaults: `ShiftRanks` right of all filters if no member renumbers ranks, and
     `ActivateAllRanks` leftmost if no member activates them.
 
-    Raises TypeError unless it is a rank assignment, ValueError for a filter by groups with no renumbering to its left.
+    Raises ValueError for a filter by groups with no renumbering to its left.
     """
-    if not isinstance(assignment, RankAssignment):
-        raise TypeError(f"rank_assignment must be a RankAssignment or a Compose of them, not {assignment!r}")
     given: list[Any] = list(assignment.members()) if isinstance(assignment, Compose) else [assignment]
     members = list(given)
     if not any(member.renumbers for member in members):
@@ -295,21 +285,19 @@ def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
         raise RankDiscarded(f"{assignment!r} terminated rank {before.rank}")
     if state.mode is not Mode.INACTIVE:
         active_rank = state.rank if state.active_rank is None else state.active_rank
-        state = replace(state, mode=Mode.ACTIVE, active_rank=active_rank)
-        if state.active_world_size is None:
-            state = replace(state, active_world_size=state.world_size)
-    _check(assignment, state)
+        size = state.world_size if state.active_world_size is None else state.active_world_size
+        state = replace(state, mode=Mode.ACTIVE, active_rank=active_rank, active_world_size=size)
+    if not _fits(state):
+        raise InternalError(f"{assignment!r} returned ranks that do not fit together: {state!r}")
     if state.active_world_size == 0:
         raise RestartAbort(f"{assignment!r} leaves no rank active of {state.world_size} healthy ranks")
     return state
 
 
-def _check(assignment: RankAssignment, state: State) -> None:
+def _fits(state: State) -> bool:
     size = -1 if state.active_world_size is None else state.active_world_size
-    fit = 0 <= state.rank < state.world_size and 0 <= size <= state.world_size
+    if not (0 <= state.rank < state.world_size and 0 <= size <= state.world_size):
+        return False
     if state.active_rank is None:
-        fit = fit and state.mode is Mode.INACTIVE
-    else:
-        fit = fit and state.mode is Mode.ACTIVE and 0 <= state.active_rank < size
-    if not fit:
-        raise InternalError(f"{assignment!r} returned ranks that do not fit together: {state!r}")
+        return state.mode is Mode.INACTIVE
+    return state.mode is Mode.ACTIVE and 0 <= state.active_rank < size

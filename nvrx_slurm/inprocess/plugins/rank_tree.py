@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Flag, auto
@@ -23,7 +23,6 @@ from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
 from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
-    check_key,
     key_of,
     leadership_of,
     refuse_terminated,
@@ -62,9 +61,6 @@ class Layer:
             check_whole("max_ranks of a Layer", self.max_ranks, 1)
             if self.min_ranks > self.max_ranks:
                 raise ValueError(f"a Layer's min_ranks={self.min_ranks} is more than its max_ranks={self.max_ranks}")
-        check_key("key_or_fn of a Layer", self.key_or_fn)
-        if self.flag is not None and not isinstance(self.flag, LayerFlag):
-            raise TypeError(f"flag of a Layer must be a LayerFlag, not {self.flag!r}")
 
     def level(self) -> Level:
         """The bounds and flags, without the key."""
@@ -89,11 +85,9 @@ class Tree(RankAssignment):
         world_size_filter: Callable[[int], int] | None = None,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
-        self.layers = list(layers) if isinstance(layers, Iterable) else []
+        self.layers = list(layers)
         if not self.layers or not all(isinstance(layer, Layer) for layer in self.layers):
             raise TypeError(f"Tree needs a list of at least one Layer, not {layers!r}")
-        if world_size_filter is not None and not callable(world_size_filter):
-            raise TypeError(f"world_size_filter must be a function of a number of ranks, not {world_size_filter!r}")
         check_time("timeout of a Tree", timeout)
         self.world_size_filter = world_size_filter
         self.timeout = timeout
@@ -175,8 +169,12 @@ class _World:
         block, index = divmod(self.slot, _NEIGHBOURS)
         values = bytes(leadership.stable.get(f"{records}/{block}"))
         place, rank = _RECORD.unpack_from(values, index * _RECORD.size)
-        if place <= DEAD:
-            raise self._discarded(state, place)
+        if place < DEAD:
+            level = killed_by(place)
+            raise RankDiscarded(
+                f"a branch of layer {level} has fewer than min_ranks={self.tree.layers[level].min_ranks} healthy ranks "
+                f"left: rank {state.rank} is one of them and leaves"
+            )
         active = place >= 0
         return replace(
             state,
@@ -185,15 +183,6 @@ class _World:
             active_rank=place if active else None,
             active_world_size=active_world_size,
             mode=Mode.ACTIVE if active else Mode.INACTIVE,
-        )
-
-    def _discarded(self, state: State, place: int) -> Exception:
-        level = killed_by(place)
-        if level is None:
-            return InternalError(f"rank {state.rank} is healthy, but rank assignment takes it for dead")
-        return RankDiscarded(
-            f"a branch of layer {level} has fewer than min_ranks={self.tree.layers[level].min_ranks} healthy ranks "
-            f"left: rank {state.rank} is one of them and leaves"
         )
 
     # --- on the leader -----------------------------------------------------------------------------------------------
@@ -242,7 +231,5 @@ class _World:
 
     def _next(self, topology: Topology, last: Places, leadership: Leadership) -> Places:
         ranks = healthy(last)
-        if len(ranks) != leadership.world_size:
-            raise InternalError(f"the tree has {len(ranks)} healthy ranks, the wrapper {leadership.world_size}")
         died = [ranks[rank] for rank in leadership.terminated]
         return topology.next_places(last, died, self.tree.world_size_filter)
