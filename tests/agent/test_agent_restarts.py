@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from agent_harness import Rig, ended, status, until
+from agent_harness import WAIT_S, Rig, ended, status, until
 
 CLIENT = """
 from nvrx_slurm.fault_tolerance import RankMonitorClient
@@ -139,7 +139,7 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
     monitors = one.monitors()
     fds = [os.pidfd_open(pid) for pid in (*pids, *monitors)]
     one.signal(signal.SIGKILL)
-    survivors = [status(pid, "Name") for pid, fd in zip((*pids, *monitors), fds, strict=True) if not ended(fd, 10.0)]
+    survivors = [status(pid, "Name") for pid, fd in zip((*pids, *monitors), fds, strict=True) if not ended(fd, WAIT_S)]
     for fd in fds:
         os.close(fd)
     assert survivors == []
