@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from ranks_harness import Job, Zygote, jobs
-from test_wrapper_faults import QUICK, all_return, log, train
+from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
 POINTS = 3
 SOON_S = 20.0  # by default no heartbeat is missed before (30 s), and no barrier is over (120 s)
@@ -92,7 +91,7 @@ def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assig
     job.await_events((0, 1), "entered", iteration=1, WORLD_SIZE="2")
     assert job.await_end(3) == 1 and job.await_event(3, "raised")["kind"] == "RankDiscarded"
     if told:
-        board.write_text(json.dumps({"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}) + "\n")
+        board.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
     job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()
@@ -173,7 +172,7 @@ def test_the_store_is_lost(job: Job, tmp_path: Path, where: str, active: int, si
 def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int) -> None:
     """The others go on without it. It may learn that from them when its monitor process is stopped, not dead."""
     train(job, 3, {}, times=TIMES)
-    os.kill([job.await_event(rank, "entered")["monitor"] for rank in range(3)][2], signum)
+    os.kill(monitors_of(job, 3)[2], signum)
     late = ["RankDiscarded"] if signum == signal.SIGSTOP else []
     assert job.await_event(2, "raised")["kind"] in ["StoreLost", *late]
     all_return(job, range(2))
