@@ -85,14 +85,12 @@ async def test_settings_and_life():
         client.init_workload_monitoring()
         client.send_heartbeat()
         assert client.is_initialized
-        client.shutdown_workload_monitoring()
 
 
 @story
 async def test_wrong_sections_are_errors_and_change_nothing():
     async with Rig() as rig:
-        client = rig.rank(rank_section_timeouts={"a": 30.0})
-        client.init_workload_monitoring()
+        client = rig.ready(rank_section_timeouts={"a": 30.0})
         before = client._page.words.tolist()
         for call in (client.start_section, client.end_section):
             call("unknown")
@@ -105,7 +103,6 @@ async def test_wrong_sections_are_errors_and_change_nothing():
         assert "'a' is already open" in refused(client.start_section, "a")
         client.end_all_sections()
         client.end_all_sections()
-        client.shutdown_workload_monitoring()
 
 
 @story
@@ -140,7 +137,7 @@ async def test_a_forked_child_cannot_act_for_its_rank():
 @pytest.mark.parametrize("killed", [False, True])
 @story
 async def test_a_warned_rank_hears_yes_until_its_end(killed: bool):
-    """Even if the rank monitor is killed in between; the next rank knows nothing of it."""
+    """Even if the rank monitor is killed in between. The next rank knows nothing of it."""
     async with Rig() as rig:
         client = rig.rank()
         rig.monitor.warn()  # before init
@@ -152,12 +149,9 @@ async def test_a_warned_rank_hears_yes_until_its_end(killed: bool):
         client.shutdown_workload_monitoring()
         client.init_workload_monitoring()
         assert client.should_stop_together() and rig.monitor.leaves
-        client.shutdown_workload_monitoring()
-        rig.monitor.unwatch()
-        client = rig.rank(cycle=1)
-        client.init_workload_monitoring()
+        rig.unwatch()
+        client = rig.ready(cycle=1)
         assert not client.should_stop() and not client.should_stop_together() and not rig.monitor.leaves
-        client.shutdown_workload_monitoring()
 
 
 def test_wrong_uses_of_collective_calls_and_states(monkeypatch):
@@ -176,9 +170,6 @@ def test_wrong_uses_of_collective_calls_and_states(monkeypatch):
         client.shutdown_workload_monitoring()
 
 
-STEPS = {"rank_section_timeouts": {"step": 0.15, "warmup": 0.3}}
-
-
 @pytest.mark.parametrize(
     ("steps", "megatron", "sentence"),
     [
@@ -195,7 +186,7 @@ async def test_warm_up_ends_after_two_steps(monkeypatch, steps: int, megatron, s
     module = types.SimpleNamespace(_GLOBAL_ARGS=arguments)
     monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
     async with Rig() as rig:
-        client = rig.rank(**STEPS)
+        client = rig.rank(rank_section_timeouts={"step": 0.15, "warmup": 0.3})
         client.init_workload_monitoring(num_warmup_iters=2)
         if megatron:
             arguments.curr_iteration = megatron[0]
@@ -206,7 +197,6 @@ async def test_warm_up_ends_after_two_steps(monkeypatch, steps: int, megatron, s
             arguments.curr_iteration = megatron[1]
         client.start_section("step")
         assert (await rig.sentence()).startswith(sentence)
-        client.shutdown_workload_monitoring()
 
 
 def test_imports_are_light():

@@ -132,15 +132,13 @@ async def test_the_stacks_of_a_rank_behind_a_wrapper_are_printed():
 @story
 async def test_signals_for_the_step_do_not_end_the_monitor():
     async with Rig() as rig:
-        client = rig.rank(rank_heartbeat_timeout=0.3)
-        client.init_workload_monitoring()
+        client = rig.ready(rank_heartbeat_timeout=0.3)
         client.send_heartbeat()
         pid = rig.pid
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
             os.kill(pid, getattr(signal, name))
         await rig.hang()
         assert rig.pid == pid
-        client.shutdown_workload_monitoring()
 
 
 @pytest.mark.parametrize("flag", [kill._PIDFD_SIGNAL_PROCESS_GROUP, 1 << 30])  # the latter: as before Linux 6.9
