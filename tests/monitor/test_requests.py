@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 from monitor_harness import WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.fault_tolerance import (
-    RankMonitorClientError,
-    WorkloadAction,
-    WorkloadControlRequest,
-)
+from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.monitor import main, requests, transport, wire
 from nvrx_slurm.monitor.main import MAX_CONTINUES, Monitor
 
@@ -128,13 +124,6 @@ print(sock.recv(65536))
                 subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False
             )
             assert outcome in done.stdout + done.stderr
-
-
-def test_the_bound_of_a_line_is_that_of_its_bytes() -> None:
-    with pytest.raises(wire.WireError, match="65536"):
-        wire.encode("limits", name="x" * wire.MAX_LINE_BYTES)
-    with pytest.raises(wire.WireError, match="65536"):
-        wire.decode(b" " * (wire.MAX_LINE_BYTES + 1))
 
 
 # --- workload control -------------------------------------------------------------------------------------------------
