@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +52,9 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "torch": ("inprocess/", "testing/"),
 }
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+IMPURE = {"os", "time", "random", "socket", "threading", "logging", "subprocess", "asyncio", "secrets", "pathlib", "io"}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 
 
 def our_files() -> list[Path]:
@@ -92,10 +95,6 @@ def name(path: Path) -> str:
     return str(path.relative_to(REPO))
 
 
-def functions(module: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(module) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-
-
 _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 
@@ -104,7 +103,7 @@ def nesting(node: ast.AST, depth: int = 0) -> int:
     deepest = depth
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            if not isinstance(child, ast.AST) or isinstance(child, (*FUNCTIONS, ast.Lambda)):
                 continue
             is_elif = field == "orelse" and isinstance(node, ast.If) and isinstance(child, ast.If) and len(value) == 1
             deeper = depth + (isinstance(child, _BLOCKS) and not is_elif)
@@ -144,9 +143,7 @@ def code_lines(path: Path) -> int:
             if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
                 lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(module):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return len(lines)
 
@@ -160,92 +157,81 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short_and_flat() -> None:
-    long, deep = {}, {}
+    wrong = []
     for path in EVERYWHERE:
-        for function in functions(tree(path)):
-            lines = (function.end_lineno or 0) - function.lineno + 1
-            if lines >= MAX_FUNCTION_LINES:
-                long[f"{name(path)}:{function.lineno} {function.name}"] = lines
-            if nesting(function) >= MAX_NESTING:
-                deep[f"{name(path)}:{function.lineno} {function.name}"] = nesting(function)
-    assert (long, deep) == ({}, {})
-
-
-def test_imports_go_one_way() -> None:
-    wrong = []
-    for path in IN_PACKAGE:
-        mine = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if mine == "testing":
-            continue
-        assert mine in LAYERS, f"{name(path)} is in no known layer"
-        for line, module, typing_only in imports(path):
-            if module.split(".")[0] != "nvrx_slurm" or typing_only:
-                continue
-            theirs = layer(module)
-            if theirs != mine and theirs not in LAYERS[mine]:
-                wrong.append(f"{name(path)}:{line} ({mine}) imports {module} ({theirs})")
+        for function in (node for node in ast.walk(tree(path)) if isinstance(node, FUNCTIONS)):
+            lines, depth = (function.end_lineno or 0) - function.lineno + 1, nesting(function)
+            if lines >= MAX_FUNCTION_LINES or depth >= MAX_NESTING:
+                wrong.append(f"{name(path)}:{function.lineno} {function.name}: {lines} lines, nested {depth} deep")
     assert wrong == []
 
 
-def test_third_party_imports_have_one_owner() -> None:
-    wrong = []
-    for path in IN_PACKAGE:
-        inside = str(path.relative_to(PACKAGE))
-        for line, module, _ in imports(path):
-            top = module.split(".")[0]
-            if top in sys.stdlib_module_names or top in ("nvrx_slurm", "__future__"):
-                continue
-            if not inside.startswith(OWNERS.get(top, ("no owner",))):
-                wrong.append(f"{name(path)}:{line} imports {top}")
-    assert wrong == []
+ImportRule = Callable[[Path, str, bool], bool]  # of file, imported module, whether only for types: is it wrong?
 
 
-def test_core_is_pure() -> None:
-    """No clocks, environment, files, sockets, randomness, threads, logging in core/."""
-    impure = set(
-        ["os", "time", "random", "socket", "threading", "logging", "subprocess", "asyncio", "secrets", "pathlib", "io"]
-    )
-    wrong = [
-        f"{name(path)}:{line} imports {module}"
-        for path in python_files("nvrx_slurm/core")
-        for line, module, _ in imports(path)
-        if module.split(".")[0] in impure
-    ]
-    assert wrong == []
+def _goes_up(path: Path, module: str, typing_only: bool) -> bool:
+    mine = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if mine == "testing" or not module.startswith("nvrx_slurm.") or typing_only:
+        return False
+    theirs = layer(module)
+    return theirs != mine and theirs not in LAYERS[mine]  # KeyError: a file in no known layer
+
+
+def _is_of_another_owner(path: Path, module: str, _: bool) -> bool:
+    top = module.split(".")[0]
+    if top in sys.stdlib_module_names or top in ("nvrx_slurm", "__future__"):
+        return False
+    return not str(path.relative_to(PACKAGE)).startswith(OWNERS.get(top, ("no owner",)))
+
+
+IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
+    "imports go one way": (IN_PACKAGE, _goes_up),
+    "third-party imports have one owner": (IN_PACKAGE, _is_of_another_owner),
+    "core is pure": (python_files("nvrx_slurm/core"), lambda path, module, _: module.split(".")[0] in IMPURE),
+    "nothing is unpickled": (EVERYWHERE, lambda path, module, _: module.split(".")[0] in BANNED_MODULES),
+}
+
+
+@pytest.mark.parametrize(("paths", "breaks"), IMPORT_RULES.values(), ids=IMPORT_RULES)
+def test_imports(paths: list[Path], breaks: ImportRule) -> None:
+    every = ((path, *found) for path in paths for found in imports(path))
+    assert [f"{name(p)}:{line} {module}" for p, line, module, typed in every if breaks(p, module, typed)] == []
 
 
 # --- things that are never done -------------------------------------------------------------------------------------
 
 
-def test_nothing_is_unpickled_and_no_shell_is_used() -> None:
-    wrong = []
-    for path in EVERYWHERE:
-        if path == Path(__file__):
-            continue
-        wrong += [f"{name(path)}:{n} {m}" for n, m, _ in imports(path) if m.split(".")[0] in BANNED_MODULES]
-        for node in ast.walk(tree(path)):
-            shell = isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) != "False"
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if shell or called in ("os.system", "os.popen", "eval", "exec"):
-                wrong.append(f"{name(path)}:{getattr(node, 'lineno', 0)} {called or 'shell='}")
-    assert wrong == []
+def _runs_text(node: ast.AST) -> bool:
+    if isinstance(node, ast.keyword):
+        return node.arg == "shell" and ast.unparse(node.value) != "False"
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.system", "os.popen", "eval", "exec")
 
 
-def _swallows(handler: ast.ExceptHandler) -> bool:
+def _swallows(node: ast.AST) -> bool:
     """A handler for everything, or one for all exceptions that does nothing."""
-    if handler.type is None:
-        return True
-    idle = all(isinstance(node, (ast.Pass, ast.Continue, ast.Expr)) for node in handler.body)
-    calls = any(isinstance(node, ast.Call) for inner in handler.body for node in ast.walk(inner))
-    return ast.unparse(handler.type) in ("Exception", "BaseException") and idle and not calls
+    if not isinstance(node, ast.ExceptHandler) or node.type is None:
+        return isinstance(node, ast.ExceptHandler)
+    idle = all(isinstance(inner, (ast.Pass, ast.Continue, ast.Expr)) for inner in node.body)
+    calls = any(isinstance(inner, ast.Call) for statement in node.body for inner in ast.walk(statement))
+    return ast.unparse(node.type) in ("Exception", "BaseException") and idle and not calls
 
 
-def test_no_exception_is_swallowed_blindly() -> None:
-    wrong = []
-    for path in EVERYWHERE:
-        handlers = (node for node in ast.walk(tree(path)) if isinstance(node, ast.ExceptHandler))
-        wrong += [f"{name(path)}:{node.lineno}" for node in handlers if _swallows(node)]
-    assert wrong == []
+def _sleeps(node: ast.AST) -> bool:
+    """Waiting is for events; workers' scripts are text and may do what users do."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
+
+
+NEVER = {
+    "shells and evaluated text": (EVERYWHERE, _runs_text),
+    "exceptions swallowed blindly": (EVERYWHERE, _swallows),
+    "sleeps in tests": (TESTS, _sleeps),
+}
+
+
+@pytest.mark.parametrize(("paths", "breaks"), NEVER.values(), ids=NEVER)
+def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
+    every = ((path, node) for path in paths for node in ast.walk(tree(path)))
+    assert [f"{name(path)}:{getattr(node, 'lineno', 0)}" for path, node in every if breaks(node)] == []
 
 
 WALL_CLOCK = {"nvrx_slurm/agent/event_log.py", "nvrx_slurm/agent/result.py", "nvrx_slurm/slurm/control.py"}
@@ -258,26 +244,14 @@ def test_nothing_decides_by_the_wall_clock_which_may_be_set_back() -> None:
     assert found == WALL_CLOCK
 
 
-def test_tests_do_not_sleep() -> None:
-    """Waiting is for events; workers' scripts are text and may do what users do."""
-    wrong = []
-    for path in TESTS:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep"):
-                wrong.append(f"{name(path)}:{node.lineno}")
-    assert wrong == []
-
-
 def test_every_module_and_public_name_says_what_it_is() -> None:
     wrong = []
     for path in IN_PACKAGE:
         module = tree(path)
         if module.body and ast.get_docstring(module) is None:
             wrong.append(name(path))
-        for node in module.body:
-            public = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name[0] != "_"
-            if public and ast.get_docstring(node) is None:  # type: ignore[arg-type]
-                wrong.append(f"{name(path)}:{node.lineno} {node.name}")  # type: ignore[attr-defined]
+        defined = [node for node in module.body if isinstance(node, DEFINITIONS) and node.name[0] != "_"]
+        wrong += [f"{name(path)}:{node.lineno} {node.name}" for node in defined if ast.get_docstring(node) is None]
     assert wrong == []
 
 

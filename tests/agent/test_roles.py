@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -70,6 +71,41 @@ def test_events_wait_until_each_command_has_a_receiver(tmp_path: Path) -> None:
 
 
 # What can be slow: each import of the control plane and each look-up of a name.
+# Each import of the control plane and each look-up of a name is slow.
+SLOW = """
+import socket, sys, time
+real = socket.getaddrinfo
+def slow(*args, **kwargs):
+    time.sleep(0.1)
+    return real(*args, **kwargs)
+socket.getaddrinfo = slow
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if name.startswith("nvrx_slurm.control."):
+            time.sleep(0.05)
+sys.meta_path.insert(0, Slow)
+"""
+
+
+@pytest.mark.parametrize(
+    ("slow", "checks"), [("everything", False), ("the coordinator", True), ("the preflight", True)]
+)
+def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str, checks: bool) -> None:
+    (rig.dir / "slow").mkdir()
+    (rig.dir / "slow" / "sitecustomize.py").write_text(SLOW)
+    (rig.dir / "root/etc/nvrx").mkdir(parents=True)
+    (rig.dir / "check.sh").write_text(f"#!/bin/sh\nsleep {int(slow == 'the preflight')}\n")
+    (rig.dir / "check.sh").chmod(0o755)
+    own = [{"name": "slow", "run": f"{rig.dir}/check.sh", "when": ["preflight"]}]
+    (rig.dir / "root/etc/nvrx/health.yaml").write_text(json.dumps({"own": own}))
+    flags = [f"--sysroot={rig.dir}/root"] if checks else ["--ft-node-health-checks=false"]
+    usual = rig.env()["PYTHONPATH"]
+    slows = {"everything": (0, 1), "the coordinator": (0,)}.get(slow, ())
+    paths = [f"{rig.dir}/slow{os.pathsep}{usual}" if rank in slows else usual for rank in range(2)]
+    nodes = [rig.node(r, "2", rig.script("say('rank', RANK)"), *flags, PYTHONPATH=paths[r]) for r in range(2)]
+    assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
+
+
 def a_job(tmp_path: Path, *argv: str, meeting: Meeting | None = None, coordinates: bool = True) -> Job:
     run_dir = RunDir(tmp_path / "logs", "job", "r0")
     run_dir.create()

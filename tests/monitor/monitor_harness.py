@@ -103,11 +103,6 @@ class Worker:
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self.process.stdout)
         return (await asyncio.wait_for(self._reader.readline(), WAIT_S)).decode().strip()
 
-    def tell(self, text: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(text.encode() + b"\n")
-        self.process.stdin.flush()
-
     async def ended(self) -> int:
         """Wait for its end and reap it; its exit code as subprocess gives it."""
         await readable(self.pidfd)
@@ -128,8 +123,8 @@ class Worker:
 class Rig:
     """`async with Rig() as rig`: a started RankMonitor.
 
-    `rig.worker(code)` runs code in a rank of its own; `rig.rank()` makes this process the rank, and the monitor ends a
-    sleeping process in its place.
+    `rig.worker(code)` runs code in a rank of its own; `rig.rank()` and, with init, `rig.ready()` make this process the
+    rank, and the monitor ends a sleeping process in its place.
     """
 
     def __init__(self) -> None:
@@ -141,6 +136,7 @@ class Rig:
         self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
         self._workers: list[Worker] = []
         self._sleepers: list[subprocess.Popen[bytes]] = []
+        self._clients: list[RankMonitorClient] = []
         self._patch = pytest.MonkeyPatch()
 
     async def __aenter__(self) -> Rig:
@@ -148,6 +144,7 @@ class Rig:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._shut_down()
         await self.monitor.close()
         self._patch.undo()
         for worker in self._workers:
@@ -183,7 +180,22 @@ class Rig:
         pidfd = os.pidfd_open(sleeper.pid)
         self._watch(sleeper.pid, pidfd, cycle, signal.SIGKILL, limits)
         os.close(pidfd)
-        return RankMonitorClient()
+        self._clients.append(RankMonitorClient())
+        return self._clients[-1]
+
+    def ready(self, **limits: Any) -> RankMonitorClient:
+        client = self.rank(**limits)
+        client.init_workload_monitoring()
+        return client
+
+    def unwatch(self) -> None:
+        """The end of a cycle: of its clients and of the monitor's watch."""
+        self._shut_down()
+        self.monitor.unwatch()
+
+    def _shut_down(self) -> None:
+        for client in self._clients:
+            client.shutdown_workload_monitoring()
 
     def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any) -> None:
         cfg = {"safety_factor": 5.0}
@@ -193,6 +205,10 @@ class Rig:
         await asyncio.wait_for(self._hang.wait(), WAIT_S)
         self._hang.clear()
         return self.hangs[-1]
+
+    async def no_hang(self, seconds: float) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(self.hang(), seconds)
 
     async def sentence(self) -> str:
         """Of the next hang."""

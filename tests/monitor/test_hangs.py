@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from monitor_harness import Rig, kill_monitor, readable, status, story
+from monitor_harness import Rig, kill_monitor, status, story
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.monitor.page import HEARTBEAT, LIMITS_AT, MAGIC, OUTSIDE, SECTIONS
 
+STEP = {"rank_section_timeouts": {"step": 60.0}}
 TWO = {"outer": 0.2, "inner": 30.0, "other": 0.1}
+OUTSIDE_TOO = {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.1}
 Deed = Callable[[RankMonitorClient], Any]
 
 
@@ -46,16 +48,8 @@ HANGS: dict[str, tuple[Deed, dict[str, Any], str]] = {
     "no first heartbeat": (lambda client: None, {"initial_rank_heartbeat_timeout": 0.15}, "no first heartbeat for "),
     "init begins anew": (again, {"initial_rank_heartbeat_timeout": 0.15}, "no first heartbeat for "),
     "outer, then inner": (sections("+outer", "+inner"), {"rank_section_timeouts": TWO}, "in section 'outer' for "),
-    "overlapping": (
-        sections("+inner", "+outer", "-inner"),
-        {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.1},
-        "in section 'outer' for ",
-    ),
-    "all sections ended": (
-        ends_all,
-        {"rank_section_timeouts": dict.fromkeys(TWO, 0.2), "rank_out_of_section_timeout": 0.4},
-        "in no section for ",
-    ),
+    "overlapping": (sections("+inner", "+outer", "-inner"), OUTSIDE_TOO, "in section 'outer' for "),
+    "all sections ended": (ends_all, OUTSIDE_TOO, "in no section for "),
     "heartbeats in a section": (
         lambda client: (client.send_heartbeat(), client.start_section("inner")),
         {"rank_section_timeouts": TWO, "rank_heartbeat_timeout": 0.15},
@@ -69,15 +63,13 @@ async def test_each_hang_is_found_after_its_deadline():
     found = {}
     async with Rig() as rig:
         for cycle, (name, (deed, limits, _)) in enumerate(HANGS.items()):
-            client = rig.rank(cycle=cycle, **limits)
-            client.init_workload_monitoring()
+            client = rig.ready(cycle=cycle, **limits)
             deed(client)
             message = await rig.hang()
             assert 0 <= message["at_s"] - message["deadline_s"] < 1.0
             assert (message["rank"], message["local_rank"], message["cycle"]) == (3, 0, cycle)
             found[name] = message["sentence"]
-            client.shutdown_workload_monitoring()
-            rig.monitor.unwatch()
+            rig.unwatch()
     wrong = {name: text for name, text in found.items() if not text.startswith(HANGS[name][2])}
     assert not wrong and len(rig.hangs) == len(HANGS)
 
@@ -85,58 +77,48 @@ async def test_each_hang_is_found_after_its_deadline():
 @story
 async def test_heartbeats_keep_it_alive_and_shutdown_ends_all_limits():
     async with Rig() as rig:
-        client = rig.rank(initial_rank_heartbeat_timeout=1.5, rank_heartbeat_timeout=0.7)
-        client.init_workload_monitoring()
+        client = rig.ready(initial_rank_heartbeat_timeout=1.5, rank_heartbeat_timeout=0.7)
         end_s = time.monotonic() + 1.0
         while time.monotonic() < end_s:
             client.send_heartbeat()
             await asyncio.sleep(0.02)
         client.shutdown_workload_monitoring()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(rig.hang(), 1.0)  # over the limit
-        assert rig.hangs == []
+        await rig.no_hang(1.0)  # over the limit
 
 
 @story
 async def test_before_the_first_step_time_out_of_sections_does_not_count():
     async with Rig() as rig:
         limits = {"setup": 0.2, "step": 0.2}
-        client = rig.rank(rank_out_of_section_timeout=0.2, rank_section_timeouts=limits)
-        client.init_workload_monitoring()
+        client = rig.ready(rank_out_of_section_timeout=0.2, rank_section_timeouts=limits)
         sections("+setup", "-setup")(client)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(rig.hang(), 0.4)
+        await rig.no_hang(0.4)
         stepped_s = time.monotonic()
         sections("+step", "-step")(client)
         message = await rig.hang()
         assert message["sentence"].startswith("in no section for ") and message["deadline_s"] >= stepped_s + 0.2
-        client.shutdown_workload_monitoring()
 
 
 @story
 async def test_the_monitor_sleeps_until_the_deadline_and_for_ever_without_one():
     async with Rig() as rig:
         for cycle, limits in enumerate(({}, {"rank_heartbeat_timeout": 60.0})):
-            client = rig.rank(cycle=cycle, **limits)
-            client.init_workload_monitoring()
+            client = rig.ready(cycle=cycle, **limits)
             client.send_heartbeat()
             await rig.settled()
             before = status(rig.pid)["voluntary_ctxt_switches"]
             for _ in range(10000):
                 client.send_heartbeat()
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(rig.hang(), 0.2)
+            await rig.no_hang(0.2)
             assert status(rig.pid)["voluntary_ctxt_switches"] == before
             assert int(status(rig.pid)["VmRSS"].split()[0]) <= 12 * 1024
-            client.shutdown_workload_monitoring()
-            rig.monitor.unwatch()
+            rig.unwatch()
 
 
 @story
 async def test_a_stopped_monitor_blocks_nothing_and_forgives_the_time_it_was_stopped():
     async with Rig() as rig:
-        client = rig.rank(rank_heartbeat_timeout=0.3, rank_section_timeouts={"step": 60.0})
-        client.init_workload_monitoring()
+        client = rig.ready(**STEP, rank_heartbeat_timeout=0.3)
         client.send_heartbeat()
         rig.stop()
         began_s = time.perf_counter()
@@ -145,12 +127,10 @@ async def test_a_stopped_monitor_blocks_nothing_and_forgives_the_time_it_was_sto
             client.start_section("step")
             client.end_section("step")
         assert time.perf_counter() - began_s < 1.0  # scripts/bench measures the nanoseconds
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(rig.hang(), 1.5)  # over its limit, and by more than LATE_S
+        await rig.no_hang(1.5)  # over its limit, and by more than LATE_S
         resumed_s = time.monotonic()
         os.kill(rig.pid, signal.SIGCONT)
         assert (await rig.hang())["deadline_s"] >= resumed_s + 0.29
-        client.shutdown_workload_monitoring()
 
 
 @story
@@ -192,13 +172,12 @@ async def test_threads_and_fast_hand_overs_are_never_seen_out_of_their_sections(
 async def test_garbage_in_a_page_harms_its_rank_only(last: int):
     """Implausible times are no progress; another monitor can still take over."""
     async with Rig() as rig:
-        client = rig.rank(
+        client = rig.ready(
             initial_rank_heartbeat_timeout=0.6,
             rank_heartbeat_timeout=0.6,
             rank_section_timeouts={"a": 0.2, "step": 0.2, "warmup": 0.2},
             rank_out_of_section_timeout=0.2,
         )
-        client.init_workload_monitoring()
         client.send_heartbeat()
         client.start_section("a")
         pid, words = rig.pid, client._page.words
@@ -209,7 +188,6 @@ async def test_garbage_in_a_page_harms_its_rank_only(last: int):
         assert rig.pid == pid
         await kill_monitor(rig)  # its successor reads the garbage in the monitor's own words
         assert (await rig.sentence()).startswith(("no heartbeat", "no first heartbeat"))
-        client.shutdown_workload_monitoring()
 
 
 # --- learned limits ---------------------------------------------------------------------------------------------------
@@ -243,43 +221,33 @@ async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init: bo
         message = await rig.hang()  # not the configured 0.3 s without a heartbeat
         assert message["sentence"].startswith("in section 'step' for ") and "(limit 0.6 s)" in message["sentence"]
         assert message["deadline_s"] >= started_s + 0.6
-        client.shutdown_workload_monitoring()
 
 
 @story
 async def test_limits_are_told_to_the_next_monitor_if_this_one_is_killed_in_between():
     async with Rig() as rig:
-        limits = {"rank_section_timeouts": {"step": 60.0}, "rank_heartbeat_timeout": 60.0}
-        client = rig.rank(workload_check_interval=0.1, **limits)
-        client.init_workload_monitoring()
+        client = rig.ready(**STEP, rank_heartbeat_timeout=60.0, workload_check_interval=0.1)
         await rig.stopped_while(lambda: client.load_state_dict(state(0.4, 50.0)))
         client.send_heartbeat()
         assert "(limit 0.4 s)" in await rig.sentence()
-        client.shutdown_workload_monitoring()
 
 
 @story
 async def test_new_limits_begin_anew_and_are_never_below_the_check_interval():
     """Shorter limits end no rank for time that has already passed."""
     async with Rig() as rig:
-        client = rig.rank(
-            rank_heartbeat_timeout=60.0, rank_section_timeouts={"step": 60.0}, workload_check_interval=0.3
-        )
-        client.init_workload_monitoring()
+        client = rig.ready(**STEP, rank_heartbeat_timeout=60.0, workload_check_interval=0.3)
         client.send_heartbeat()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(rig.hang(), 0.35)
+        await rig.no_hang(0.35)
         loading_s = time.monotonic()
         client.load_state_dict(state(0.01, 40.0))
         assert (await rig.hang())["deadline_s"] >= loading_s + 0.3
-        client.shutdown_workload_monitoring()
 
 
 @story
 async def test_init_again_begins_with_the_configured_limits_and_this_clients_own():
     async with Rig() as rig:
-        client = rig.rank(rank_section_timeouts={"step": 60.0}, rank_heartbeat_timeout=0.2)
-        client.init_workload_monitoring()
+        client = rig.ready(**STEP, rank_heartbeat_timeout=0.2)
         client.load_state_dict(state(30.0, 40.0))
         client.shutdown_workload_monitoring()
         assert client.hb_timeouts.subsequent == 30.0
@@ -291,14 +259,5 @@ async def test_init_again_begins_with_the_configured_limits_and_this_clients_own
         assert (other.hb_timeouts.subsequent, other.section_timeouts.section) == (0.2, {"step": 60.0})
         assert other.state_dict() == {"current_timeouts": {}}
         other.send_heartbeat()
-        assert "(limit 0.2 s)" in await readable_hang(rig)
+        assert "(limit 0.2 s)" in await rig.sentence()
         other.shutdown_workload_monitoring()
-
-
-async def readable_hang(rig: Rig) -> str:
-    """The sentence, once the process that stands for the rank is dead."""
-    sentence = await rig.sentence()
-    pidfd = os.pidfd_open(rig._sleepers[-1].pid)
-    await readable(pidfd)
-    os.close(pidfd)
-    return sentence

@@ -48,34 +48,47 @@ async def test_a_hung_rank_prints_its_stacks_and_dies_of_the_signal():
             rig.monitor.unwatch()
 
 
-@story
-async def test_before_init_faulthandler_prints_the_stacks():
-    async with Rig() as rig:
-        worker = rig.worker("def early():\n    threading.Event().wait()\nearly()", rank_init_timeout=0.5)
-        assert (await rig.sentence()).startswith("no init_workload_monitoring() for ")
-        assert await worker.ended() == -signal.SIGABRT
-        assert "in early" in worker.err.read_text() and not list(worker.err.parent.glob("core*"))
+NO_INIT, NO_BEAT = {"rank_init_timeout": 0.5}, {"initial_rank_heartbeat_timeout": 0.3}
+EARLY = "def early():\n    threading.Event().wait()\nearly()"
+NO_HANDLER = "import faulthandler; faulthandler.disable()\n"
+OWN_HANDLER = "signal.signal(%d, lambda *_: os._exit(7))\nclient.init_workload_monitoring()" + HANG
+WRAPPER = (
+    NO_HANDLER
+    + """
+import subprocess
+code = (
+    "import sys, threading; sys.path.insert(0, %r)\\n" % sys.path[0] +
+    "from nvrx_slurm.fault_tolerance import RankMonitorClient\\n"
+    "RankMonitorClient().init_workload_monitoring()\\n"
+    "def behind_the_wrapper(): threading.Event().wait()\\n"
+    "behind_the_wrapper()"
+)
+subprocess.run([sys.executable, "-c", code])
+"""
+)
 
 
+ENDS = {
+    "faulthandler before init": (EARLY, signal.SIGKILL, NO_INIT, -signal.SIGABRT, "in early"),
+    "no handler": (NO_HANDLER + HANG, signal.SIGKILL, NO_INIT, -signal.SIGKILL, ""),
+    "the user's signal comes alone": (OWN_HANDLER % signal.SIGUSR1, signal.SIGUSR1, NO_BEAT, 7, ""),
+    "the script's own handler is kept": (OWN_HANDLER % stacks.SIGNAL, signal.SIGKILL, NO_BEAT, 7, ""),
+    "behind a wrapper": (WRAPPER, signal.SIGKILL, NO_BEAT, None, "behind_the_wrapper"),
+}
+
+
+@pytest.mark.parametrize(("code", "signum", "limits", "status", "stacks_of"), ENDS.values(), ids=ENDS)
 @story
-async def test_without_a_handler_it_is_killed_at_once():
+async def test_how_a_hung_rank_ends(
+    code: str, signum: int, limits: dict[str, float], status: int | None, stacks_of: str
+):
     async with Rig() as rig:
-        worker = rig.worker("import faulthandler; faulthandler.disable()" + HANG, rank_init_timeout=0.5)
+        worker = rig.worker(code, signum=signum, **limits)
         await rig.hang()
-        assert await worker.ended() == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(("handled", "signum"), [(signal.SIGUSR1, signal.SIGUSR1), (stacks.SIGNAL, signal.SIGKILL)])
-@story
-async def test_the_script_s_own_handler_is_kept_and_the_users_signal_comes_alone(handled, signum):
-    async with Rig() as rig:
-        worker = rig.worker(
-            f"signal.signal({int(handled)}, lambda *_: os._exit(7))\nclient.init_workload_monitoring()" + HANG,
-            signum=signum,
-            initial_rank_heartbeat_timeout=0.2,
-        )
-        assert await worker.ended() == 7
-        assert worker.err.read_text() == ""
+        assert await worker.ended() == status or status is None  # None: it may end on its own, after its child
+        said = worker.err.read_text()
+        assert stacks_of in said if stacks_of else said == ""
+        assert not list(worker.err.parent.glob("core*"))
 
 
 @pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (stacks.SIGNAL, signal.SIGKILL)])
@@ -107,40 +120,15 @@ async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(m
 
 
 @story
-async def test_the_stacks_of_a_rank_behind_a_wrapper_are_printed():
-    async with Rig() as rig:
-        worker = rig.worker(
-            """
-            import subprocess  # this process is the wrapper: it has no handler
-            import faulthandler; faulthandler.disable()
-            code = (
-                "import sys, threading; sys.path.insert(0, %r)\\n" % sys.path[0] +
-                "from nvrx_slurm.fault_tolerance import RankMonitorClient\\n"
-                "RankMonitorClient().init_workload_monitoring()\\n"
-                "def behind_the_wrapper(): threading.Event().wait()\\n"
-                "behind_the_wrapper()"
-            )
-            subprocess.run([sys.executable, "-c", code])
-            """,
-            initial_rank_heartbeat_timeout=0.3,
-        )
-        await rig.hang()
-        await worker.ended()
-        assert "behind_the_wrapper" in worker.err.read_text()
-
-
-@story
 async def test_signals_for_the_step_do_not_end_the_monitor():
     async with Rig() as rig:
-        client = rig.rank(rank_heartbeat_timeout=0.3)
-        client.init_workload_monitoring()
+        client = rig.ready(rank_heartbeat_timeout=0.3)
         client.send_heartbeat()
         pid = rig.pid
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
             os.kill(pid, getattr(signal, name))
         await rig.hang()
         assert rig.pid == pid
-        client.shutdown_workload_monitoring()
 
 
 @pytest.mark.parametrize("flag", [kill._PIDFD_SIGNAL_PROCESS_GROUP, 1 << 30])  # the latter: as before Linux 6.9

@@ -18,8 +18,7 @@ from nvrx_slurm.errors import UsageError
 async def test_a_killed_monitor_is_replaced_and_forgets_nothing():
     """Three times, while a section is open: its limit runs on, and the init is remembered."""
     async with Rig() as rig:
-        client = rig.rank(rank_init_timeout=1.5, rank_heartbeat_timeout=60.0, rank_section_timeouts={"a": 3.0})
-        client.init_workload_monitoring()
+        client = rig.ready(rank_init_timeout=1.5, rank_heartbeat_timeout=60.0, rank_section_timeouts={"a": 3.0})
         client.start_section("a")
         opened_s = time.monotonic()
         for _ in range(3):
@@ -37,15 +36,13 @@ async def test_init_waits_for_a_monitor_that_is_being_replaced():
         client = rig.rank()
         await rig.stopped_while(client.init_workload_monitoring)
         assert client.cfg.safety_factor == 5.0
-        client.shutdown_workload_monitoring()
 
 
 def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
     async def run():
         monkeypatch.setattr(monitors, "_PROGRAM", "import sys; sys.exit(3)")
         async with Rig() as rig:
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(rig.hang(), 1.0)
+            await rig.no_hang(1.0)
 
     asyncio.run(run())
     sentences = [record.getMessage() for record in caplog.records]
@@ -89,15 +86,13 @@ async def test_bad_settings_raise_and_change_nothing(tmp_path):
     with pytest.raises(UsageError, match="0700"):
         monitors.RankMonitor(0, tmp_path, print, print).start()
     async with Rig() as rig:
-        client = rig.rank()
-        client.init_workload_monitoring()
+        rig.ready()
         other = {"pid": os.getpid(), "pidfd": 0, "cycle": 1, "rank": 3}
         with pytest.raises(ValueError, match="rank_heartbeat_timeout"):
             rig.monitor.watch(**other, limits={"rank_heartbeat_timeout": -1})
         with pytest.raises(ValueError, match="65536"):
             rig.monitor.watch(**other, limits={}, cfg={"long": "x" * 70000})
         await rig.settled()
-        client.shutdown_workload_monitoring()
 
 
 def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):

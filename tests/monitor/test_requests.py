@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 from monitor_harness import WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.fault_tolerance import (
-    RankMonitorClientError,
-    WorkloadAction,
-    WorkloadControlRequest,
-)
+from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.monitor import main, requests, transport, wire
 from nvrx_slurm.monitor.main import MAX_CONTINUES, Monitor
 
@@ -89,7 +85,6 @@ async def test_refusals_change_nothing():
         os.close(null)
         assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 1  # the last connection is about to be closed
         assert rig.pid == pid and not rig.hangs
-        client.shutdown_workload_monitoring()
 
 
 @story
@@ -131,13 +126,6 @@ print(sock.recv(65536))
             assert outcome in done.stdout + done.stderr
 
 
-def test_the_bound_of_a_line_is_that_of_its_bytes() -> None:
-    with pytest.raises(wire.WireError, match="65536"):
-        wire.encode("limits", name="x" * wire.MAX_LINE_BYTES)
-    with pytest.raises(wire.WireError, match="65536"):
-        wire.decode(b" " * (wire.MAX_LINE_BYTES + 1))
-
-
 # --- workload control -------------------------------------------------------------------------------------------------
 
 
@@ -160,8 +148,7 @@ def test_the_wire_knows_the_actions():
 async def test_requests_reach_the_agent_before_the_rank_goes_on():
     """Descriptions are bounded and can be sent on; bad requests are errors of the caller."""
     async with Rig() as rig:
-        client = rig.rank()
-        client.init_workload_monitoring()
+        client = rig.ready()
         for wrong in (("Continue",), (WorkloadAction.Continue, 3)):
             with pytest.raises(TypeError, match="must be"):
                 WorkloadControlRequest(*wrong)  # type: ignore[arg-type]
@@ -175,7 +162,6 @@ async def test_requests_reach_the_agent_before_the_rank_goes_on():
             ("ExcludeThisNode", "\U0001f525" * wire.MAX_DESCRIPTION_CHARS),
             ("ShutdownWorkload", "caf?"),  # a lone surrogate fits into no log and no protobuf
         ]
-        client.shutdown_workload_monitoring()
 
 
 @story
@@ -203,8 +189,7 @@ async def test_a_request_of_an_earlier_cycle_does_not_count_for_the_next():
 @story
 async def test_a_stopped_monitor_is_waited_for_and_then_given_up(monkeypatch):
     async with Rig() as rig:
-        client = rig.rank()
-        client.init_workload_monitoring()
+        client = rig.ready()
         await kill_monitor(rig)
         client.send_workload_control_request(request("Continue", "to a successor"))
         assert heard(rig) == [("Continue", "to a successor")]
@@ -216,7 +201,6 @@ async def test_a_stopped_monitor_is_waited_for_and_then_given_up(monkeypatch):
         os.kill(rig.pid, signal.SIGKILL)
         await asyncio.to_thread(client.send_workload_control_request, request("ShutdownWorkload", "in the end"))
         assert heard(rig)[-1] == ("ShutdownWorkload", "in the end")
-        client.shutdown_workload_monitoring()
 
 
 @pytest.mark.parametrize("length", [1, wire.MAX_DESCRIPTION_CHARS])
@@ -224,8 +208,7 @@ async def test_a_stopped_monitor_is_waited_for_and_then_given_up(monkeypatch):
 async def test_continues_leave_room_for_what_matters(length: int):
     """A busy agent reads nothing: no Continue fails then, and no other request and no hang is lost."""
     async with Rig() as rig:
-        client = rig.rank(rank_heartbeat_timeout=0.2)
-        client.init_workload_monitoring()
+        client = rig.ready(rank_heartbeat_timeout=0.2)
         text = chr(0x1F525) * length
         for _ in range(100):
             client.send_workload_control_request(request("Continue", text))
@@ -237,7 +220,6 @@ async def test_continues_leave_room_for_what_matters(length: int):
         told = [action for action, _ in heard(rig)]
         assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
         assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
-        client.shutdown_workload_monitoring()
 
 
 def test_a_monitor_without_its_agent_refuses_what_matters():

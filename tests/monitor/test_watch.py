@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.rank.watch import (
-    KILL,
-    MAX_SECTIONS,
-    SIGNAL,
-    SIGNAL_GRACE_S,
-    STACKS,
-    STACKS_GRACE_S,
-    Limits,
-    View,
-    judge,
-    stop_ladder,
-)
+from nvrx_slurm.core.rank.watch import MAX_SECTIONS, Limits, View, judge
 
 ALL = Limits(60, 30, 3)
 NONE = Limits()
@@ -56,14 +43,7 @@ TABLE = [
     (SECTIONS, View(*IN, (None, None, None), 160), 166, False, 167, "in no section for 6.00 s (limit 7 s)"),
     (SECTIONS, View(*IN, (), 160), 167, True, 167, "in no section for 7.00 s (limit 7 s)"),
     (SECTIONS, View(100, 150, 151, True, 0.0, (160, 160, 160), 160), 1e6, False, None, "no limit is running"),
-    (
-        SECTIONS,
-        View(100, 150, 151, False, 166, (160, None, None)),
-        167,
-        False,
-        170,
-        "in section 'outer' for 7.00 s (limit 5 s)",
-    ),
+    (SECTIONS, View(*IN[:4], 166, (160, None, None)), 167, False, 170, "in section 'outer' for 7.00 s (limit 5 s)"),
     (SECTIONS, View(100), 1e6, False, None, "no limit is running"),
     (WARMUP, View(*IN, (None, None, 160)), 168, False, 169, "in section 'step' (warm-up) for 8.00 s (limit 9 s)"),
     (WARMUP, View(*IN, (160, None, None)), 162, True, 162, "in section 'step' for 2.00 s (limit 2 s)"),
@@ -78,41 +58,30 @@ def test_table(limits, view, now_s, hung, deadline_s, sentence):
 
 
 limit = st.none() | st.floats(0.01, 1000)
-names = st.lists(st.sampled_from(["a", "b", "step", "warmup"]), unique=True)
-limits_of_any_kind = st.builds(
-    lambda names, values, *rest: Limits(*rest, dict(zip(names, values, strict=False))),
-    names,
-    st.lists(limit, min_size=4, max_size=4),
-    limit,
-    limit,
-    limit,
-    limit,
-)
+section_limits = st.dictionaries(st.sampled_from(["a", "b", "step", "warmup"]), limit)
 moment = st.floats(1, 10000)
 
 
 @st.composite
-def views(draw):
-    started, init_after, heartbeat_after = draw(moment), draw(moment), draw(moment)
-    initialized = draw(st.sampled_from([None, started + init_after]))
-    heartbeat = initialized and draw(st.sampled_from([None, initialized + heartbeat_after]))
-    return View(started, initialized, heartbeat, draw(st.booleans()), draw(st.sampled_from([0.0, started + 5])))
-
-
-def with_sections(draw, limits, view):
-    """`view`, with sections opened after its last event, or with none open since then."""
-    last = max(view.started_s, view.initialized_s or 0, view.heartbeat_s or 0)
-    since = st.none() | st.floats(0, 100).map(lambda after: last + after)
+def looks(draw):
+    """Limits, a view with some sections opened (or none open) since its last event, and when it is looked at."""
+    limits = Limits(draw(limit), draw(limit), draw(limit), draw(limit), draw(section_limits))
+    last = started = draw(moment)
+    initialized = heartbeat = None
+    if draw(st.booleans()):
+        last = initialized = last + draw(moment)
+        if draw(st.booleans()):
+            last = heartbeat = last + draw(moment)
+    finished, resumed = draw(st.booleans()), draw(st.sampled_from([0.0, started + 5]))
+    since = st.none() | st.floats(last, last + 100)
     slots = tuple(draw(since) for _ in limits.slots)
-    return View(
-        view.started_s, view.initialized_s, view.heartbeat_s, view.finished, view.resumed_s, slots, draw(since)
-    ), last + 100
+    view = View(started, initialized, heartbeat, finished, resumed, slots, draw(since))
+    return limits, view, last + 100 + draw(moment)
 
 
-@given(limits_of_any_kind, views(), moment, st.data())
-def test_the_deadline_is_exact(limits, view, after, data):
-    view, last = with_sections(data.draw, limits, view)
-    now = last + after
+@given(looks())
+def test_the_deadline_is_exact(look):
+    limits, view, now = look
     judgement = judge(limits, view, now)
     if judgement.hung:
         assert judgement.deadline_s <= now
@@ -124,27 +93,19 @@ def test_the_deadline_is_exact(limits, view, after, data):
         assert not judge(limits, view, now + 1e8).hung  # sleeping for ever is right
 
 
-@given(limits_of_any_kind, views(), moment, st.data())
-def test_sleeping_to_the_deadline_misses_no_section(limits, view, after, data):
+@given(looks(), st.data())
+def test_sleeping_to_the_deadline_misses_no_section(look, data):
     """Whenever a section is opened (or the last one closed) before the next look, its limit has not run out by then."""
-    view, last = with_sections(data.draw, limits, view)
-    now = last + after
+    limits, view, now = look
     judgement = judge(limits, view, now)
-    if judgement.hung or view.finished or view.initialized_s is None:
+    if judgement.hung or view.finished or view.initialized_s is None or not limits.slots:
         return
-    look = now + 1e9 if judgement.deadline_s is None else judgement.deadline_s
-    then = data.draw(st.floats(now, look))
-    slots = list(view.sections)
-    if slots and data.draw(st.booleans()):
-        slot = data.draw(st.integers(0, len(slots) - 1))
-        if slots[slot] is not None:
-            return
-        slots[slot] = then
-        outside = None
-    elif limits.slots:
-        slots, outside = [None] * len(slots), then
-    else:
-        return
+    then = data.draw(st.floats(now, now + 1e9 if judgement.deadline_s is None else judgement.deadline_s))
+    closed = [slot for slot, since in enumerate(view.sections) if since is None]
+    opened = data.draw(st.sampled_from([None, *closed]))  # None: all are closed
+    slots, outside = ([None] * len(view.sections), then) if opened is None else (list(view.sections), None)
+    if opened is not None:
+        slots[opened] = then
     beat = view.heartbeat_s or then
     later = View(view.started_s, view.initialized_s, beat, False, view.resumed_s, tuple(slots), outside)
     assert judgement.deadline_s is None or not judge(limits, later, judgement.deadline_s - 0.001).hung
@@ -196,10 +157,3 @@ def test_learned_limits_replace_the_configured_ones_and_are_never_absurdly_short
     assert configured.values() == [30, 0.25, None, 5, None]
     assert configured.with_values(changed.values()).values() == changed.values()
     assert configured.changed({}).values() == configured.values()
-
-
-def test_ladder():
-    assert stop_ladder(signal.SIGKILL, True) == ((STACKS, STACKS_GRACE_S), (KILL, 0.0))
-    assert stop_ladder(signal.SIGKILL, False) == ((KILL, 0.0),)
-    for prints_stacks in (True, False):
-        assert stop_ladder(signal.SIGTERM, prints_stacks) == ((SIGNAL, SIGNAL_GRACE_S), (KILL, 0.0))
