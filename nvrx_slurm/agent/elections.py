@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
 
+_LINK_S = 5.0
 _LOOK_S = 3.0  # for an answer to a Look
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
 _PROBE_CONNECT_S = 2.0
@@ -251,15 +252,21 @@ class Elections:
         role = CoordinatorRole(self._job, settings, self._say, self._on_defect, _Admitted(self._server, self._admitted))
         self._coordinator = role
         role.begin()
-        role.shell.on(ev.Won, lambda command: self._shell.post(el.Elected()))
+        role.shell.on(ev.Won, self._on_won)
         role.shell.on(ev.Lapsed, self._on_lapsed)
         role.shell.on(ev.Probe, lambda command: self._spawn(self._probe(role, command.peer)))
         self._lease.lead(self._heard)
         self._on_coordinator(role)
+        self._spawn(self._link_latest())
         if role.leads:
-            self._shell.post(el.Elected())
+            self._on_won(ev.Won())
         self._link.transport = role.connect(self._job.node.node_id, self._from_own_coordinator)
         self._link.transport.start()
+
+    async def _link_latest(self) -> None:
+        """Also on a file system that hangs this costs no more than a thread."""
+        with contextlib.suppress(OSError, RuntimeError, bounded.Overrun):
+            await bounded.call_async(self._job.run_dir.link_latest, _LINK_S, "the log directory")
 
     def _from_own_coordinator(self, event: Any) -> None:
         if isinstance(event, t.Lead):
@@ -276,6 +283,10 @@ class Elections:
     def _on_raise(self, command: el.Raise) -> None:
         assert self._coordinator is not None
         self._coordinator.shell.post(ev.Raised(command.term))
+
+    def _on_won(self, command: ev.Won) -> None:
+        self._lease.look()
+        self._shell.post(el.Elected())
 
     def _on_lapsed(self, command: ev.Lapsed) -> None:
         self._say(f"this node coordinates no more: {command.why}")
