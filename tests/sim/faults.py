@@ -15,7 +15,8 @@ from nvrx_slurm.types import Failed, FaultKind, WorkloadAction
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
 if TYPE_CHECKING:
-    from .processes import SimAgent, Worker
+    from .processes import SimAgent
+    from .worker import Worker
     from .world import World
 
 Fault = Callable[["World"], "str | None"]

@@ -7,7 +7,20 @@ from enum import Enum
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.machine import Machine, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
-from nvrx_slurm.types import AgentMessage, Asked, EndJob, Ended, Finish, Leave, Node, Plan, RankFault, Refused, Stopped, WarnJob
+from nvrx_slurm.types import (
+    AgentMessage,
+    Asked,
+    Ended,
+    EndJob,
+    Finish,
+    Leave,
+    Node,
+    Plan,
+    RankFault,
+    Refused,
+    Stopped,
+    WarnJob,
+)
 
 SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
 BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"

@@ -90,6 +90,9 @@ class CoordinatorSettings:
     last_leader: str = ""  # key of the coordinator before this one
     fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
     leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
+    quorum_timeout_s: float = (
+        0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
+    )
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
 
@@ -121,7 +124,14 @@ class JobData:
         """Nothing has happened yet."""
         s = settings
         clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
-        return cls(s, Budget(s.max_restarts, s.limits), clock, ReportBuilder(now), cycle_started_at=now, quorum=Quorum(s.electors))
+        return cls(
+            s,
+            Budget(s.max_restarts, s.limits),
+            clock,
+            ReportBuilder(now),
+            cycle_started_at=now,
+            quorum=Quorum(s.electors),
+        )
 
     @property
     def min_healthy(self) -> bool:
