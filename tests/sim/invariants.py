@@ -127,6 +127,7 @@ class Invariants:
         self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
         self._decided_at: dict[tuple[int, str], float] = {}
         self._exited: Finish | None = None
+        self._heard = False  # an agent has left with the end of the job
         self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
 
     @property
@@ -151,16 +152,10 @@ class Invariants:
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
-        plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
-        if plans and plans[0].message.cycle == 0 and self._plans and reign.newest_plan < 0 and reign.known_cycle < 0:
-            self._forget_if_all_are_gone()
-        for command in commands:
-            if isinstance(command, ev.Won):
-                other = self._won.setdefault(coordinator.core.job.settings.term, coordinator)
-                self.check(
-                    other is coordinator or not other.alive,
-                    f"two coordinators act in term {coordinator.core.job.settings.term}",
-                )
+        plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
+        self._mind_a_new_job(reign, plans)
+        if any(isinstance(c, ev.Won) for c in commands):
+            self._check_won(coordinator)
         fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
         if fresh:
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
@@ -170,7 +165,7 @@ class Invariants:
             self._check_new_plan(reign, fresh, joining)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
-        ends = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
+        ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
         for command in ends:
             self._check_end(coordinator, command.message)
         for command in commands:
@@ -181,6 +176,19 @@ class Invariants:
         if ends and not isinstance(event, ev.Joined):
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
+
+    def _check_won(self, coordinator: SimCoordinator) -> None:
+        """One coordinator acts in a term."""
+        term = coordinator.core.job.settings.term
+        other = self._won.setdefault(term, coordinator)
+        self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
+
+    def _mind_a_new_job(self, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
+        """Whether a first plan is that of nodes that know of no older one."""
+        first = plans[0].message if plans else None
+        fresh = reign.newest_plan < 0 and reign.known_cycle < 0
+        if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
+            self._forget_if_all_are_gone()
 
     def _forget_if_all_are_gone(self) -> None:
         """Nodes that have come back know nothing of the job. Where no other node lives, they begin it anew."""
@@ -196,7 +204,7 @@ class Invariants:
 
     def _mind_the_cut_off(self, coordinator: SimCoordinator) -> None:
         """A node that could not hear the end of the job finds all others dead, and goes on, as it must."""
-        self.forgotten = self.forgotten or (self._exited is not None and coordinator.host.was_out)
+        self.forgotten = self.forgotten or (self._heard and coordinator.host.was_out)
 
     def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
@@ -408,6 +416,7 @@ class Invariants:
         node_id, code = agent.core.node.node_id, agent.exit.code
         if node_id in self._told:
             told = self._told[node_id]
+            self._heard = self._heard or isinstance(told, Finish)
             self.check(code == told.code, f"{node_id} exits with {code}, but was told {told}")
             alone = isinstance(told, Finish) and "no majority" in told.reason  # it found too few nodes to be told more
             if isinstance(told, Finish) and not agent.host.was_out and not alone:

@@ -98,22 +98,6 @@ class Agent(AgentState):
             if message is not None:
                 self.send(message)
 
-    def on_connected_again(self, event: ev.Connected, now: float) -> None:
-        """A new coordinator may not know the end of the job."""
-        self._connected = True
-        if self._end is not None:
-            self.send(t.Register(self.node, 0, self.plan, t.Doing.ENDED, end=self._end))
-            if self.state is State.ENDED:
-                self.send(t.Ended())
-
-    def on_disconnected_again(self, event: ev.Disconnected, now: float) -> None:
-        """No coordinator is needed any more, unless others do not know the end."""
-        self._connected = False
-
-    def on_finish_ended(self, event: t.Finish, now: float) -> None:
-        """Say once more that this node is ready to leave."""
-        self.send(t.Ended())
-
     def on_lead(self, event: t.Lead, now: float) -> None:
         """From now on this coordinator decides, and renews the lease of our workers."""
         self._met = True

@@ -148,7 +148,7 @@ class Electing(JobPart):
         if not quorum.enough(self.voters):
             return False
         quorum.elected, quorum.missed_at = True, now
-        self._fence(now)
+        self._fence_the_missing(now)
         self.core.emit(ev.Won())
         held, self.held = self.held, {}
         self.core.go(Phase.JOINING, now)
@@ -160,7 +160,7 @@ class Electing(JobPart):
                     self.core.handle(event, now)
         return True
 
-    def _fence(self, now: float) -> None:
+    def _fence_the_missing(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
         s, quorum = self.job.settings, self.job.quorum
         missing = quorum.missing(self.voters)

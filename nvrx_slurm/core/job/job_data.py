@@ -44,7 +44,7 @@ OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no age
 LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
 _FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
 FOLLOWS: Follows = {
-    Phase.ELECTING: (*LIVE, *OVER),
+    Phase.ELECTING: (*(phase for phase in LIVE if phase is not Phase.PAUSED), *OVER),
     Phase.JOINING: (Phase.LAST_CALL, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.LAST_CALL: (Phase.JOINING, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.TAKEOVER: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING, *OVER),
