@@ -102,9 +102,15 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromCoordinator(elsewhere=pb.Elsewhere(peer=pb.Peer(port=65536))), "Peer.port is 65536"),
         (pb.FromCoordinator(elsewhere=pb.Elsewhere(peer=pb.Peer(key="k" * 257))), "Peer.key has 257 characters"),
         (pb.FromCoordinator(lead=pb.Lead(term=2**32 - 1)), "Lead.term is 4294967295"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), successors=[pb.Peer()] * 33)), "successors has 33 entries"),
+        (
+            pb.FromCoordinator(plan=pb.Plan(history=pb.History(), successors=[pb.Peer()] * 33)),
+            "successors has 33 entries",
+        ),
         (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), dead=["1"] * 4097)), "Plan.dead has 4097 entries"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), returned=["1"] * 4097)), "Plan.returned has 4097 entries"),
+        (
+            pb.FromCoordinator(plan=pb.Plan(history=pb.History(), returned=["1"] * 4097)),
+            "Plan.returned has 4097 entries",
+        ),
         (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
         (pb.FromAgent(end_job=pb.EndJob(reason="r" * 4001)), "EndJob.reason has 4001 characters"),
         (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), world_size=10_000_001)), "Plan.world_size is 10000001"),

@@ -15,7 +15,8 @@ from nvrx_slurm.types import Failed, FaultKind, WorkloadAction
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
 if TYPE_CHECKING:
-    from .processes import SimAgent, Worker
+    from .processes import SimAgent
+    from .worker import Worker
     from .world import World
 
 Fault = Callable[["World"], "str | None"]
@@ -221,6 +222,7 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
 def slow_network(world: World, agent: SimAgent) -> str:
     """Messages of one host take up to seconds."""
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
+    agent.host.was_out = True
     world.busy_until(agent.host.slow_until)
     return f"the network of {agent.host.name} crawls for {agent.host.slow_until - world.clock.now:.1f} s"
 

@@ -17,7 +17,8 @@ from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
 
 if TYPE_CHECKING:
-    from .processes import SimAgent, SimCoordinator, Worker
+    from .processes import SimAgent, SimCoordinator
+    from .worker import Worker
     from .world import World
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
@@ -32,7 +33,13 @@ _HARMLESS = {
     "late-join",
     "false-alarm",
 }
-_TWO_RESTARTS = {"coordinator-dies", "coordinator-cut", "frozen", "short-partition", "long-partition"}  # with a node: the old cycle may be carried on before that is missed
+_TWO_RESTARTS = {
+    "coordinator-dies",
+    "coordinator-cut",
+    "frozen",
+    "short-partition",
+    "long-partition",
+}  # with a node: the old cycle may be carried on before that is missed
 
 
 _WORKS = (State.RUNNING, State.STOPPING)
@@ -120,6 +127,7 @@ class Invariants:
         self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
         self._decided_at: dict[tuple[int, str], float] = {}
         self._exited: Finish | None = None
+        self._heard = False  # an agent has left with the end of the job
         self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
 
     @property
@@ -144,22 +152,20 @@ class Invariants:
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
-        plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
-        if plans and plans[0].message.cycle == 0 and self._plans and reign.newest_plan < 0 and reign.known_cycle < 0:
-            self._forget_if_all_are_gone()
-        for command in commands:
-            if isinstance(command, ev.Won):
-                other = self._won.setdefault(coordinator.core.job.settings.term, coordinator)
-                self.check(other is coordinator or not other.alive, f"two coordinators act in term {coordinator.core.job.settings.term}")
+        plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
+        self._mind_a_new_job(reign, plans)
+        if any(isinstance(c, ev.Won) for c in commands):
+            self._check_won(coordinator)
         fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
         if fresh:
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
+            self._mind_the_cut_off(coordinator)
             self._check_new_plan(reign, fresh, joining)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
-        ends = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
+        ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
         for command in ends:
             self._check_end(coordinator, command.message)
         for command in commands:
@@ -170,6 +176,19 @@ class Invariants:
         if ends and not isinstance(event, ev.Joined):
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
+
+    def _check_won(self, coordinator: SimCoordinator) -> None:
+        """One coordinator acts in a term."""
+        term = coordinator.core.job.settings.term
+        other = self._won.setdefault(term, coordinator)
+        self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
+
+    def _mind_a_new_job(self, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
+        """Whether a first plan is that of nodes that know of no older one."""
+        first = plans[0].message if plans else None
+        fresh = reign.newest_plan < 0 and reign.known_cycle < 0
+        if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
+            self._forget_if_all_are_gone()
 
     def _forget_if_all_are_gone(self) -> None:
         """Nodes that have come back know nothing of the job. Where no other node lives, they begin it anew."""
@@ -182,6 +201,10 @@ class Invariants:
         self._ends.clear()
         self._exited, self._newest = None, (0, -1)
         self._world.training.runs.clear()
+
+    def _mind_the_cut_off(self, coordinator: SimCoordinator) -> None:
+        """A node that could not hear the end of the job finds all others dead, and goes on, as it must."""
+        self.forgotten = self.forgotten or (self._heard and coordinator.host.was_out)
 
     def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
@@ -266,6 +289,7 @@ class Invariants:
         """All hear one end, and it is the right one."""
         if end in self._ends:
             return
+        self._mind_the_cut_off(coordinator)
         self._ends.append(end)
         self._decided_at.setdefault((end.code, end.reason), self._world.clock.now)
         world, core = self._world, coordinator.core
@@ -287,6 +311,8 @@ class Invariants:
         elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
             left = world.settings.nodes - len(core.job.budget.history.excluded)
             self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
+        elif end.code == ExitCode.TOO_FEW_NODES and "no majority" in end.reason:
+            self.check(not core.job.quorum.elected, f"a coordinator with a quorum says {end.reason}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
             able = sum(self._is_able(agent, coordinator) for agent in world.living_agents())
@@ -370,7 +396,9 @@ class Invariants:
         for other in self._world.living_agents():
             if other.core.plan is not None and other.core.plan.cycle < plan.cycle and other.core.state in _WORKS:
                 old = [w.rank for w in other.living() if not w.stuck]
-                self.check(not old, f"cycle {plan.cycle} begins, but ranks {old} of an older one run on {other.host.name}")
+                self.check(
+                    not old, f"cycle {plan.cycle} begins, but ranks {old} of an older one run on {other.host.name}"
+                )
 
     def started(self, worker: Worker) -> None:
         """A user process has been started."""
@@ -388,8 +416,10 @@ class Invariants:
         node_id, code = agent.core.node.node_id, agent.exit.code
         if node_id in self._told:
             told = self._told[node_id]
+            self._heard = self._heard or isinstance(told, Finish)
             self.check(code == told.code, f"{node_id} exits with {code}, but was told {told}")
-            if isinstance(told, Finish) and not agent.host.was_out:
+            alone = isinstance(told, Finish) and "no majority" in told.reason  # it found too few nodes to be told more
+            if isinstance(told, Finish) and not agent.host.was_out and not alone:
                 self._exited = self._exited or told
                 # a node that came later may find only one that was cut off, which could not hear the end
                 later = self._led.get(node_id, 0.0) > self._decided_at[self._exited.code, self._exited.reason]

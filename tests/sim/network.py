@@ -119,9 +119,7 @@ class Connection:
         return heals > self._clock.now
 
     def _arrive_up(self, message: Any) -> None:
-        if not self.open_at_coordinator or self._cut(
-            message, self._arrive_up, self.agent.host, self.coordinator.host
-        ):
+        if not self.open_at_coordinator or self._cut(message, self._arrive_up, self.agent.host, self.coordinator.host):
             return
         if isinstance(message, _End):
             self.break_at_coordinator(message.why)
@@ -129,9 +127,7 @@ class Connection:
             self.coordinator.receive(self, message)
 
     def _arrive_down(self, message: Any) -> None:
-        if not self.open_at_agent or self._cut(
-            message, self._arrive_down, self.coordinator.host, self.agent.host
-        ):
+        if not self.open_at_agent or self._cut(message, self._arrive_down, self.coordinator.host, self.agent.host):
             return
         if isinstance(message, _End):
             self.break_at_agent(message.why)

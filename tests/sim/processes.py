@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import record
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
@@ -15,76 +14,27 @@ from nvrx_slurm.core.job.election import (
     Answer,
     Begin,
     Elected,
-    Election,
-    ElectionSettings,
     Ended,
     Led,
-    LookAt,
-    Raise,
     Resigned,
-    Retire,
-    Seek,
     Stand,
     StreamEnded,
     Visited,
 )
 from nvrx_slurm.core.job.quorum import peer_key, peer_of
-from nvrx_slurm.core.machine import Machine, Say, Tick
+from nvrx_slurm.core.machine import Say
 from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
 
-from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S, Connection, Host
+from .network import AGENT_KEEPALIVE_S, Connection, Host
+from .process import Process
+from .sim_election import SimElection
+from .worker import SIGKILL, Worker
 
 if TYPE_CHECKING:
     from .world import World
 
-_SIGTERM, _SIGKILL = 15, 9
 _REACH_S = 1.0  # how long an attempt to connect may take
 _BEAT_S = 0.5
-
-
-class Process:
-    """A core with its timer and, if wanted, its event log."""
-
-    recorded = True
-
-    def __init__(self, world: World, core: Machine, host: Host) -> None:
-        self.world, self.core, self.host = world, core, host
-        self.alive = True
-        self.log: list[str] = [record.header_line(core)] if world.settings.record and self.recorded else []
-        self._armed: float | None = None
-        self._arm()
-
-    def step(self, event: Any) -> None:
-        """Hand one event to the core and carry out its commands."""
-        if not self.alive:
-            return
-        now = self.world.clock.now
-        if self.host.frozen_until > now:
-            self.world.clock.at(self.host.frozen_until, self.step, event)
-            return
-        commands = self.core.step(event, now)
-        if self.log:
-            self.log.append(record.step_line(event, now, now, self.core, commands))
-        self.world.stepped(self, event, commands)
-        for command in commands:
-            self.do(command)
-        self._arm()
-
-    def do(self, command: Any) -> None:
-        """Carry out one command."""
-        raise NotImplementedError
-
-    def _arm(self) -> None:
-        deadline = self.core.deadline() if self.alive else None
-        if deadline != self._armed:
-            self._armed = deadline
-            if deadline is not None:
-                self.world.clock.at(deadline, self._tick, deadline)
-
-    def _tick(self, armed: float) -> None:
-        if self.alive and self._armed == armed:
-            self._armed = None
-            self.step(Tick())
 
 
 class SimCoordinator(Process):
@@ -199,103 +149,6 @@ class SimCoordinator(Process):
                 stream.fall_silent(float("inf"))
 
 
-class SimElection(Process):
-    """One node's part in elections; its commands are carried out by its agent."""
-
-    core: Election
-    recorded = False
-
-    def __init__(self, world: World, agent: SimAgent) -> None:
-        self.agent = agent
-        candidates = tuple(Peer(str(host.infra_rank), host.name, "", 0) for host in world.hosts[:32])
-        me = peer_of(agent.core.node)
-        super().__init__(world, Election(me, candidates, ElectionSettings(COORDINATOR_KEEPALIVE_S), world.clock.now), agent.host)
-
-    def do(self, command: Any) -> None:
-        """Carry out one command."""
-        if isinstance(command, Seek):
-            self.agent.seek(command.peer, command.term)
-        elif isinstance(command, Stand):
-            self.agent.stand(command)
-        elif isinstance(command, Retire):
-            self.agent.retire()
-        elif isinstance(command, Raise):
-            assert self.agent.coordinator is not None
-            self.agent.coordinator.step(ev.Raised(command.term))
-        elif isinstance(command, LookAt):
-            self.agent.look_at(command.peer)
-        elif isinstance(command, Answer):
-            self.agent.answer(command)
-        else:
-            assert isinstance(command, Say), command
-
-
-class Worker:
-    """One user process."""
-
-    def __init__(self, agent: SimAgent, plan: Plan, local_rank: int) -> None:
-        self.agent, self.local_rank = agent, local_rank
-        self.rank = plan.rank_offset + local_rank
-        self.run = agent.world.training.run_of(plan)
-        self.alive = True
-        self.stubborn = agent.stubborn  # ignores SIGTERM
-        self.stuck = False  # uninterruptible: survives SIGKILL
-        self.done = False  # it ended with 0
-        self.terms = 0  # how often it got SIGTERM
-        world = agent.world
-        world.invariants.started(self)
-        world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
-
-    @property
-    def name(self) -> str:
-        """For the story."""
-        return f"rank {self.rank} on {self.agent.host.name}"
-
-    def _reach_user_code(self) -> None:
-        if self.alive:
-            self.agent.world.training.up(self)
-
-    def signal(self, signum: int) -> None:
-        """It gets a signal from its agent."""
-        self.terms += signum == _SIGTERM
-        if self.stuck or (self.stubborn and signum != _SIGKILL):
-            return
-        slowest_s = 0.02 if signum == _SIGKILL else 1.0
-        rng = self.agent.world.rng
-        self.agent.world.clock.after(rng.uniform(0.001, slowest_s), self.die, -signum, "")
-
-    def succeed(self) -> None:
-        """It is done."""
-        if self.alive and not self.stuck:
-            self.run.succeeded += 1
-            self.done = True
-            self._end(None)
-
-    def seem_hung(self) -> None:
-        """Its monitor reports a hang; the shell knows by the pid when that is of a worker that has been replaced."""
-        if self not in self.agent.workers:
-            return
-        self.agent.step(ag.HangSeen(self.fault(FaultKind.HANG, -_SIGKILL, "no heartbeat for 30 s")))
-
-    def die(self, code: int, message: str, kind: FaultKind | None = None) -> None:
-        """It ends with `code` (negative: by that signal)."""
-        if not self.alive or self.stuck:
-            return
-        self.agent.world.training.stall(self.run)
-        kind = kind or (FaultKind.SIGNAL if code < 0 else FaultKind.EXIT)
-        self._end(self.fault(kind, code, message))
-
-    def fault(self, kind: FaultKind, code: int, message: str) -> RankFault:
-        """How it is reported."""
-        host = self.agent.host
-        return RankFault(kind, host.name, host.infra_rank, self.rank, self.local_rank, 4711, code, message)
-
-    def _end(self, fault: RankFault | None) -> None:
-        self.alive = False
-        world = self.agent.world
-        world.clock.after(world.rng.uniform(0.0, 0.005), self.agent.step, ag.WorkerExited(self.local_rank, fault))
-
-
 class SimAgent(Process):
     """One life of one agent, with its workers."""
 
@@ -314,7 +167,9 @@ class SimAgent(Process):
         self.lease_until = 0.0 if world.elects else float("inf")
         self._attempt = 0
         self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
-        node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc, (), life)
+        node = Node(
+            f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc, (), life
+        )
         super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
         self.elect = SimElection(world, self)
 
@@ -467,7 +322,7 @@ class SimAgent(Process):
         if now >= self.lease_until and self.living():
             self.step(ag.LeaseOver())
             for worker in self.living():
-                worker.signal(_SIGKILL)
+                worker.signal(SIGKILL)
         self.world.clock.after(_BEAT_S, self._beat)
 
     def do(self, command: Any) -> None:

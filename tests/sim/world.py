@@ -23,7 +23,8 @@ from . import faults
 from .clock import Clock
 from .invariants import Invariants
 from .network import COORDINATOR_KEEPALIVE_S, Host, Split
-from .processes import Process, SimAgent, SimCoordinator
+from .process import Process
+from .processes import SimAgent, SimCoordinator
 from .story import Story
 from .training import Training
 
@@ -49,6 +50,7 @@ class WorldSettings:
     agent: AgentSettings = field(default_factory=AgentSettings)
     limits: RestartLimits = field(default_factory=RestartLimits)
     join_timeout_s: float = 60.0
+    absent: Sequence[int] = ()  # infra ranks of nodes that never come up
     time_limit_s: float = 0.0  # of the allocation; the coordinator warns 10 s before it and stops 5 s before; 0 = none
 
     @property
@@ -132,6 +134,8 @@ class World:
 
     def _boot(self) -> None:
         for host in self.hosts:
+            if host.infra_rank in self.settings.absent:
+                continue
             late = self.settings.faults > 0 and self.rng.random() < 0.02
             self.clock.after(self.rng.uniform(0.0, 15.0 if late else 0.5), self.start_agent, host)
         at = 0.0
@@ -185,6 +189,7 @@ class World:
             fence_s=stand.fence_s,
             leader_fence_s=stand.leader_fence_s,
             lease_s=COORDINATOR_KEEPALIVE_S,
+            quorum_timeout_s=0.8 * (s.agent.join_timeout_s if before is None else s.agent.reconnect_timeout_s),
         )
         self.coordinators.append(SimCoordinator(self, settings, agent))
         return self.coordinators[-1]

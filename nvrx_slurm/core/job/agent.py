@@ -47,7 +47,8 @@ class Agent(AgentState):
         (State.RUNNING, ev.LeaseOver, "on_lease_over", (State.STOPPING,), "kill them"),
         (State.STOPPING, ev.LeaseOver, "on_lease_over", (), "no time for a clean end"),
         (_EMPTY, ev.LeaseOver, "ignore", (), "nothing runs"),
-        (_EMPTY, (t.Finish, t.Refused), "on_finish", (State.ENDED, State.GONE), "the end"),
+        (_EMPTY, t.Finish, "on_finish", (State.ENDED, State.GONE), "the end"),
+        (_EMPTY, t.Refused, "on_finish", (State.GONE,), "this agent is not taken"),
         (_BUSY, (t.Finish, t.Refused), "on_finish", (State.LEAVING,), "the end"),
         (State.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
         (State.RUNNING, ev.WorkerExited, "on_exit_running", _AFTER, "any-failed: one fault stops all"),
@@ -70,13 +71,8 @@ class Agent(AgentState):
         (State.SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
         (_EMPTY, Tick, "on_tick_alone", (State.GONE,), "no coordinator in time"),
         (State.RUNNING, Tick, "on_tick_running", (State.STOPPING,), "orphan, or a hung rank lives"),
-        (
-            (State.STOPPING, State.LEAVING),
-            Tick,
-            "on_tick_ladder",
-            (State.ENDED, State.GONE),
-            "next rung of the stop ladder",
-        ),
+        (State.STOPPING, Tick, "on_tick_ladder", (State.GONE,), "next rung of the stop ladder"),
+        (State.LEAVING, Tick, "on_tick_ladder", (State.ENDED, State.GONE), "next rung of the stop ladder"),
         (State.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
         ((State.LEAVING, State.ENDED), ev.Connected, "on_connected_again", (), "tell the end to a new coordinator"),
         ((State.LEAVING, State.ENDED), ev.Disconnected, "on_disconnected_again", (), "leaving anyway"),
@@ -97,22 +93,6 @@ class Agent(AgentState):
         for message in (self._request, self._warn_job):
             if message is not None:
                 self.send(message)
-
-    def on_connected_again(self, event: ev.Connected, now: float) -> None:
-        """A new coordinator may not know the end of the job."""
-        self._connected = True
-        if self._end is not None:
-            self.send(t.Register(self.node, 0, self.plan, t.Doing.ENDED, end=self._end))
-            if self.state is State.ENDED:
-                self.send(t.Ended())
-
-    def on_disconnected_again(self, event: ev.Disconnected, now: float) -> None:
-        """No coordinator is needed any more, unless others do not know the end."""
-        self._connected = False
-
-    def on_finish_ended(self, event: t.Finish, now: float) -> None:
-        """Say once more that this node is ready to leave."""
-        self.send(t.Ended())
 
     def on_lead(self, event: t.Lead, now: float) -> None:
         """From now on this coordinator decides, and renews the lease of our workers."""

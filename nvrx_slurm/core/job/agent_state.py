@@ -10,6 +10,7 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
     AgentMessage,
     Asked,
+    Doing,
     Ended,
     EndJob,
     Finish,
@@ -18,6 +19,7 @@ from nvrx_slurm.types import (
     Plan,
     RankFault,
     Refused,
+    Register,
     Stopped,
     WarnJob,
 )
@@ -119,6 +121,22 @@ class AgentState(Machine):
         """The agent leaves already, but the job ends for one reason, with one code, on all nodes."""
         self._exit = ev.Exit(event.code, event.reason)
         self._end = event
+
+    def on_connected_again(self, event: ev.Connected, now: float) -> None:
+        """A new coordinator may not know the end of the job."""
+        self._connected = True
+        if self._end is not None:
+            self.send(Register(self.node, 0, self.plan, Doing.ENDED, end=self._end))
+            if self.state is State.ENDED:
+                self.send(Ended())
+
+    def on_disconnected_again(self, event: ev.Disconnected, now: float) -> None:
+        """No coordinator is needed any more, unless others do not know the end."""
+        self._connected = False
+
+    def on_finish_ended(self, event: Finish, now: float) -> None:
+        """Say once more that this node is ready to leave."""
+        self.send(Ended())
 
     def on_leave(self, event: Leave | Tick, now: float) -> None:
         """All agents know the end, or it is too late to tell those that do not."""

@@ -3,7 +3,8 @@
     ELECTING -> JOINING -> RUNNING -> STOPPING -> JOINING ... -> FINISHED -> CLOSED
 
 Each part handles some states or some events; its module tells that part of the story:
-`electing` (a job of several nodes: wait for a quorum), `gathering` (wait for nodes, plan), `takeover` (carry on with a cycle of an older term), `running`, `stopping` (a cycle
+`electing` (a job of several nodes: wait for a quorum), `gathering` (wait for nodes, plan), `takeover` (carry on with
+a cycle of an older term), `running`, `stopping` (a cycle
 failed), `ending`; `any_time` (agents that come and go, requests) works in all states before the end. The parts share
 `job_data.JobData`.
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.job_data import FOLLOWS, Phase, rows
+from nvrx_slurm.core.job.job_data import FOLLOWS, OVER, Phase, rows
+from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.quorum import peer_key
-from nvrx_slurm.core.machine import Tick
+from nvrx_slurm.core.machine import Tick, earliest
+from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.ELECTING,)
 _LATER = (t.Ended, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
@@ -29,7 +31,7 @@ class Electing(JobPart):
         (_MINE, ev.ProvenDead, "on_dead", FOLLOWS[Phase.ELECTING], "it is not counted any more"),
         (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
         (_MINE, (ev.TimeLeft, ev.ProgressRead), "ignore", (), "nothing was asked yet"),
-        (_MINE, Tick, "on_tick", (), "which of the nodes that are missing are dead?"),
+        (_MINE, Tick, "on_tick", OVER, "which of the nodes that are missing are dead?"),
     )
 
     held: dict[str, list[Any]] = {}  # node_id -> its registration, and its messages after that
@@ -38,10 +40,13 @@ class Electing(JobPart):
     proven: dict[str, t.Peer] = {}  # agents that are dead by our own probes, by key
     planless: dict[str, t.Node] = {}  # nodes that have had no plan, by node_id
     probe_at: float | None = None
+    give_up_at: float | None = None  # no quorum will come
 
     def enter(self, now: float) -> None:
         """This node stands."""
         self.held, self.voters, self.proven, self.planless = {}, {}, {}, {}
+        wait_s = self.job.settings.quorum_timeout_s
+        self.give_up_at = now + wait_s if wait_s else None
         self.known = {peer.key: peer for peer in self.job.settings.known}
 
     def on_joined(self, event: ev.Joined, now: float) -> None:
@@ -106,16 +111,18 @@ class Electing(JobPart):
         self.job.settings = replace(self.job.settings, term=max(self.job.settings.term, event.term))
 
     def timer_at(self) -> float | None:
-        """When to probe again."""
-        return self.probe_at
+        """When to probe again, or to give up."""
+        return earliest(self.probe_at, self.give_up_at)
 
     def deadline(self) -> float | None:
         """The end of the allocation does not matter yet."""
-        return self.probe_at
+        return self.timer_at()
 
     def on_tick(self, event: Tick, now: float) -> None:
-        """Nodes that did not register may have died since."""
-        if self.probe_at is not None and now >= self.probe_at:
+        """Nodes that did not register may have died since. In the end those that did are told why nothing begins."""
+        if self.give_up_at is not None and now >= self.give_up_at:
+            self._give_up(now)
+        elif self.probe_at is not None and now >= self.probe_at:
             self._probe(now)
 
     def _probe(self, now: float) -> None:
@@ -124,6 +131,16 @@ class Electing(JobPart):
             if key not in self.voters and key not in self.job.quorum.dead:
                 self.probe(peer)
 
+    def _give_up(self, now: float) -> None:
+        job = self.job
+        for held in self.held.values():
+            job.members.put(held[0].message.node, held[0].message.port, READY)
+        least = (job.quorum.electors - len(job.quorum.dead)) // 2 + 1
+        why = f"no majority of the job's nodes came within {job.settings.quorum_timeout_s:g} s"
+        missing = job.members.missing(job.settings.expected, least)
+        told = [held[0].message.end for held in self.held.values() if held[0].message.end is not None]
+        self.finish(told[0] if told else t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {missing}"), now)
+
     # --- the end of the election ----------------------------------------------------------------------------
 
     def _win_if_enough(self, now: float) -> bool:
@@ -131,7 +148,7 @@ class Electing(JobPart):
         if not quorum.enough(self.voters):
             return False
         quorum.elected, quorum.missed_at = True, now
-        self._fence_missing(now)
+        self._fence_the_missing(now)
         self.core.emit(ev.Won())
         held, self.held = self.held, {}
         self.core.go(Phase.JOINING, now)
@@ -143,7 +160,7 @@ class Electing(JobPart):
                     self.core.handle(event, now)
         return True
 
-    def _fence_missing(self, now: float) -> None:
+    def _fence_the_missing(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
         s, quorum = self.job.settings, self.job.quorum
         missing = quorum.missing(self.voters)
@@ -151,5 +168,3 @@ class Electing(JobPart):
         only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
         if missing and quorum.offer[0]:
             quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
-
-

@@ -33,7 +33,7 @@ class Ended(Enum):
     CLOSED = "the other end closed the stream, or it broke"
 
 
-# --- events (and `types.Elsewhere`) ---------------------------------------------------------------------------------------------------
+# --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no age
 LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
 _FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
 FOLLOWS: Follows = {
-    Phase.ELECTING: (*LIVE, *OVER),
+    Phase.ELECTING: (*(phase for phase in LIVE if phase is not Phase.PAUSED), *OVER),
     Phase.JOINING: (Phase.LAST_CALL, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.LAST_CALL: (Phase.JOINING, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.TAKEOVER: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING, *OVER),
@@ -90,6 +90,9 @@ class CoordinatorSettings:
     last_leader: str = ""  # key of the coordinator before this one
     fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
     leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
+    quorum_timeout_s: float = (
+        0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
+    )
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
 
