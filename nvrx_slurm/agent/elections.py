@@ -182,7 +182,7 @@ class Elections:
         if not address:
             with contextlib.suppress(UsageError, bounded.Overrun):
                 address = await bounded.call_async(lambda: control.node_address(peer.host), _RESOLVE_S, "the resolver")
-        return [(address or peer.host, port) for port in self._meeting.ports]
+        return [(address or peer.host, port) for port in self._meeting.ports_of(peer.key)]
 
     def _from_coordinator(self, peer: t.Peer, client: ControlClient, event: Any) -> None:
         """What happens on the stream to the node that is sought."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from nvrx_slurm.agent.workers import WorkerSpec
 
 
+_PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
+
+
 @dataclass(frozen=True)
 class Meeting:
     """How the agents of a job with several nodes find each other."""
@@ -28,6 +31,11 @@ class Meeting:
     ports: tuple[int, ...] = ()  # where an agent of the job may listen on its host, before the first plan
     candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
     patience_s: float = 5.0  # how long the first of them is tried before the next
+
+    def ports_of(self, key: str) -> list[int]:
+        """Where the agent of a node (`types.Peer.key`) may listen. Several nodes of a test cluster share a host."""
+        shift = int(key) * _PORT_STEP if key.isdecimal() and len(self.ports) > 1 else 0
+        return [_PORTS.start + (port - _PORTS.start + shift) % len(_PORTS) if shift else port for port in self.ports]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import limits
@@ -128,7 +129,7 @@ class Program:
             job.meeting.key, self._token, lambda event: None, say, job.meeting.keepalive, proof
         )
         first, address = job.coordinator is not None, job.node.addr
-        ports = [port for _, port in job.meeting.endpoints]
+        ports = job.meeting.ports_of(peer_key(job.node))
         try:
             address = await resolve(job.meeting.endpoints[0][0] if first or not address else address)
             where = await server.start(address, ports if first else [*(ports if job.slurm else ()), 0])
