@@ -126,6 +126,11 @@ class CoordinatorRole:
             now = heard_s
         return now if quorum.enough(own) else 0.0
 
+    @property
+    def nodes_are_lost(self) -> bool:
+        """Whether a node of the job is dead, or out of reach."""
+        return bool(self._quorum.dead or self._quorum.fences or self._settings.last_leader)
+
     def retire(self) -> None:
         """End without an end of the job: another node coordinates it."""
         self.shell.result.cancel()

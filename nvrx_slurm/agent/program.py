@@ -33,13 +33,15 @@ from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.system import limits
+from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import HEALTH_NAME
 
 if TYPE_CHECKING:
     from nvrx_slurm.control.server import ControlServer
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
+_BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
+_ASK_SLURM_S = 15.0
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
@@ -161,6 +163,7 @@ class Program:
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
+        job = self._job
         for role in (self._link, *self._roles):
             if role not in (self._signals, self._coordinator, self._elections):
                 await role.close()
@@ -170,12 +173,34 @@ class Program:
             if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
                 self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
-            return await self._coordinator.finish()
+            code = await self._coordinator.finish()
+            if job.slurm is not None and self._coordinator.nodes_are_lost:
+                await self._end_job(job.slurm.job_id, code)
+            return code
         why = end.reason
         if end.code == ExitCode.COORDINATOR_LOST:
             why += f"; last try: {getattr(self._link.transport, 'last_problem', '')}"
         self._console.say(f"node {self._job.node.host} ends with code {end.code}: {why}")
         return end.code
+
+    async def _end_job(self, job_id: int, code: int) -> None:
+        """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
+        from nvrx_slurm.slurm import batch_host
+
+        until_s = asyncio.get_running_loop().time() + _BATCH_HOST_S
+        found = batch_host.BatchHost.SILENT
+        try:
+            while found is batch_host.BatchHost.SILENT and asyncio.get_running_loop().time() < until_s:
+                found = await bounded.call_async(lambda: batch_host.look(job_id), 2 * _ASK_SLURM_S, "Slurm")
+                if found is batch_host.BatchHost.SILENT:
+                    await asyncio.sleep(_ASK_SLURM_S)
+            if found is batch_host.BatchHost.GONE:
+                end = await bounded.call_async(lambda: batch_host.end_job(job_id, code), 3 * _ASK_SLURM_S, "Slurm")
+                self._console.say(end)
+        except (bounded.Overrun, RuntimeError, OSError) as error:
+            self._console.say(
+                f"the batch host of job {job_id} may be gone, and the job may have to be ended by hand: {error}"
+            )
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""

@@ -10,6 +10,7 @@ import ctypes
 import glob
 import os
 import re
+import signal
 import sys
 from enum import Enum
 
@@ -52,7 +53,7 @@ def end_job(job_id: int, code: int) -> str:
     if sys.version_info < (3, 11):
         argv.remove("-P")
     ended = bounded_process.run(argv, os.environ, _COMPLETE_S)
-    if ended.code == 0:
+    if ended.code in (0, -signal.SIGTERM, -signal.SIGKILL):  # Slurm ends this step with the job
         return f"the batch host of job {job_id} is gone: the job was ended with code {code}"
     why = (ended.stderr.decode(errors="replace").strip() or f"exit code {ended.code}").splitlines()[-1]
     done = "scancel ended it" if control.cancel(job_id) else "scancel failed, too: end it by hand"
