@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks_harness import Job
-from test_wrapper_faults import HANGS, QUICK, log
-
-MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
+from test_wrapper_faults import HANGS, MEET, QUICK, log, train
 
 
 def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
@@ -73,24 +71,25 @@ def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> 
         assert of_all(job, rank, "entered", "iteration", "groups", "names") == [(0, 0, 0), (1, 0, 0)]
 
 
-FIRST = {"raise": "exception: OSError: no data set", "kill": "terminated: ", "exit": "base exception: SystemExit: 3"}
-
-
-@pytest.mark.parametrize(("how", "first"), [("raise", 0), ("kill", 2)])
-def test_the_first_rank_fails_before_it_serves_the_process_groups_store(job: Job, how: str, first: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "first", "why"), [("raise", 0, "exception: ValueError: fault of rank 0"), ("sigkill", 2, "terminated: ")]
+)
+def test_the_first_rank_fails_before_it_serves_the_process_groups_store(
+    job: Job, how: str, first: int, why: str
+) -> None:
     """The others are in torch's connect to a port where nothing listens. `first` is rank 0 of iteration 0."""
     start(job, "fails_before_meeting", 3, victim=first, how=how, shift=3 - first)
     alive = [rank for rank in range(3) if rank != first or how == "raise"]
     all_return(job, alive, float(len(alive)))
     for rank in alive:
         assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]
-        assert f"iteration 0 was interrupted: rank {first}: {FIRST[how]}" in job.err(rank).read_text()
+        assert f"iteration 0 was interrupted: rank {first}: {why}" in job.err(rank).read_text()
 
 
 def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path: Path) -> None:
     """The others are free before their own hard timeout, which is the same."""
     times = {**MEET, **HANGS, "soft_timeout": 1.0, "hard_timeout": 4.0}
-    start(job, "fails_before_meeting", 3, victim=0, how="hang", times=times)
+    start(job, "fails_before_meeting", 3, victim=0, how="gil", times=times)
     all_return(job, [1, 2], 2.0)
     assert job.await_end(0) < 0
     assert "fallback server listens" in log(tmp_path, 0)
@@ -118,7 +117,8 @@ def test_a_store_that_outlives_the_call_serves_the_next_one(job: Job, agent: Any
 
 def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
     for count in ("0", "1"):
-        start(job, "gives_up", 2, env={"TORCHELASTIC_RESTART_COUNT": count})
+        faults = [{0: "raise", 1: "raise"}] if count == "0" else []
+        train(job, 2, *faults, tries=1, times=MEET, env={"TORCHELASTIC_RESTART_COUNT": count})
         for rank in range(2):
             job.await_event(rank, "raised" if count == "0" else "returned")
             assert job.await_end(rank) == (1 if count == "0" else 0)

@@ -44,17 +44,17 @@ def test_each_plugin_is_called_in_its_place(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("initialize", how) for how in ("raise", "kill", "abort", "wrong")]
-    + [("health_check", "raise"), ("health_check", "wrong"), ("finalize", "raise"), ("finalize", "kill")]
-    + [("rank_assignment", "kill"), ("rank_assignment", "abort")],
+    [("initialize", how) for how in ("raise", "sigkill", "abort", "wrong")]
+    + [("health_check", "raise"), ("health_check", "wrong"), ("finalize", "raise"), ("finalize", "sigkill")]
+    + [("rank_assignment", "sigkill"), ("rank_assignment", "abort")],
 )
 def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
     """Only an Exception in `initialize` is tried again; in all other cases the others go on without the rank."""
-    iteration = 1 if (name, how) == ("rank_assignment", "kill") else 0
+    iteration = 1 if (name, how) == ("rank_assignment", "sigkill") else 0
     start(job, 3, {0: "raise"} if name == "finalize" or iteration else {}, plugin(name, how, iteration=iteration))
     again = (name, how) == ("initialize", "raise")
     all_return(job, [0, 1, 2] if again else [0, 2], iteration + 1)
-    if how == "kill":
+    if how == "sigkill":
         assert job.await_end(1) == -signal.SIGKILL
     elif not again:
         raised = job.await_event(1, "raised")
@@ -84,7 +84,7 @@ def test_a_completion_that_fails_fails_its_rank(job: Job, how: str, kind: str) -
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "code"), [("raise", "RestartAbort", 1), ("wrong", "RestartAbort", 1), ("exit", "SystemExit", 4)]
+    ("how", "kind", "code"), [("raise", "RestartAbort", 1), ("wrong", "RestartAbort", 1), ("exit", "SystemExit", 7)]
 )
 def test_a_terminate_that_fails(job: Job, how: str, kind: str, code: int) -> None:
     """An Exception does not replace the reason why the rank left; a BaseException does, and it is not called again."""
@@ -146,7 +146,11 @@ def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int,
 def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> None:
     """With a filter all ranks need its key: they do not wait for it until the filter's timeout of 60 s."""
     start(
-        job, 6, {0: "raise"} if iteration else {}, plugin("rank_assignment", "kill", 2, iteration), assignment="pairs"
+        job,
+        6,
+        {0: "raise"} if iteration else {},
+        plugin("rank_assignment", "sigkill", 2, iteration),
+        assignment="pairs",
     )
     for rank in (0, 1, 4, 5):
         job.await_event(rank, "returned")
@@ -156,7 +160,7 @@ def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> 
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("how", "finalizes", "code"), [("os_exit", False, 3), ("exit", True, 4)])
+@pytest.mark.parametrize(("how", "finalizes", "code"), [("os_exit", False, 9), ("exit", True, 7)])
 def test_the_process_ends_in_the_middle_of_a_restart(job: Job, how: str, finalizes: bool, code: int) -> None:
     """At once, or after the interpreter's own end, with the threads of the helpers waiting in C."""
     start(job, 2, {0: "raise"}, plugin("finalize", how), finalizes=finalizes)
