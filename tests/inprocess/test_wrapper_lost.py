@@ -106,16 +106,8 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
     job: Job, tmp_path: Path, first: str, file_store: bool
 ) -> None:
     """The keys that it waits for have been deleted; a server has told it before, a file cannot."""
-    train(
-        job,
-        3,
-        {},
-        *[{0: "raise"}] * 3,
-        gone=1,
-        last="go",
-        times={**QUICK, "heartbeat_timeout": 1.0},
-        file_store=file_store,
-    )
+    times = {**QUICK, "heartbeat_timeout": 1.0}
+    train(job, 3, {}, *[{0: "raise"}] * 3, gone=1, last="go", times=times, file_store=file_store)
     job.await_events(range(3), "entered")
     host = [job.pids[2], monitor(tmp_path, 2)]
     signal_all(host, signal.SIGSTOP)
