@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,6 @@ class Zygote:
         return [int(pid) for pid in pids.split()]
 
     def await_no_children(self, timeout_s: float = WAIT_S) -> None:
-        """Until all ranks and all that they left behind have ended."""
         self._until(lambda: not self.children(), "all monitor processes have ended", timeout_s)
 
     def kill_children(self) -> None:
@@ -130,17 +129,13 @@ class Job:
         return self
 
     def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any) -> None:
-        place = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            **(env or {}),
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(self.port)}
+        request = {
+            "module": arguments.pop("module", "scenarios"),
+            "scenario": scenario,
+            "arguments": {**arguments, "tmp": str(self._tmp), "world_size": world_size},
+            "env": {**place, "MASTER_ADDR": "127.0.0.1", **(env or {})},
         }
-        module = arguments.pop("module", "scenarios")
-        request = {"module": module, "scenario": scenario, "arguments": arguments}
-        arguments.update(tmp=str(self._tmp), world_size=world_size)
-        request["env"] = {name: value for name, value in place.items() if value is not None}
         read, write = os.pipe()
         with self.err(rank).open("ab") as err:
             self.pids[rank] = self._zygote.start(request, write, err.fileno())
@@ -204,19 +199,19 @@ class Job:
                 self._pump(0)
         return codes
 
-    def await_nothing_left(self, timeout_s: float = WAIT_S) -> None:
-        self._zygote.await_no_children(timeout_s)
+    def await_nothing_left(self) -> None:
+        """Until all ranks and all that they left behind have ended."""
+        self._zygote.await_no_children()
+
+    def all_return(self, ranks: Iterable[int], **fields: Any) -> None:
+        """They return, the event has these fields, and nothing is left then."""
+        for rank in ranks:
+            self.await_event(rank, "returned", **fields)
+            assert self.await_end(rank) == 0
+        self.await_nothing_left()
 
     def close(self) -> None:
         """Whatever a failed test left is ended."""
         self._zygote.kill_children()
         for lines in self._lines.values():
             os.close(lines.fd)
-
-
-def jobs(zygote: Zygote, tmp: Path) -> Iterator[Job]:
-    job = Job(zygote, tmp)
-    try:
-        yield job
-    finally:
-        job.close()

@@ -20,14 +20,13 @@ def train(job: Job, world_size: int, *faults: dict[int, str], **arguments: Any) 
     return job.start("train", world_size, faults=faults, **arguments)
 
 
-def all_return(job: Job, ranks: Any, iteration: int = 1, **codes: int) -> None:
+def all_return(job: Job, ranks: Any, iteration: int = 1) -> None:
     """They enter the function in this iteration, numbered anew without a gap, and return; the others have ended."""
     for place, rank in enumerate(ranks):
         entered = job.await_event(rank, "entered", iteration=iteration)
         assert (entered["RANK"], entered["WORLD_SIZE"]) == (str(place), str(len(ranks)))
-        assert job.await_event(rank, "returned")["value"] == f"{rank} done"
-        assert job.await_end(rank) == 0
-    job.await_nothing_left()
+        job.await_event(rank, "returned", value=f"{rank} done")
+    job.all_return(ranks)
 
 
 def monitors_of(job: Job, world_size: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job, Zygote, jobs
+from ranks_harness import Job, Zygote
 from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
 POINTS = 3
@@ -50,7 +50,7 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: 
     for point in range(POINTS + 1):  # point 0: it only counts
         nth = calls * point // POINTS
         (tmp_path / str(nth)).mkdir()
-        with contextlib.contextmanager(jobs)(zygote, tmp_path / str(nth)) as job:
+        with contextlib.closing(Job(zygote, tmp_path / str(nth))) as job:
             job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=nth)
             if point == 0:
                 calls = job.await_event(victim, "calls", iteration=1)["number"]
@@ -76,10 +76,8 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how:
     if late:
         assert job.await_end(victim) == {"exit": 5, "kill": -signal.SIGKILL}[how]
     with path.open():
-        for rank in {0, 1, 2} - {victim}:
-            job.await_event(rank, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
-            assert job.await_end(rank) == 0
-        job.await_nothing_left()
+        job.await_events({0, 1, 2} - {victim}, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
+        job.all_return({0, 1, 2} - {victim})
 
 
 @pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
@@ -95,10 +93,9 @@ def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assig
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
     job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()
+    job.all_return((0, 1))
     for rank in (0, 1):
-        job.await_event(rank, "returned")
         assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
-    job.await_nothing_left()
 
 
 @pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", True)])
