@@ -26,16 +26,14 @@ def free_port() -> int:
 
 
 class Lines:
-    """JSON lines from a file descriptor, with a bound."""
+    """JSON lines from a file descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._rest = b""
         self.ended = False
 
-    def ready(self, timeout_s: float) -> list[dict[str, Any]]:
-        if self.ended or not select.select([self.fd], [], [], max(0.0, timeout_s))[0]:
-            return []
+    def read(self) -> list[dict[str, Any]]:
         data = os.read(self.fd, 1 << 16)
         self.ended = not data
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -149,7 +147,7 @@ class Job:
     def _pump(self, timeout_s: float) -> None:
         open_fds = {lines.fd: rank for rank, lines in self._lines.items() if not lines.ended}
         for fd in select.select(list(open_fds), [], [], max(0.0, timeout_s))[0]:
-            self.events[open_fds[fd]] += self._lines[open_fds[fd]].ready(0)
+            self.events[open_fds[fd]] += self._lines[open_fds[fd]].read()
 
     def of(self, rank: int, event: str, **fields: Any) -> list[dict[str, Any]]:
         return [e for e in self.events[rank] if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]

@@ -48,14 +48,6 @@ def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
     job.await_nothing_left()
 
 
-def test_a_rank_that_raises_before_the_others_have_met_counts_as_they_do(job: Job) -> None:
-    """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
-    start(job, "fails_before_meeting", 3, victim=1, how="raise")
-    job.all_return(range(3), value=3.0)
-    for rank in range(3):
-        assert of_all(job, rank, "entered", "iteration", "groups") == [(0, 0), (1, 0)]
-
-
 def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> None:
     start(job, "half_made", 3)
     assert job.await_event(2, "half")["groups"] == 1
@@ -65,18 +57,23 @@ def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> 
 
 
 @pytest.mark.parametrize(
-    ("how", "first", "why"), [("raise", 0, "exception: ValueError: fault of rank 0"), ("sigkill", 2, "terminated: ")]
+    ("how", "victim", "shift", "why"),
+    [
+        ("raise", 1, 0, "exception: ValueError: fault of rank 1"),
+        ("raise", 0, 0, "exception: ValueError: fault of rank 0"),  # the others' torch connects where nothing listens
+        ("sigkill", 2, 1, "terminated: "),  # this one is rank 0 of iteration 0, too
+    ],
 )
-def test_the_first_rank_fails_before_it_serves_the_process_groups_store(
-    job: Job, how: str, first: int, why: str
+def test_a_rank_that_fails_before_the_others_have_met_counts_as_they_do(
+    job: Job, how: str, victim: int, shift: int, why: str
 ) -> None:
-    """The others are in torch's connect to a port where nothing listens. `first` is rank 0 of iteration 0."""
-    start(job, "fails_before_meeting", 3, victim=first, how=how, shift=3 - first)
-    alive = [rank for rank in range(3) if rank != first or how == "raise"]
+    """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
+    start(job, "fails_before_meeting", 3, victim=victim, how=how, shift=shift)
+    alive = [rank for rank in range(3) if rank != victim or how == "raise"]
     job.all_return(alive, value=float(len(alive)))
     for rank in alive:
-        assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]
-        assert f"iteration 0 was interrupted: rank {first}: {why}" in job.err(rank).read_text()
+        assert of_all(job, rank, "entered", "iteration", "groups") == [(0, 0), (1, 0)]
+        assert f"iteration 0 was interrupted: rank {victim}: {why}" in job.err(rank).read_text()
 
 
 def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path: Path) -> None:
