@@ -182,19 +182,18 @@ class Job:
         until_s = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= until_s, "the time has passed")
 
-    def await_end(self, rank: int, timeout_s: float = WAIT_S) -> int:
+    def await_end(self, rank: int) -> int:
         try:
-            return self._zygote.await_end(self.pids[rank], timeout_s)
+            return self._zygote.await_end(self.pids[rank])
         except AssertionError as error:
             self._pump(0)
             raise AssertionError(f"{error}\n{self.events[rank]}\n{self.err(rank).read_text()}") from None
 
-    def await_all(self, ranks: Any = None, timeout_s: float = WAIT_S) -> dict[int, int]:
+    def await_all(self) -> dict[int, int]:
         """Exit codes."""
-        codes = {rank: self.await_end(rank, timeout_s) for rank in (self.pids if ranks is None else ranks)}
-        for lines in self._lines.values():
-            while not lines.ended and select.select([lines.fd], [], [], 0)[0]:
-                self._pump(0)
+        codes = {rank: self.await_end(rank) for rank in self.pids}
+        while select.select([lines.fd for lines in self._lines.values() if not lines.ended], [], [], 0)[0]:
+            self._pump(0)
         return codes
 
     def await_nothing_left(self) -> None:

@@ -154,12 +154,8 @@ def half_made(rank: Rank) -> None:
 @scenario
 def two_calls(rank: Rank) -> None:
     """One after the other."""
-
-    def second() -> str:
-        return f"second of {os.environ['WORLD_SIZE']}"
-
     rank.call(lambda: "first")
-    rank.call(second)
+    rank.call(lambda: f"second of {os.environ['WORLD_SIZE']}")
 
 
 @scenario

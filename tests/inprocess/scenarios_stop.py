@@ -77,7 +77,7 @@ def _lock_is_free(lock: Any) -> bool:
 
 class _Logs:
     def __init__(self) -> None:
-        self.logger = logging.getLogger("of the user")
+        self.logger, self.came = logging.getLogger("of the user"), list[str]()
         self.logger.propagate = False
         self.logger.setLevel(logging.INFO)
         self.logger.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
@@ -86,7 +86,7 @@ class _Logs:
         self.logger.info("on we go")
 
     def left(self) -> list[str]:
-        return [] if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
+        return self.came if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
 
 
 class _LogsWithSigurg(_Logs):
@@ -94,11 +94,7 @@ class _LogsWithSigurg(_Logs):
 
     def __init__(self) -> None:
         super().__init__()
-        self.came: list[str] = []
         signal.signal(signal.SIGURG, lambda *_: self.came.append("SIGURG"))
-
-    def left(self) -> list[str]:
-        return super().left() + self.came
 
 
 class _StartsThreads:

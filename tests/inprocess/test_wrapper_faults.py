@@ -162,33 +162,25 @@ def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path: Path) -> N
     all_return(job, [1])
 
 
-def test_a_lost_host_is_missed_by_its_heartbeats(job: Job) -> None:
-    """Ranks and monitor processes are gone at once, so no process of the host can report it."""
-    train(job, 4, {}, times={**QUICK, "heartbeat_timeout": 1.5})
+@pytest.mark.parametrize("by", ["heartbeats", "launcher"])
+def test_a_lost_host_is_missed(job: Job, tmp_path: Path, by: str) -> None:
+    """Ranks and monitor processes are gone at once, so no process of the host can report it; 30 s is the default."""
+    board = tmp_path / "board.jsonl"
+    times = {**QUICK, "heartbeat_timeout": 1.5} if by == "heartbeats" else {}
+    train(job, 4, {}, times=times, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
     monitors = monitors_of(job, 4)
     for rank in (1, 2):
         os.kill(monitors[rank], signal.SIGSTOP)
         job.kill(rank)
+    if by == "launcher":
+        board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 3], "why": "another cycle"}\n')
+        with board.open("a") as file:
+            file.write('{"v": 1, "cycle": 3, "ranks": [1, 2], "why": "its pidfd"}\n')
     for rank in (0, 3):
-        job.await_event(rank, "returned")
+        job.await_event(rank, "returned", 20.0)
         assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "2"
     for rank in (1, 2):
         os.kill(monitors[rank], signal.SIGKILL)
-    job.await_nothing_left()
-
-
-def test_a_report_of_the_launcher_is_believed_at_once(job: Job, tmp_path: Path) -> None:
-    """The rank's own monitor process is stopped, and heartbeats would take their default 30 s."""
-    board = tmp_path / "board.jsonl"
-    train(job, 3, {}, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
-    monitor = monitors_of(job, 3)[2]
-    os.kill(monitor, signal.SIGSTOP)
-    job.kill(2)
-    board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 1], "why": "another cycle"}\n')
-    with board.open("a") as file:
-        file.write('{"v": 1, "cycle": 3, "ranks": [2], "why": "its pidfd"}\n')
-    job.await_events((0, 1), "returned")
-    os.kill(monitor, signal.SIGKILL)
     job.await_nothing_left()
 
 

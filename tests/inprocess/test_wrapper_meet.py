@@ -85,12 +85,6 @@ def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job
     assert "fallback server listens" in log(tmp_path, 0)
 
 
-def test_a_function_that_ends_by_itself_is_not_hit_in_its_clean_up(job: Job) -> None:
-    start(job, "cleans_up", 2)
-    job.all_return(range(2))
-    assert job.of(0, "cleaning") and job.of(0, "cleaned")
-
-
 # --- several calls ----------------------------------------------------------------------------------------------------
 
 
@@ -130,10 +124,12 @@ def test_many_restarts_leave_nothing_behind(job: Job) -> None:
 # --- CallWrapper ------------------------------------------------------------------------------------------------------
 
 
-def test_an_atomic_block_is_finished_and_no_other_begun(job: Job) -> None:
-    start(job, "atomic", 2)
+@pytest.mark.parametrize(("scenario", "said"), [("cleans_up", ["cleaning", "cleaned"]), ("atomic", ["whole"])])
+def test_what_the_function_has_begun_is_finished(job: Job, scenario: str, said: list[str]) -> None:
+    """Its clean-up when it ends by itself; an atomic block, and no other is begun."""
+    start(job, scenario, 2)
     job.all_return(range(2))
-    assert job.of(0, "whole") and not job.of(0, "too late")
+    assert [event["event"] for event in job.events[0]] == [*said, "returned"]
 
 
 def test_hang_protection_can_be_switched_off(job: Job) -> None:
