@@ -25,6 +25,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def signal_all(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        os.kill(pid, signum)
+
+
 class Lines:
     """JSON lines from a file descriptor."""
 
@@ -177,8 +182,7 @@ class Job:
 
     def suspend(self, pids: list[int], seconds: float) -> None:
         """Stop them for at least so many seconds."""
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        signal_all(pids, signal.SIGSTOP)
         until_s = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= until_s, "the time has passed")
 

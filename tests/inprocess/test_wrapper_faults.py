@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job
+from ranks_harness import Job, signal_all
 
 MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
 QUICK = {**MEET, "monitor_process_interval": 0.1, "monitor_thread_interval": 0.1, "termination_grace_time": 0.1}
@@ -168,10 +168,9 @@ def test_a_lost_host_is_missed(job: Job, tmp_path: Path, by: str) -> None:
     board = tmp_path / "board.jsonl"
     times = {**QUICK, "heartbeat_timeout": 1.5} if by == "heartbeats" else {}
     train(job, 4, {}, times=times, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
-    monitors = monitors_of(job, 4)
-    for rank in (1, 2):
-        os.kill(monitors[rank], signal.SIGSTOP)
-        job.kill(rank)
+    monitors = monitors_of(job, 4)[1:3]
+    signal_all(monitors, signal.SIGSTOP)
+    signal_all([job.pids[1], job.pids[2]], signal.SIGKILL)
     if by == "launcher":
         board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 3], "why": "another cycle"}\n')
         with board.open("a") as file:
@@ -179,8 +178,7 @@ def test_a_lost_host_is_missed(job: Job, tmp_path: Path, by: str) -> None:
     for rank in (0, 3):
         job.await_event(rank, "returned", 20.0)
         assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "2"
-    for rank in (1, 2):
-        os.kill(monitors[rank], signal.SIGKILL)
+    signal_all(monitors, signal.SIGKILL)
     job.await_nothing_left()
 
 
@@ -191,11 +189,9 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
     monitors = monitors_of(job, 2)
     ranks = list(job.pids.values())
     job.suspend(monitors + ranks, 2.5)
-    for pid in monitors:
-        os.kill(pid, signal.SIGCONT)
+    signal_all(monitors, signal.SIGCONT)
     job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have looked")
-    for pid in ranks:
-        os.kill(pid, signal.SIGCONT)
+    signal_all(ranks, signal.SIGCONT)
     (tmp_path / "fault").touch()
     all_return(job, range(2))
     for rank in range(2):

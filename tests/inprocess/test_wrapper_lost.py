@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job, Zygote
+from ranks_harness import Job, Zygote, signal_all
 from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
 POINTS = 3
@@ -32,11 +31,6 @@ def all_fail(job: Job, ranks: Any, *said: str) -> None:
         assert [text for text in said if text not in first] == [], first
         assert job.await_end(rank) == 1
     job.await_nothing_left()
-
-
-def signal_all(pids: Iterable[int], signum: int) -> None:
-    for pid in pids:
-        os.kill(pid, signum)
 
 
 # --- a rank leaves ----------------------------------------------------------------------------------------------------
@@ -187,9 +181,8 @@ def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_p
 def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -> None:
     """Which stays for the others as long as they need it."""
     job.start("abort_and_stay", 3, module="scenarios_lost")
-    for rank in range(3):
-        job.await_event(rank, "childless")
-        assert job.await_end(rank) == 0
+    job.await_events(range(3), "childless")
+    assert set(job.await_all().values()) == {0}
     assert job.of(0, "raised") and job.of(1, "returned") and job.of(2, "returned")
     job.await_nothing_left()
 

@@ -100,12 +100,10 @@ def test_a_store_that_outlives_the_call_serves_the_next_one(job: Job, agent: Any
 
 
 def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
-    for count in ("0", "1"):
-        faults = [{0: "raise", 1: "raise"}] if count == "0" else []
+    for count, faults, end, code in (("0", [{0: "raise", 1: "raise"}], "raised", 1), ("1", [], "returned", 0)):
         train(job, 2, *faults, tries=1, times=MEET, env={"TORCHELASTIC_RESTART_COUNT": count})
-        for rank in range(2):
-            job.await_event(rank, "raised" if count == "0" else "returned")
-            assert job.await_end(rank) == (1 if count == "0" else 0)
+        job.await_events(range(2), end)
+        assert job.await_all() == {0: code, 1: code}
         job.await_nothing_left()
 
 
