@@ -120,6 +120,7 @@ def test_a_wrong_type_is_told(make: Callable[[Any], Any], bad: Any, sentence: st
     ("make", "why"),
     [
         (lambda: CudaHealthCheck(timedelta(0)), "must be longer than 0 s, not 0:00:00"),
+        (lambda: Compose(*(ra.FilterCountGroupedByKey("", bool) for _ in range(9))), "may have 8 filters .*, not 9"),
         (lambda: ra.MaxActiveWorldSize(0), "max_active_world_size"),
         (lambda: ra.ActiveWorldSizeDivisibleBy(0), "divisor"),
         (lambda: ra.Layer(min_ranks=-1), "min_ranks"),
