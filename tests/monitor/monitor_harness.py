@@ -15,15 +15,12 @@ import textwrap
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nvrx_slurm.agent.monitors import RankMonitor
-from nvrx_slurm.fault_tolerance import RankMonitorClient
-
-if TYPE_CHECKING:
-    from nvrx_slurm.types import WorkloadAction
+from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
