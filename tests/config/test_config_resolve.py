@@ -156,11 +156,8 @@ def test_what_changes_nothing_is_said() -> None:
 
 
 def test_node_range() -> None:
-    assert LaunchConfig().node_range() == (1, 1)
-    assert LaunchConfig().node_range(4) == (4, 4)
-    assert LaunchConfig(spares=1).node_range(4) == (3, 4)
+    """tests/cli/test_cli_places.py has more of them."""
     assert LaunchConfig(nnodes=NodeRange(2, 3)).node_range(8) == (2, 3)
-    assert LaunchConfig(nnodes=NodeRange(2, 2), spares=1).node_range() == (2, 3)
     with pytest.raises(UsageError, match="--spares 4 leaves no node"):
         LaunchConfig(spares=4).node_range(4)
     with pytest.raises(UsageError, match="there is none here"):

@@ -136,12 +136,8 @@ async def test_signals_for_the_step_do_not_end_the_monitor():
 @story
 async def test_kill_group_reaches_processes_that_outlived_their_leader(monkeypatch, flag, reaped):
     monkeypatch.setattr(kill, "_PIDFD_SIGNAL_PROCESS_GROUP", flag)
-    leader = subprocess.Popen(
-        ["sh", "-c", "sleep 1000 & echo $!; read line"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command, pipe = ["sh", "-c", "sleep 1000 & echo $!; read line"], subprocess.PIPE
+    leader = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
     pidfd, child = os.pidfd_open(leader.pid), os.pidfd_open(int(leader.stdout.readline()))
     if reaped:
         leader.stdin.close()
