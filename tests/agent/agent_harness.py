@@ -1,12 +1,10 @@
 """Real `nvrx-run` processes without Slurm, read line by line, signalled by pid and reaped: for this directory's tests.
 
-Workers are plain Python scripts. What a test waits for is a line of output, the end of a process (pidfd) or a
-file that an event announces; every wait ends after WAIT_S at the latest.
+Workers are plain Python scripts. Every wait ends after WAIT_S at the latest.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -20,6 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import minicluster_init as init
+from stage import await_end, running_with
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
@@ -39,8 +40,8 @@ def forever():
     while True:
         signal.pause()
 def gate(name="go"):
-    with open(os.path.join(os.environ["NVRX_TEST_GATES"], name)) as fifo:
-        fifo.read()
+    while not os.path.exists(os.path.join(os.environ["NVRX_TEST_GATES"], name)):
+        time.sleep(0.01)
 """
 
 
@@ -51,34 +52,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def marked(mark: str) -> dict[int, str]:
-    """Living processes with `mark` in their environment: pid -> command line."""
-    found = {}
-    needle = f"{MARK}={mark}".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            if needle not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                continue
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found[int(entry)] = words[:200]
-        except OSError:
-            continue  # it ended while we looked
-    return found
-
-
-def _gone_within(pid: int, timeout_s: float) -> bool:
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return ended(fd, timeout_s)
-    finally:
-        os.close(fd)
-
-
 def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
     """Whether the process behind `pidfd` ended in time."""
     poll = select.poll()
@@ -86,21 +59,10 @@ def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def parent(pid: int) -> int:
-    """The parent of a process, -1 if it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return -1
-
-
-def status(pid: int, field: str) -> str:
-    """One field of /proc/PID/status, "" if the process is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(field + ":")), "")
+def stat(pid: int) -> tuple[str, str, int]:
+    """Name, state letter and parent of a process; "", "", -1 if it is gone."""
+    found = init._stat(pid)
+    return (found[0].name, found[2], found[1]) if found else ("", "", -1)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -125,12 +87,12 @@ class Launcher:
             start_new_session=True,
         )
         self.pid = self.process.pid
+        self.signal = self.process.send_signal
         self.pidfd = os.pidfd_open(self.pid)
         assert self.process.stdout is not None
         self._out = self.process.stdout.fileno()
         os.set_blocking(self._out, False)
         self.text = ""
-        self._seen = 0  # how much of `text` expect() has used up
         self._eof = False
 
     def _read_some(self, deadline_s: float) -> None:
@@ -142,32 +104,15 @@ class Launcher:
             self._eof = not chunk
             self.text += chunk.decode("utf-8", "replace")
 
-    def expect(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
-        """The next match of `pattern` (per line) in the output after what was matched before."""
+    def line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
+        """The first match of `pattern` in the lines of the output; waits for it."""
         deadline_s = time.monotonic() + timeout_s
         compiled = re.compile(pattern, re.MULTILINE)
-        while True:
-            last_line = self.text.rfind("\n") + 1
-            match = compiled.search(self.text, self._seen, last_line)
-            if match is not None:
-                self._seen = match.end()
-                return match
+        while (match := compiled.search(self.text, 0, self.text.rfind("\n") + 1)) is None:
             late = time.monotonic() >= deadline_s
             assert not late and not self._eof, f"no {pattern!r} in the output of {self.pid}:\n{self.text}"
             self._read_some(deadline_s)
-
-    def line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
-        """The first match of `pattern` in all of the output (lines of several ranks come in any order)."""
-        seen, self._seen = self._seen, 0
-        try:
-            return self.expect(pattern, timeout_s)
-        finally:
-            self._seen = max(seen, 0)
-
-    def signal(self, signum: int) -> None:
-        """To this process; it is ours until it is reaped, so its pid is its own."""
-        assert self.process.returncode is None
-        os.kill(self.pid, signum)
+        return match
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Its exit code, with all of its output in `text`; negative = by that signal."""
@@ -179,12 +124,8 @@ class Launcher:
 
     def close(self) -> None:
         """Kill what was not waited for; give everything back."""
-        if self.process.returncode is None:
+        with self.process:  # which closes its pipes, and waits
             self.process.kill()
-            self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
         os.close(self.pidfd)
 
     @property
@@ -204,7 +145,7 @@ class Launcher:
 
     def monitors(self) -> list[int]:
         """Its rank monitors."""
-        return [pid for pid in self.children if status(pid, "Name").startswith("nvrx-monitor")]
+        return [pid for pid in self.children if stat(pid)[0].startswith("nvrx-monitor")]
 
 
 class Rig:
@@ -218,8 +159,6 @@ class Rig:
         self.launchers: list[Launcher] = []
         self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
-        for name in ("go", "go2"):
-            os.mkfifo(directory / name)
 
     def script(self, code: str, name: str = "work.py") -> str:
         """Write a worker script; returns its path."""
@@ -228,18 +167,8 @@ class Rig:
         return str(path)
 
     def open(self, name: str = "go") -> None:
-        """Let the one worker pass that waits (or is about to) at the gate `name`."""
-        opened: list[int] = []
-
-        def try_it() -> bool:
-            try:
-                opened.append(os.open(self.dir / name, os.O_WRONLY | os.O_NONBLOCK))
-            except OSError as error:
-                assert error.errno == errno.ENXIO, error  # nobody is there yet
-            return bool(opened)
-
-        until(try_it, f"a worker at gate {name}")
-        os.close(opened[0])
+        """Let the workers pass that wait, or will wait, at the gate `name`."""
+        (self.dir / name).touch()
 
     def env(self, **more: str) -> dict[str, str]:
         """Environment of a launcher: ours without Slurm's, and marked."""
@@ -288,12 +217,9 @@ class Rig:
         unfinished = [one.pid for one in self.launchers if one.process.returncode is None]
         for one in self.launchers:
             one.close()
-        left = {pid: words for pid, words in marked(self.mark).items() if not _gone_within(pid, ORPHAN_S)}
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        left = await_end(running_with(f"{MARK}={self.mark}"), ORPHAN_S)
+        for process in left:
+            init.signal_process(process, signal.SIGKILL)
         assert not unfinished, f"launchers that the test did not wait for: {unfinished}"
         assert not left, f"processes left behind: {left}"
         if any(one.process.returncode == -signal.SIGKILL for one in self.launchers):

@@ -7,7 +7,7 @@ import os
 import signal
 
 from agent_harness import Rig, ended
-from test_agent_nodes import UNTIL_TOLD, finish, kill, up
+from test_agent_nodes import UNTIL_TOLD, kill, up
 
 POLICY = ("--restart-policy=min-healthy",)
 # Says what is on the board once all these ranks are on it.
@@ -24,7 +24,6 @@ def wait_for(*ranks):
 
 
 def test_a_dead_rank_is_told_to_the_wrappers_of_other_nodes_and_nothing_is_restarted(rig: Rig) -> None:
-    os.mkfifo(rig.dir / "end")
     script = rig.script(
         ON_THE_BOARD + "say('up', RANK)\nif RANK == 1:\n    gate()\n    os.kill(os.getpid(), 9)\n"
         "if RANK in (2, 3):\n    wait_for(1)\nif RANK == 0:\n    gate('end')\n"
@@ -54,7 +53,7 @@ def test_below_the_minimum_all_are_restarted(rig: Rig) -> None:
     kill(third, [workers[2][1]])
     first.line(r"node 2 \(.*\) was lost: .*; restart 1 of 3")
     assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
-    finish(rig, 1)
+    rig.open("end1")
     assert [first.wait(), second.wait()] == [0, 0]
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_harness import Rig, ended, parent, status, until
+from agent_harness import Rig, ended, stat, until
 
 HELPERS = """
 def helper(place, note):
@@ -132,7 +132,7 @@ def test_ended_orphans_of_a_living_worker_are_reaped(rig: Rig) -> None:
     """)
     one = rig.run(script)
     orphan = int(one.line(r"orphan (\d+)")[1])
-    until(lambda: parent(orphan) == one.pid, "re-parented to the agent")
+    until(lambda: stat(orphan)[2] == one.pid, "re-parented to the agent")
     rig.open("go2")
     until(lambda: gone(orphan), "reaped")
     rig.open()
@@ -150,7 +150,7 @@ def test_children_from_before_the_agent_are_left_alone(rig: Rig) -> None:
     fd = os.pidfd_open(pid)
     try:
         assert shell.wait(30) == 1
-        assert not ended(fd, 0) and status(pid, "State")[0] in "SR"
+        assert not ended(fd, 0) and stat(pid)[1] in "SR"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.close(fd)

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import Launcher, Rig, status, until
+from agent_harness import Launcher, Rig, stat, until
 from standin import StandIn
 from test_agent_nodes import UP, up
 
@@ -158,7 +158,7 @@ def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_
     pid = resident(one)
     for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGSTOP):
         os.kill(pid, signum)
-    until(lambda: status(pid, "State").startswith("T"), "that it is stopped")
+    until(lambda: stat(pid)[1] == "T", "that it is stopped")
     rig.open()
     assert one.wait() == 0
     assert "health" not in one.text

@@ -6,8 +6,10 @@ import os
 import re
 import signal
 
+import minicluster_init as init
 import pytest
-from agent_harness import Rig, ended, status, until
+from agent_harness import Rig, until
+from stage import await_end
 
 CLIENT = """
 from nvrx_slurm.fault_tolerance import RankMonitorClient
@@ -108,13 +110,13 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
     )
     one = rig.run(script, "--ft-rank-heartbeat-timeout=1")
-    worker = int(one.expect(r"up (\d+)")[1])
+    worker = int(one.line(r"up (\d+)")[1])
     until(one.monitors, "the monitor")
     (monitor,) = one.monitors()
     os.kill(monitor, signal.SIGKILL)
     until(lambda: [m for m in one.monitors() if m != monitor], "a new monitor")
     os.kill(worker, signal.SIGUSR1)
-    one.expect("beats on")
+    one.line("beats on")
     assert one.wait() == 1
     cause = one.text.rpartition("first cause:")[2]
     assert f"pid {worker}" in cause and "hung: no heartbeat for 1." in cause
@@ -132,17 +134,14 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
     one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
-    pids = [int(pid) for _ in range(2) for pid in one.expect(r"family (\d+) (\d+)").groups()]
-    for _ in range(2):
-        one.line("child up")
+    pids = [int(pid) for rank in (0, 1) for pid in one.line(rf"\[rank {rank}\] family (\d+) (\d+)").groups()]
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] child up")
     until(lambda: len(one.monitors()) == 2, "both monitors")
-    monitors = one.monitors()
-    fds = [os.pidfd_open(pid) for pid in (*pids, *monitors)]
+    processes = [init.process(pid) for pid in (*pids, *one.monitors())]
+    assert None not in processes
     one.signal(signal.SIGKILL)
-    survivors = [status(pid, "Name") for pid, fd in zip((*pids, *monitors), fds, strict=True) if not ended(fd, 10.0)]
-    for fd in fds:
-        os.close(fd)
-    assert survivors == []
+    assert await_end(processes, 60.0) == []
     assert one.wait() == -signal.SIGKILL
 
 

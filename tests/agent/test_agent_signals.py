@@ -58,12 +58,12 @@ def test_a_later_second_signal_kills_at_once(rig: Rig) -> None:
     """Until then the same signal again means the same wish, as Slurm sends it several times."""
     rig.before = SOON
     one = rig.run(rig.script(STUBBORN), "--term-timeout=1000")
-    one.expect("up$")
+    one.line("up$")
     one.signal(signal.SIGTERM)
-    one.expect("no$")
+    one.line("no$")
     one.signal(signal.SIGTERM)  # at once: the same wish
     with pytest.raises(AssertionError, match="no '"):
-        one.expect("never said", timeout_s=1.2)
+        one.line("never said", timeout_s=1.2)
     assert one.process.poll() is None
     one.signal(signal.SIGTERM)
     assert one.wait(10) == 143

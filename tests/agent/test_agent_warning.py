@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import textwrap
 import time
@@ -39,10 +38,8 @@ def test_a_warning_to_a_spare_reaches_every_rank_once(rig: Rig) -> None:
         CLIENT
         + "if RANK == 0: "
         + HANDLER
-        + "say('up', signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)\ntrain_until_told()\n"
-        + "gate('go1' if RANK else 'go')\n"
+        + "say('up', signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)\ntrain_until_told()\ngate()\n"
     )
-    os.mkfifo(rig.dir / "go1")
     nodes = rig.nodes(3, "2:3", script, "--max-restarts=3")
     nodes[0].line(r"up False$")
     nodes[1].line(r"up True$")
@@ -51,8 +48,7 @@ def test_a_warning_to_a_spare_reaches_every_rank_once(rig: Rig) -> None:
     for rank in (0, 1):
         nodes[rank].line("told$")
     nodes[2].line("the job is about to end")
-    rig.open("go")
-    rig.open("go1")
+    rig.open()
     assert [one.wait() for one in nodes] == [138, 138, 138]
     assert sorted(rig.log(0, 0, "out").splitlines()) == ["got it", "told", "up False"]
     assert rig.log(0, 1, "out").splitlines() == ["up True", "told"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, ended, status, until
+from agent_harness import WAIT_S, ended, stat, until
 
 from nvrx_slurm.agent import resident as module
 from nvrx_slurm.agent.preflight import Preflight
@@ -82,7 +82,7 @@ def told(*python: str) -> PreflightSpec:
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: status(pid, "State").startswith("T"), "that it is stopped")
+    until(lambda: stat(pid)[1] == "T", "that it is stopped")
 
 
 async def three_cycles(bench: Bench) -> None:

@@ -22,17 +22,17 @@ def play(*script: tuple[object, str | None]) -> ph.Restarts:
     return machine
 
 
-@pytest.mark.parametrize(
-    ("script", "state"),
-    [
-        ([(ph.Returned(), "complete"), *ENDS], Phase.DONE),
-        (ENDS, Phase.DONE),  # a reserve that is not needed
-        (RESTART, Phase.ASSIGNING),  # a reserve that may be needed
-        ([(ph.Faulted(), "tell_fault"), *RESTART], Phase.ASSIGNING),
-        ([(ph.Stopped(), "await_abort"), *RESTART], Phase.ASSIGNING),
-        ([(ph.Returned(), "complete"), *RESTART], Phase.ASSIGNING),  # another rank fails after it returned here
-    ],
-)
+ENDINGS = [
+    ([(ph.Returned(), "complete"), *ENDS], Phase.DONE),
+    (ENDS, Phase.DONE),  # a reserve that is not needed
+    (RESTART, Phase.ASSIGNING),  # a reserve that may be needed
+    ([(ph.Faulted(), "tell_fault"), *RESTART], Phase.ASSIGNING),
+    ([(ph.Stopped(), "await_abort"), *RESTART], Phase.ASSIGNING),
+    ([(ph.Returned(), "complete"), *RESTART], Phase.ASSIGNING),  # another rank fails after it returned here
+]
+
+
+@pytest.mark.parametrize(("script", "state"), ENDINGS)
 def test_how_an_iteration_ends(script: list[tuple[object, str | None]], state: Phase) -> None:
     assert play(*BEGIN, *script).state is state
 

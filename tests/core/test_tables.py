@@ -32,8 +32,8 @@ RARE = {("LAST_RANKS", "SCORING"), ("LAST_RANKS", "JOINING"), ("LAST_RANKS", "PA
 CLOSING = {"RETURNING", "CLOSED"}  # wherever the end may be decided, all nodes may have left
 
 
-def _tests(*modules: ModuleType) -> list[Scenario]:
-    return [test for module in modules for title, test in vars(module).items() if title.startswith("test_")]
+def _tests(module: ModuleType, without: str) -> list[Scenario]:
+    return [test for title, test in vars(module).items() if title.startswith("test_") and title != without]
 
 
 SUITES: dict[type[Machine], Iterable[Scenario]] = {
@@ -43,7 +43,10 @@ SUITES: dict[type[Machine], Iterable[Scenario]] = {
         *(partial(walk, seed) for seed in range(WALKS)),
     ],
     Agent: [*(lambda lines=lines: AgentStory().play(lines) for _, lines in test_agent.STORIES)],
-    Restarts: _tests(test_phases),
+    Restarts: [
+        *(partial(test_phases.test_how_an_iteration_ends, *row) for row in test_phases.ENDINGS),
+        *_tests(test_phases, without="test_how_an_iteration_ends"),
+    ],
 }
 Visits = dict[Key, tuple[Scenario, set[Enum]]]
 MACHINES = pytest.mark.parametrize("machine", SUITES)

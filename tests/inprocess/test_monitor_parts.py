@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -26,64 +26,39 @@ WAIT_S = 30.0
 # --- heartbeats, by the reader's own clock, which only the test moves -------------------------------------------------
 
 
-class World:
-    """Eight ranks; rank 0 watches."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 1000.0
-        monkeypatch.setattr(store_link.time, "monotonic", lambda: self.now_s)
-        view = StoreView(dist.HashStore(), "p/")
-        self.ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in range(8)]
-
-    def pass_s(self, seconds: int, dead: set[int]) -> dict[int, float]:
-        """All living ranks beat once a second; returns the silent ones that rank 0 finds in the end."""
-        found: dict[int, float] = {}
-        for _ in range(seconds):
-            self.now_s += 1.0
-            for rank, one in enumerate(self.ranks):
-                if rank not in dead:
-                    one.beat()
-            found = self.ranks[0].silent(())
-        return found
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(monkeypatch)
-    assert made.pass_s(5, set()) == {}
-    return made
+ALL = set(range(8))
 
 
 @pytest.mark.parametrize(
-    "story",
+    "story",  # seconds that pass, the dead, the dead that are known, and the silent ranks that are found then
     [
-        [(30, {1}, set()), (1, {1}, {1})],  # for the timeout
-        [(31, {1, 2, 3, 4}, {1}), (4, {1, 2, 3, 4}, {1, 2, 3, 4})],  # the other ranks of a lost host follow soon
-        [(29, {1}, set()), (1, set(), set()), (29, {1}, set())],  # slow, and not lost
+        [(30, {1}, (), set()), (1, {1}, (), {1})],  # for the timeout
+        [(31, {1, 2, 3, 4}, (), {1}), (4, {1, 2, 3, 4}, (), {1, 2, 3, 4})],  # the others of a lost host follow soon
+        [(29, {1}, (), set()), (1, set(), (), set()), (29, {1}, (), set())],  # slow, and not lost
+        [(3600, ALL, (), set()), (29, {1}, (), set()), (2, {1}, (), {1})],  # the observer was suspended
+        [(40, {1, 2}, {1}, {2})],  # the known ones are passed over
     ],
 )
-def test_a_rank_is_silent_for_the_timeout(world: World, story: list[tuple[int, set[int], set[int]]]) -> None:
-    for seconds, dead, found in story:
-        assert world.pass_s(seconds, dead).keys() == found
-
-
-def test_an_observer_that_was_suspended_blames_no_rank(world: World) -> None:
-    world.now_s += 3600.0
-    assert world.ranks[0].silent(()) == {}
-    assert world.pass_s(29, {1}) == {}
-    assert world.pass_s(2, {1}).keys() == {1}
-
-
-def test_the_dead_are_passed_over(world: World) -> None:
-    for _ in range(40):
-        world.pass_s(1, {1, 2})
-        found = world.ranks[0].silent({1})
-    assert found.keys() == {2}
+def test_a_rank_is_silent_for_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, story: list[tuple[int, set[int], Collection[int], set[int]]]
+) -> None:
+    """Of eight ranks that beat once a second rank 0 watches; when ALL are silent, it does not look."""
+    now_s, found = 1000.0, dict[int, float]()
+    monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
+    view = StoreView(dist.HashStore(), "p/")
+    ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in ALL]
+    for seconds, dead, known, silent in [(5, set(), (), set()), *story]:
+        step_s = seconds if dead == ALL else 1
+        for _ in range(seconds // step_s):
+            now_s += step_s
+            for rank, one in enumerate(ranks):
+                if rank not in dead:
+                    one.beat()
+            found = ranks[0].silent(known)
+        assert found.keys() == silent
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------
-
-OFF = Observation(None, False, None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +72,7 @@ OFF = Observation(None, False, None)
         (Observation(99.0, False, 89.0), Action.NONE, 101.0),  # the way to the next iteration
         (Observation(99.0, False, 88.0), Action.KILL, 100.0),
         (Observation(None, True, 88.0), Action.KILL, 100.0),
-        (OFF, Action.NONE, 106.0),  # a limit may begin to run just after the look
+        (Observation(None, False, None), Action.NONE, 106.0),  # a limit may begin to run just after the look
     ],
 )
 def test_deadlines(seen: Observation, action: Action, look_s: float) -> None:
@@ -164,24 +139,20 @@ def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:
 # --- the monitor thread -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def thread() -> Iterator[MonitorThread]:
-    one = MonitorThread(Page())
-    one.start()
-    yield one
-    one.stop()
-
-
-def test_an_answer_can_be_taken_again(thread: MonitorThread) -> None:
+def test_an_answer_can_be_taken_again() -> None:
     """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
-    asked = thread.ask(lambda: 42)
-    assert [thread.answer(asked, WAIT_S) for _ in range(2)] == [42, 42]
-    failed = thread.ask(lambda: 1 // 0)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            thread.answer(failed, WAIT_S)
-    thread.ask(lambda: "first")
-    assert thread.call(lambda: "second", WAIT_S) == "second"
+    thread = MonitorThread(Page())
+    thread.start()
+    try:
+        asked, failed = thread.ask(lambda: 42), thread.ask(lambda: 1 // 0)
+        for _ in range(2):
+            assert thread.answer(asked, WAIT_S) == 42
+            with pytest.raises(ZeroDivisionError):
+                thread.answer(failed, WAIT_S)
+        thread.ask(lambda: "first")
+        assert thread.call(lambda: "second", WAIT_S) == "second"
+    finally:
+        thread.stop()
 
 
 # --- the fork ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,21 +10,14 @@ from typing import Any
 import pytest
 from ranks_harness import Job
 
-QUICK = {
-    "heartbeat_interval": 0.1,
-    "progress_watchdog_interval": 0.1,
-    "monitor_process_interval": 0.1,
-    "monitor_thread_interval": 0.1,
-    "termination_grace_time": 0.1,
-}
+MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
+QUICK = {**MEET, "monitor_process_interval": 0.1, "monitor_thread_interval": 0.1, "termination_grace_time": 0.1}
 HANGS = {**QUICK, "soft_timeout": 0.5, "hard_timeout": 1.5}
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def train(job: Job, world_size: int, *faults: dict[int, str], **arguments: Any) -> Job:
-    return job.start(
-        "train", world_size, faults=[{str(r): how for r, how in one.items()} for one in faults], **arguments
-    )
+    return job.start("train", world_size, faults=faults, **arguments)
 
 
 def all_return(job: Job, ranks: Any, iteration: int = 1, **codes: int) -> None:
@@ -38,59 +30,58 @@ def all_return(job: Job, ranks: Any, iteration: int = 1, **codes: int) -> None:
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_an_exception_on_one_rank_restarts_all(job: Job, world_size: int) -> None:
+def monitors_of(job: Job, world_size: int) -> list[int]:
+    """Pids, once all ranks are in the function."""
+    return [entered["monitor"] for entered in job.await_events(range(world_size), "entered")]
+
+
+def log(tmp_path: Path, rank: int) -> str:
+    return (tmp_path / f"monitor{rank}.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "how", "told"),
+    [
+        (1, "raise", "ValueError: fault of rank 0 in iteration 0"),
+        (4, "raise", "ValueError: fault of rank 3 in iteration 0"),
+        (2, "restart exception", "RankShouldRestart"),
+        (2, "surrogate", r"ValueError: bad \udce4 name"),
+        (2, "fork", "ValueError: the child ended with 1"),  # a child that the function forks ends there
+    ],
+)
+def test_odd_exceptions_are_faults_like_any_other(job: Job, world_size: int, how: str, told: str) -> None:
+    """All ranks learn of them, and none is lost."""
     victim = world_size - 1
-    train(job, world_size, {victim: "raise"})
+    train(job, world_size, {victim: how})
     all_return(job, range(world_size))
     for rank in range(world_size):
+        assert f"rank {victim}: exception: {told}" in job.err(rank).read_text()
         first, second = job.of(rank, "entered")
         assert first["MASTER_PORT"] != second["MASTER_PORT"]
     logged = job.err(victim).read_text()
     assert "Traceback" in logged and "scenarios.py" in logged
-    assert "nvrx_slurm/inprocess" not in logged.split("Traceback")[1], "frames of the wrapper are left out"
+    if how != "fork":
+        assert "nvrx_slurm/inprocess" not in logged.split("Traceback")[1], "frames of the wrapper are left out"
 
 
 @pytest.mark.parametrize(
-    ("how", "victim", "code"),
+    ("how", "victim", "code", "kind"),
     [
-        ("sigkill", 0, -signal.SIGKILL),
-        ("os_exit", 1, 9),
-        ("sigterm", 1, -signal.SIGTERM),
+        ("sigkill", 0, -signal.SIGKILL, None),
+        ("os_exit", 1, 9, None),
+        ("sigterm", 1, -signal.SIGTERM, None),
+        ("exit", 0, 7, "SystemExit"),
+        ("keyboard", 1, 1, "KeyboardInterrupt"),
+        ("abort", 0, 1, "RestartAbort"),
+        ("circle", 1, 4, "SystemExit"),
     ],
 )
-def test_the_others_go_on_without_a_rank_that_dies(job: Job, how: str, victim: int, code: int) -> None:
+def test_the_others_go_on_without_a_rank_that_leaves(job: Job, how: str, victim: int, code: int, kind: str) -> None:
+    """Dead, or by a base exception."""
     train(job, 3, {victim: how})
     all_return(job, [rank for rank in range(3) if rank != victim])
+    assert kind is None or job.await_event(victim, "raised")["kind"] == kind
     assert job.await_end(victim) == code
-
-
-@pytest.mark.parametrize(
-    ("how", "victim", "kind"),
-    [("exit", 0, "SystemExit"), ("keyboard", 1, "KeyboardInterrupt"),
-     ("abort", 0, "RestartAbort"), ("circle", 1, "SystemExit")],
-)  # fmt: skip
-def test_a_rank_that_raises_a_base_exception_leaves(job: Job, how: str, victim: int, kind: str) -> None:
-    train(job, 3, {victim: how})
-    all_return(job, [rank for rank in range(3) if rank != victim])
-    assert job.await_event(victim, "raised")["kind"] == kind
-    assert job.await_end(victim) != 0
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("restart exception", "RankShouldRestart"),
-        ("surrogate", r"ValueError: bad \udce4 name"),
-        ("fork", "ValueError: the child ended with 1"),
-    ],
-)
-def test_odd_exceptions_are_faults_like_any_other(job: Job, how: str, told: str) -> None:
-    """All ranks learn of them, and none is lost; a child that the function forks ends there."""
-    train(job, 2, {1: how})
-    all_return(job, range(2))
-    for rank in range(2):
-        assert f"rank 1: exception: {told}" in job.err(rank).read_text()
 
 
 def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job) -> None:
@@ -104,14 +95,17 @@ def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job
     job.await_nothing_left()
 
 
-def test_a_rank_that_pings_no_more_is_restarted_after_the_soft_timeout(job: Job) -> None:
-    train(job, 3, {1: "livelock"}, times={**HANGS, "hard_timeout": 20.0})
-    all_return(job, range(3))
-
-
-@pytest.mark.parametrize("others", ["sleep", "lock"])
-def test_ranks_blocked_in_python_are_stopped_at_once(job: Job, others: str) -> None:
-    all_return(train(job, 2, {0: "raise"}, others=others), range(2))
+@pytest.mark.parametrize(
+    ("how", "others", "times"),
+    [
+        ("raise", "sleep", {}),  # blocked in Python: stopped at once
+        ("raise", "lock", {}),
+        ("livelock", "block", {**HANGS, "hard_timeout": 20.0}),  # pings no more: restarted after the soft timeout
+        ("livelock", "return", {"completion_timeout": 0.3}),  # some have returned: called again
+    ],
+)
+def test_all_ranks_are_called_again(job: Job, how: str, others: str, times: dict[str, float]) -> None:
+    all_return(train(job, 3, {1: how}, others=others, times=times), range(3))
 
 
 def test_two_faults_at_once_are_one_restart(job: Job) -> None:
@@ -124,11 +118,6 @@ def test_a_suppressed_exception_is_raised_again_and_a_warning_shows_the_place(jo
     job.await_event(1, "swallowed")
     all_return(job, range(2))
     assert "scenarios.py" in job.err(1).read_text().split("RankShouldRestart was suppressed")[1]
-
-
-def test_a_function_that_returns_on_some_ranks_only_is_called_again(job: Job) -> None:
-    train(job, 2, {1: "livelock"}, others="return", times={"completion_timeout": 0.3})
-    all_return(job, range(2))
 
 
 def test_the_run_ends_for_all_with_the_same_reason(job: Job) -> None:
@@ -176,16 +165,15 @@ def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path: Path) -> N
 
 def test_a_lost_host_is_missed_by_its_heartbeats(job: Job) -> None:
     """Ranks and monitor processes are gone at once, so no process of the host can report it."""
-    lost = [1, 2]
     train(job, 4, {}, times={**QUICK, "heartbeat_timeout": 1.5})
-    monitors = [job.await_event(rank, "entered")["monitor"] for rank in range(4)]
-    for rank in lost:
+    monitors = monitors_of(job, 4)
+    for rank in (1, 2):
         os.kill(monitors[rank], signal.SIGSTOP)
         job.kill(rank)
-    for rank in {0, 1, 2, 3} - set(lost):
+    for rank in (0, 3):
         job.await_event(rank, "returned")
-        assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == str(4 - len(lost))
-    for rank in lost:
+        assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "2"
+    for rank in (1, 2):
         os.kill(monitors[rank], signal.SIGKILL)
     job.await_nothing_left()
 
@@ -194,14 +182,13 @@ def test_a_report_of_the_launcher_is_believed_at_once(job: Job, tmp_path: Path) 
     """The rank's own monitor process is stopped, and heartbeats would take their default 30 s."""
     board = tmp_path / "board.jsonl"
     train(job, 3, {}, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
-    monitor = [job.await_event(rank, "entered")["monitor"] for rank in range(3)][2]
+    monitor = monitors_of(job, 3)[2]
     os.kill(monitor, signal.SIGSTOP)
     job.kill(2)
-    board.write_text("not json\n" + json.dumps({"v": 1, "cycle": 2, "ranks": [0, 1], "why": "another cycle"}) + "\n")
+    board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 1], "why": "another cycle"}\n')
     with board.open("a") as file:
-        file.write(json.dumps({"v": 1, "cycle": 3, "ranks": [2], "why": "its pidfd"}) + "\n")
-    for rank in (0, 1):
-        job.await_event(rank, "returned")
+        file.write('{"v": 1, "cycle": 3, "ranks": [2], "why": "its pidfd"}\n')
+    job.await_events((0, 1), "returned")
     os.kill(monitor, signal.SIGKILL)
     job.await_nothing_left()
 
@@ -210,7 +197,7 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
     """scontrol suspend and resume: longer than any limit; no rank is killed or restarted."""
     times = {**HANGS, "soft_timeout": 0.7, "hard_timeout": 1.0, "heartbeat_timeout": 1.2}
     train(job, 2, {1: "on file"}, times=times)
-    monitors = [job.await_event(rank, "entered")["monitor"] for rank in range(2)]
+    monitors = monitors_of(job, 2)
     ranks = list(job.pids.values())
     job.suspend(monitors + ranks, 2.5)
     for pid in monitors:
@@ -228,13 +215,9 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
 def test_a_rank_that_stays_stopped_is_killed(job: Job, tmp_path: Path) -> None:
     """Its monitor process was suspended too; when it is resumed, all limits begin anew, and are met."""
     train(job, 2, {}, times={**HANGS, "heartbeat_timeout": 6.0, "hard_timeout": 1.0})
-    monitor = [job.await_event(rank, "entered")["monitor"] for rank in range(2)][1]
+    monitor = monitors_of(job, 2)[1]
     job.suspend([monitor, job.pids[1]], 2.2)
     os.kill(monitor, signal.SIGCONT)
     assert job.await_end(1) in KILLED
     all_return(job, [0])
     assert log(tmp_path, 1).index("was suspended") < log(tmp_path, 1).index("killed: no progress")
-
-
-def log(tmp_path: Path, rank: int) -> str:
-    return (tmp_path / f"monitor{rank}.log").read_text()

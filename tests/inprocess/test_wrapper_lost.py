@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks_harness import Job, Zygote, jobs
-from test_wrapper_faults import QUICK, all_return, log, train
+from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
 POINTS = 3
 SOON_S = 20.0  # by default no heartbeat is missed before (30 s), and no barrier is over (120 s)
 TIMES = {**QUICK, "heartbeat_timeout": 1.5}
-TIMES_OF_A_BARRIER = {  # of 2 s in all
-    **QUICK,
-    "heartbeat_timeout": 0.8,
-    "soft_timeout": 0.5,
-    "hard_timeout": 0.7,
-    "barrier_timeout": 1.0,
-}
+# of 2 s in all
+TIMES_OF_A_BARRIER = {**TIMES, "heartbeat_timeout": 0.8, "soft_timeout": 0.5, "hard_timeout": 0.7, "barrier_timeout": 1}
+SLOW = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}  # rank 2 comes late to the barrier
 
 
 def monitor(tmp_path: Path, rank: int) -> int:
     return int((tmp_path / f"monitor{rank}.pid").read_text() or 0)  # 0: it is just being written
 
 
-def store_is_lost(job: Job, ranks: Any) -> None:
+def all_fail(job: Job, ranks: Any, *said: str) -> None:
+    """They raise the same error, in which all of this is said; nothing is left."""
     for rank in ranks:
         first = job.await_event(rank, "raised")["chain"][0]
-        assert first.startswith("StoreLost") and f"127.0.0.1:{job.port}" in first
+        assert [text for text in said if text not in first] == [], first
         assert job.await_end(rank) == 1
+    job.await_nothing_left()
+
+
+def signal_all(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        os.kill(pid, signum)
 
 
 # --- a rank leaves ----------------------------------------------------------------------------------------------------
@@ -43,19 +46,16 @@ def store_is_lost(job: Job, ranks: Any) -> None:
 def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: Path, victim: int) -> None:
     """By an exception of its signal handler; the others may have the result of the barrier already, that it goes on."""
 
-    def jobs_of(nth: int) -> Any:
-        place = tmp_path / str(nth)
-        place.mkdir()
-        return contextlib.contextmanager(jobs)(zygote, place)
-
-    with jobs_of(0) as job:
-        job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=0)
-        calls = job.await_event(victim, "calls", iteration=1)["number"]
-        assert list(job.await_all().values()) == [0, 0, 0]
-    for point in range(1, POINTS + 1):
+    calls = 0
+    for point in range(POINTS + 1):  # point 0: it only counts
         nth = calls * point // POINTS
-        with jobs_of(nth) as job:
+        (tmp_path / str(nth)).mkdir()
+        with contextlib.contextmanager(jobs)(zygote, tmp_path / str(nth)) as job:
             job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=nth)
+            if point == 0:
+                calls = job.await_event(victim, "calls", iteration=1)["number"]
+                assert list(job.await_all().values()) == [0, 0, 0]
+                continue
             where = job.await_event(victim, "fault")["where"]
             for rank in {0, 1, 2} - {victim}:
                 job.await_event(rank, "returned", SOON_S)
@@ -91,7 +91,7 @@ def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assig
     job.await_events((0, 1), "entered", iteration=1, WORLD_SIZE="2")
     assert job.await_end(3) == 1 and job.await_event(3, "raised")["kind"] == "RankDiscarded"
     if told:
-        board.write_text(json.dumps({"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}) + "\n")
+        board.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
     job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()
@@ -106,15 +106,21 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
     job: Job, tmp_path: Path, first: str, file_store: bool
 ) -> None:
     """The keys that it waits for have been deleted; a server has told it before, a file cannot."""
-    again = [{0: "raise"}] * 3
-    train(job, 3, {}, *again, gone=1, last="go", times={**QUICK, "heartbeat_timeout": 1.0}, file_store=file_store)
+    train(
+        job,
+        3,
+        {},
+        *[{0: "raise"}] * 3,
+        gone=1,
+        last="go",
+        times={**QUICK, "heartbeat_timeout": 1.0},
+        file_store=file_store,
+    )
     job.await_events(range(3), "entered")
     host = [job.pids[2], monitor(tmp_path, 2)]
-    for pid in host:
-        os.kill(pid, signal.SIGSTOP)
+    signal_all(host, signal.SIGSTOP)
     job.await_events(range(2), "entered", iteration=4, WORLD_SIZE="2")
-    for pid in host if first == "rank" else reversed(host):
-        os.kill(pid, signal.SIGCONT)
+    signal_all(host if first == "rank" else reversed(host), signal.SIGCONT)
     if file_store:
         assert job.await_end(2) in (1, -signal.SIGKILL)
     else:
@@ -126,40 +132,37 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
 # --- the store is lost ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("active", "where"), [(2, "function"), (3, "fault"), (3, "barrier")])
-def test_the_host_of_the_store_is_silent(job: Job, tmp_path: Path, active: int, where: str) -> None:
-    """No connection breaks: in the function, on a reserve, when a rank asks the store something, and at the barrier."""
-    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
-    slow = {"plugin": plugin} if where == "barrier" else {}
+@pytest.mark.parametrize(
+    ("where", "active", "signum"),
+    [
+        ("in the function", 2, signal.SIGSTOP),  # and on a reserve
+        ("when a rank asks the store something", 3, signal.SIGSTOP),
+        ("at the barrier", 3, signal.SIGSTOP),
+        ("at the barrier", 3, signal.SIGKILL),
+    ],
+)
+def test_the_store_is_lost(job: Job, tmp_path: Path, where: str, active: int, signum: int) -> None:
+    """Its host is silent, and no connection breaks; or its process ends, and rank 0 learns of that, too."""
+    meets, silent = where == "at the barrier", signum == signal.SIGSTOP
+    slow = {"plugin": SLOW} if meets else {}
     train(job, 3, {1: "on file"}, plugins=True, active=active, meet=False, times=TIMES, **slow)
     job.await_events(range(active), "entered")
     job.await_events(range(3), "initialize")  # a reserve has entered, too: at entry longer bounds apply
-    if where == "barrier":
+    if meets:
         (tmp_path / "fault").touch()
         job.await_events(range(3), "finalize")
-    server = monitor(tmp_path, 0)
-    for pid in (job.pids[0], server):
-        os.kill(pid, signal.SIGSTOP)
+    host = [monitor(tmp_path, 0), *[job.pids[0]] * silent]
+    signal_all(host, signum)
     (tmp_path / "go").touch()
-    if where == "fault":
+    if where == "when a rank asks the store something":
         (tmp_path / "fault").touch()
         job.await_event(1, "fault")
-    store_is_lost(job, (1, 2))
-    assert "is lost" in job.err(1).read_text() and "is lost" in job.err(2).read_text()
-    for pid in (job.pids[0], server):
-        os.kill(pid, signal.SIGKILL)
-    job.await_nothing_left()
-
-
-def test_the_barrier_server_dies_with_the_store(job: Job, tmp_path: Path) -> None:
-    """Rank 2 is not at the barrier yet."""
-    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
-    train(job, 3, {1: "raise"}, plugins=True, plugin=plugin, times=TIMES)
-    job.await_events(range(3), "finalize")
-    os.kill(monitor(tmp_path, 0), signal.SIGKILL)
-    (tmp_path / "go").touch()
-    store_is_lost(job, range(3))
-    job.await_nothing_left()
+    lost = (1, 2) if silent else (0, 1, 2)
+    job.await_events(lost, "raised")
+    if silent:
+        assert all("is lost" in job.err(rank).read_text() for rank in lost)
+        signal_all(host, signal.SIGKILL)
+    all_fail(job, lost, "StoreLost: ", f"127.0.0.1:{job.port}")
 
 
 # --- a monitor process is lost, the store is not ----------------------------------------------------------------------
@@ -169,7 +172,7 @@ def test_the_barrier_server_dies_with_the_store(job: Job, tmp_path: Path) -> Non
 def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int) -> None:
     """The others go on without it. It may learn that from them when its monitor process is stopped, not dead."""
     train(job, 3, {}, times=TIMES)
-    os.kill([job.await_event(rank, "entered")["monitor"] for rank in range(3)][2], signum)
+    os.kill(monitors_of(job, 3)[2], signum)
     late = ["RankDiscarded"] if signum == signal.SIGSTOP else []
     assert job.await_event(2, "raised")["kind"] in ["StoreLost", *late]
     all_return(job, range(2))
@@ -177,43 +180,19 @@ def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int) -> Non
 
 def test_the_barrier_server_dies(job: Job, tmp_path: Path) -> None:
     """With rank 0, as a host does, while rank 1 is at the barrier and rank 2 is not: one of them takes over."""
-    plugin = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}
-    train(job, 3, {1: "raise"}, plugins=True, plugin=plugin, times=TIMES_OF_A_BARRIER, file_store=True)
+    train(job, 3, {1: "raise"}, plugins=True, plugin=SLOW, times=TIMES_OF_A_BARRIER, file_store=True)
     job.await_events(range(3), "finalize")
-    server = monitor(tmp_path, 0)
-    os.kill(server, signal.SIGKILL)
-    job.kill(0)
+    signal_all([monitor(tmp_path, 0), job.pids[0]], signal.SIGKILL)
     (tmp_path / "go").touch()
     all_return(job, range(1, 3))
     assert any("this rank serves the barrier" in job.err(rank).read_text() for rank in (1, 2))
 
 
-# --- a server outside -------------------------------------------------------------------------------------------------
-
-
-def test_a_server_outside_is_silent_while_ranks_enter(job: Job) -> None:
-    """The kernel accepts connections."""
-    job.start_rank("serve", 9, 0)
-    job.await_event(9, "serving")
-    job.kill(9, signal.SIGSTOP)
-    train(job, 2, {}, times=TIMES, store_timeout=1.0)
-    for rank in range(2):
-        first = job.await_event(rank, "raised")["chain"][0]
-        assert "StoreLost: the store cannot be reached" in first and f"127.0.0.1:{job.port}" in first
-        assert job.await_end(rank) == 1
-    job.kill(9)
-    job.await_nothing_left()
-
-
 def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_path: Path) -> None:
     job.start("garbage", 3, module="scenarios_lost", times=TIMES)
     assert job.await_event(1, "fault")["number"] == 1
-    for rank in range(3):
-        first = job.await_event(rank, "raised")["chain"][0]
-        assert first.startswith("InternalError: the barrier server failed") and "JSONDecodeError" in first
-        assert job.await_end(rank) == 1
+    all_fail(job, range(3), "InternalError: the barrier server failed", "JSONDecodeError")
     assert "JSONDecodeError" in log(tmp_path, 0)
-    job.await_nothing_left()
 
 
 def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -> None:
@@ -230,20 +209,24 @@ def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -
 
 
 def test_ranks_that_never_come_are_named(job: Job) -> None:
-    times = {**TIMES_OF_A_BARRIER, "barrier_timeout": 4.0}
-    job.start("train", 5, ranks=[0, 1, 3], times=times)
-    for rank in (0, 1, 3):
-        raised = job.await_event(rank, "raised")
-        assert raised["kind"] == "BarrierTimeout" and "ranks 2 4 did not" in raised["chain"][0]
-        assert job.await_end(rank) == 1
-    job.await_nothing_left()
+    job.start("train", 5, ranks=[0, 1, 3], times={**TIMES_OF_A_BARRIER, "barrier_timeout": 4.0})
+    all_fail(job, (0, 1, 3), "BarrierTimeout: ", "ranks 2 4 did not")
 
 
 def test_a_rank_0_that_never_comes_is_named(job: Job) -> None:
     job.start("train", 2, ranks=[1], store_timeout=0.5)
-    assert f"127.0.0.1:{job.port} (MASTER_ADDR" in job.await_event(1, "raised")["chain"][0]
-    assert job.await_end(1) == 1
-    job.await_nothing_left()
+    all_fail(job, [1], f"127.0.0.1:{job.port} (MASTER_ADDR")
+
+
+def test_a_server_outside_is_silent_while_ranks_enter(job: Job) -> None:
+    """The kernel accepts connections."""
+    job.start_rank("serve", 9, 0)
+    job.await_event(9, "serving")
+    job.kill(9, signal.SIGSTOP)
+    train(job, 2, {}, times=TIMES, store_timeout=1.0)
+    job.await_events(range(2), "raised")
+    job.kill(9)
+    all_fail(job, range(2), "StoreLost: the store cannot be reached", f"127.0.0.1:{job.port}")
 
 
 def test_two_processes_with_one_rank(job: Job) -> None:
