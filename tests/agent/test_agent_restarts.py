@@ -6,10 +6,8 @@ import os
 import re
 import signal
 
-import minicluster_init as init
 import pytest
 from agent_harness import Rig, until
-from stage import await_end
 
 CLIENT = """
 from nvrx_slurm.fault_tolerance import RankMonitorClient
@@ -120,29 +118,6 @@ os.kill(os.getpid(), signal.SIGSTOP)
     assert one.wait() == 1
     cause = one.text.rpartition("first cause:")[2]
     assert f"pid {worker}" in cause and "hung: no heartbeat for 1." in cause
-
-
-# --- nothing outlives the agent --------------------------------------------------------------------------------------
-
-FAMILY = """
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-                          "print('child up', flush=True); time.sleep(1000)"])
-say("family", os.getpid(), child.pid)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-"""
-
-
-def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
-    one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
-    pids = [int(pid) for rank in (0, 1) for pid in one.line(rf"\[rank {rank}\] family (\d+) (\d+)").groups()]
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] child up")
-    until(lambda: len(one.monitors()) == 2, "both monitors")
-    processes = [init.process(pid) for pid in (*pids, *one.monitors())]
-    assert None not in processes
-    one.signal(signal.SIGKILL)
-    assert await_end(processes, 10.0) == []
-    assert one.wait() == -signal.SIGKILL
 
 
 def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) -> None:
