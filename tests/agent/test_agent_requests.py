@@ -52,10 +52,8 @@ def test_the_coordinator_s_node_can_be_excluded_too(rig: Rig) -> None:
 
 def test_shutdown_from_one_node_ends_all_with_the_chosen_code(rig: Rig) -> None:
     """The usual way: ask, then die of the same exception. The request was first, so it decides."""
-    script = rig.script(
-        ASKING
-        + "if RANK == 2:\n    ask('ShutdownWorkload', 'loss is NaN')\n    raise ValueError('loss is NaN')\nforever()"
-    )
+    asks = "if RANK == 2:\n    ask('ShutdownWorkload', 'loss is NaN')\n    raise ValueError('loss is NaN')\nforever()"
+    script = rig.script(ASKING + asks)
     nodes = rig.nodes(3, "3", script, "--max-restarts=5", "--ft-no-restart-exit-code=7")
     assert [one.wait() for one in nodes] == [7] * 3
     for one in nodes:
