@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from agent_harness import WAIT_S, Rig
+from agent_harness import CLIENT, WAIT_S, Rig
 
 from nvrx_slurm.errors import ExitCode
 
 # Every worker is monitored; `ask("ExcludeThisNode", why)` returns when its agent has been told.
-ASKING = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
-client = RankMonitorClient()
-client.init_workload_monitoring()
+ASKING = CLIENT + """
+from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
 NODE = int(os.environ["NVRX_INFRA_RANK"])
 def ask(action, why):
     client.send_workload_control_request(WorkloadControlRequest(WorkloadAction[action], why))
@@ -19,7 +17,7 @@ def saved(iteration):
         file.write(str(iteration))
     os.replace(f"latest.{RANK}", "latest")
 say("up", CYCLE, "group", GROUP)
-"""
+"""  # fmt: skip
 # Each cycle fails, and on another rank than the one before (else it is a crash loop, which is slowed down).
 FAILS = """
 if RANK == CYCLE % 2:
@@ -75,11 +73,8 @@ def test_cycles_without_progress_end_the_job(rig: Rig) -> None:
 
 def test_a_rank_with_the_exception_hook_is_gone_at_once(rig: Rig) -> None:
     """Without it, this job would hang: the rank waits for its thread."""
-    script = rig.script(
-        ASKING + "import threading\nthreading.Thread(target=forever_after).start()\nraise ValueError('x')"
-    )
-    text = (rig.dir / "work.py").read_text()
-    (rig.dir / "work.py").write_text(text.replace("NODE = ", "def forever_after():\n    time.sleep(1000)\nNODE = "))
+    waits = "import threading\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nraise ValueError('x')"
+    script = rig.script(ASKING + waits)
     one = rig.run(script, "--ft-install-exception-hook=true")
     assert one.wait(WAIT_S) == ExitCode.FAILED
     cause = rig.result["first_cause"]
