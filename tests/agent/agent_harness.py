@@ -43,6 +43,12 @@ def gate(name="go"):
     while not os.path.exists(os.path.join(os.environ["NVRX_TEST_GATES"], name)):
         time.sleep(0.01)
 """
+# More of the head, where ranks are monitored.
+CLIENT = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+"""
 
 
 def free_port() -> int:
