@@ -37,10 +37,14 @@ def test_how_an_iteration_ends(script: list[tuple[object, str | None]], state: P
     assert play(*BEGIN, *script).state is state
 
 
+FAULTED, STOPPED = (ph.Faulted(), "tell_fault"), (ph.Stopped(), "await_abort")
+COMPLETED = [(ph.Returned(), "complete"), *ENDS]
+
+
 def test_a_fault_before_the_function_is_called() -> None:
     for place in (2, 3, 4):
-        play(*BEGIN[:place], (ph.Stopped(), "await_abort"), *RESTART)
-    play(*BEGIN[:3], (ph.Faulted(), "tell_fault"), *RESTART)
+        play(*BEGIN[:place], STOPPED, *RESTART)
+    play(*BEGIN[:3], FAULTED, *RESTART)
 
 
 def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
@@ -48,15 +52,10 @@ def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
 
 
 def test_a_fault_that_nobody_waits_for_any_more() -> None:
-    assert play(*BEGIN, (ph.Faulted(), "tell_fault"), (ph.Completed(), "leave"), LEAVES[1]).state is Phase.GONE
+    assert play(*BEGIN, FAULTED, (ph.Completed(), "leave"), LEAVES[1]).state is Phase.GONE
 
 
 def test_a_rank_can_leave_from_everywhere() -> None:
-    for place in range(1, len(BEGIN) + 1):
-        assert play(*BEGIN[:place], *LEAVES).state is Phase.GONE
-    for place in range(1, len(RESTART)):
-        play(*BEGIN, *RESTART[:place], *LEAVES)
-    play(*BEGIN, (ph.Faulted(), "tell_fault"), *LEAVES)
-    play(*BEGIN, (ph.Returned(), "complete"), *LEAVES)
-    for place in (1, 2):
-        play(*BEGIN, (ph.Returned(), "complete"), *ENDS[:place], *LEAVES)
+    for way in ([*BEGIN, *RESTART[:-1]], [*BEGIN, FAULTED], [*BEGIN, *COMPLETED[:-1]]):
+        for place in range(1, len(way) + 1):
+            assert play(*way[:place], *LEAVES).state is Phase.GONE

@@ -55,7 +55,7 @@ def connections() -> Iterator[list[Any]]:
     yield [torch.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(MOST_RANKS)]
 
 
-@pytest.fixture(params=["memory", "HashStore", "TCPStore", "without stable"])
+@pytest.fixture(params=["memory", "TCPStore", "without stable"])
 def views(request: pytest.FixtureRequest) -> Views:
     if request.param == "memory":
         return in_memory()
@@ -64,7 +64,7 @@ def views(request: pytest.FixtureRequest) -> Views:
         mine = [torch.PrefixStore(request.node.name, one) for one in request.getfixturevalue("connections")]
         return lambda iteration, rank: TorchView(mine[rank], iteration)
     shared = torch.HashStore()
-    return lambda iteration, _: shared if request.param == "without stable" else TorchView(shared, iteration)
+    return lambda iteration, _: shared
 
 
 class Ranks:

@@ -107,9 +107,8 @@ def test_a_wrong_type_is_told(make: Callable[[Any], Any], bad: Any, sentence: st
         make(bad)
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
+def test_a_value_that_cannot_be_is_told() -> None:
+    for make, why in (
         (lambda: CudaHealthCheck(timedelta(0)), "must be longer than 0 s, not 0:00:00"),
         (lambda: ra.MaxActiveWorldSize(0), "max_active_world_size"),
         (lambda: ra.ActiveWorldSizeDivisibleBy(0), "divisor"),
@@ -117,8 +116,6 @@ def test_a_wrong_type_is_told(make: Callable[[Any], Any], bad: Any, sentence: st
         (lambda: ra.Layer(min_ranks=3, max_ranks=2), "max_ranks"),
         (lambda: ra.Layer(min_ranks=0, max_ranks=0), "max_ranks"),
         (lambda: RetryController(min_world_size=-1), "RetryController: min_world_size"),
-    ],
-)
-def test_a_value_that_cannot_be_is_told(make: Callable[[], Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        make()
+    ):
+        with pytest.raises(ValueError, match=why):
+            make()
