@@ -57,7 +57,7 @@ def test_opened_twice_and_closed_unopened_are_errors_that_change_nothing():
 
 @pytest.mark.parametrize(
     ("iteration", "warm"),
-    [((), 2), ((iter([1000, 1000, 1001, 1002, 1003]).__next__,), 3)],  # the training's own iteration counts where it is known
+    [((), 2), ((iter([1000, 1000, 1001, 1002, 1003]).__next__,), 3)],  # the training's own iteration, if known, counts
 )
 def test_the_first_steps_have_a_slot_of_their_own_and_count_as_warmup(iteration, warm):
     book = Sections(NAMES, 2, 1, *iteration)

@@ -163,21 +163,9 @@ class Fast:
         return {self.topology.slots[leaf] for leaf in healthy(self.places)}
 
 
-def check_bounds(levels: Sequence[Level], keys: Keys, fast: Fast) -> None:
-    """Every active rank once, alive; each branch within its layer's bounds."""
-    active, alive = set(fast.active), fast.alive
-    assert sorted(place for place in fast.places if place >= 0) == list(range(len(active)))
-    assert active <= alive
-    for depth, level in enumerate(levels, start=1):
-        for branch in {path[:depth] for path in keys}:
-            inside = {slot for slot, path in enumerate(keys) if path[:depth] == branch}
-            assert level.max_ranks is None or len(inside & active) <= level.max_ranks
-            assert not inside & alive or len(inside & alive) >= level.min_ranks
-
-
 @settings(max_examples=200, deadline=None)
 @given(stories())
-def test_equal_to_the_slow_one_and_within_bounds(
+def test_equal_to_the_slow_one(
     story: tuple[list[Level], Keys, int | None, list[set[int]]],
 ) -> None:
     levels, keys, divisor, rounds = story
@@ -189,7 +177,6 @@ def test_equal_to_the_slow_one_and_within_bounds(
             slow.lose(died)
         assert (fast.active, fast.alive) == (slow.active, slow.alive)
         assert [fast.topology.slots[leaf] for leaf in range(len(keys))] == slow.order
-        check_bounds(levels, keys, fast)
 
 
 @settings(max_examples=100, deadline=None)
