@@ -60,23 +60,6 @@ def test_only_the_selected_ones_are_needed_and_changed():
         learn_sections(seen, 0.0, 5.0, CONFIGURED, ["c"])
 
 
-@given(st.dictionaries(names, times, min_size=1), times, st.floats(1, 100), st.data())
-def test_a_learned_limit_lies_between_the_old_one_and_what_was_seen(seen, outside, factor, data):
-    configured = SectionTimeouts(dict.fromkeys(seen))
-    current = data.draw(
-        st.just(configured)
-        | st.builds(lambda limit: SectionTimeouts(dict.fromkeys(seen, limit), limit, frozenset(seen), True), times)
-    )
-    new = learn_sections(seen, outside, factor, current)
-    assert new.were_calculated and new.are_valid
-    for name, took in seen.items():
-        before = current.section[name]
-        ends = sorted([factor * took, factor * took if before is None else before])
-        assert ends[0] * (1 - 1e-9) <= new.section[name] <= ends[1] * (1 + 1e-9)
-        if before is None:
-            assert new.section[name] >= took  # what was seen once is allowed
-
-
 heartbeats = st.just(HeartbeatTimeouts()) | st.builds(HeartbeatTimeouts, times, times, st.booleans())
 
 

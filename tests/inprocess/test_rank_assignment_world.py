@@ -129,8 +129,6 @@ EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
         grouped(host, **EIGHT),  # 001
         lambda: Compose(ra.ActivateAllRanks(), grouped(lambda state: state.rank // 8, **EIGHT)()),  # 002
         lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=host, **EIGHT)),  # 004
-        lambda: ra.FilterCountGroupedByKey(host, **EIGHT),
-        lambda: Compose(ra.MaxActiveWorldSize(100), ra.FilterCountGroupedByKey(host, **EIGHT)),
     ],
 )
 def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]) -> None:

@@ -213,7 +213,6 @@ SPARES = Level(1, 2, reserve=True)
 ONE_HOST = [("root",)] * 8
 # levels, keys, world size filter; active slots at first, then (slots that die, active slots) in turn
 EXAMPLES: dict[str, tuple[list[Level], Keys, int | None, list[int], list[tuple[set[int], list[int]]]]] = {
-    "depth-first up to each maximum": ([Level(1, 5), Level(1, 2)], hosts(3, 3, 3), None, [0, 1, 3, 4, 6], []),
     "the nearest spare": ([RESERVE, SPARES], hosts(3, 4), None, [0, 1, 3, 4], [({4, 0}, [2, 1, 3, 5])]),
     "without RESERVE the search ends": ([Level(1, 3), SPARES], hosts(2, 3), None, [0, 1, 2], [({0}, [1, 2])]),
     "BACKFILL in a host": (
@@ -259,9 +258,7 @@ def test_a_filter_that_cannot_be_met(wanted: object) -> None:
         Fast([Level()], ONE_HOST, lambda size: wanted)  # type: ignore[arg-type, return-value]
 
 
-def test_one_root_for_all_and_no_filter_for_none() -> None:
-    with pytest.raises(TopologyError, match="rank 0 has 'a' and rank 2 has 'b'"):
-        Topology([Level()], {0: ("a",), 1: ("a",), 2: ("b",)})
+def test_no_filter_for_none() -> None:
     asked: list[int] = []
     fast = Fast([Level(4)], [("root",)] * 4, lambda size: asked.append(size) or size)
     fast.lose({0})
