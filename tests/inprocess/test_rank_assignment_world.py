@@ -1,9 +1,9 @@
-"""Rank assignments that need all ranks: threads as ranks, over stores in memory and torch's own."""
+"""Rank assignments that need all ranks: threads as ranks, over a store in memory and one of torch's."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import cycle
@@ -22,49 +22,20 @@ from nvrx_slurm.inprocess.state import State
 
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
-MOST_RANKS = 9
-Views = Callable[[int, int], Any]  # iteration, initial rank -> the store of its assignment
-
-
-class TorchView:
-    """torch's stores as the wrapper hands them out."""
-
-    def __init__(self, store: Any, iteration: int) -> None:
-        from torch.distributed import PrefixStore
-
-        self._store = PrefixStore(f"iteration/{iteration}", store)
-        self.stable = PrefixStore("stable", store)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+Views = Callable[[int], Any]  # iteration -> the store of its assignment
 
 
 def in_memory() -> Views:
-    store = MemoryStore()
-    return lambda iteration, _: store.iteration(iteration)
+    return MemoryStore().iteration
 
 
-@pytest.fixture(scope="module")
-def connections() -> Iterator[list[Any]]:
-    """To one TCPStore, one for each rank, because a connection waits for one thing at a time.
-
-    Made once and in advance: torch asks the name server about each, which may take seconds.
-    """
-    torch = pytest.importorskip("torch.distributed")
-    server = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    yield [torch.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(MOST_RANKS)]
-
-
-@pytest.fixture(params=["memory", "HashStore", "TCPStore", "without stable"])
+@pytest.fixture(params=["memory", "torch"])
 def views(request: pytest.FixtureRequest) -> Views:
+    """The tests of the wrapper have a TCPStore, as the wrapper hands it out."""
     if request.param == "memory":
         return in_memory()
-    torch = pytest.importorskip("torch.distributed")
-    if request.param == "TCPStore":
-        mine = [torch.PrefixStore(request.node.name, one) for one in request.getfixturevalue("connections")]
-        return lambda iteration, rank: TorchView(mine[rank], iteration)
-    shared = torch.HashStore()
-    return lambda iteration, _: shared if request.param == "without stable" else TorchView(shared, iteration)
+    shared = pytest.importorskip("torch.distributed").HashStore()  # without `stable`
+    return lambda _: shared
 
 
 class Ranks:
@@ -84,7 +55,7 @@ class Ranks:
         found: dict[int, State] = {}
 
         def one(rank: int) -> None:
-            ctx = ra.RankAssignmentCtx(self.states[rank], self.views(self.iteration, rank), terminated)
+            ctx = ra.RankAssignmentCtx(self.states[rank], self.views(self.iteration), terminated)
             try:
                 found[rank] = ra.assign(self.plugins[rank], ctx)
             except BaseException as error:
@@ -158,8 +129,6 @@ EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
         grouped(host, **EIGHT),  # 001
         lambda: Compose(ra.ActivateAllRanks(), grouped(lambda state: state.rank // 8, **EIGHT)()),  # 002
         lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=host, **EIGHT)),  # 004
-        lambda: ra.FilterCountGroupedByKey(host, **EIGHT),
-        lambda: Compose(ra.MaxActiveWorldSize(100), ra.FilterCountGroupedByKey(host, **EIGHT)),
     ],
 )
 def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]) -> None:

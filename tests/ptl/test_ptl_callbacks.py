@@ -160,24 +160,6 @@ def test_sections_through_two_jobs(run: Run, any_package: str) -> None:
     assert said["unwrapped"] and said["hangs"] == []
 
 
-def test_a_batch_that_hangs_is_in_section_step(run: Run, any_package: str) -> None:
-    code = """
-    SECTIONS["rank_section_timeouts"]["step"] = 1.0
-    class Hang(Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 3:
-                said["sentence"] = monitor.wait_for_hang(30.0)
-                sys.exit(3)
-    with standalone_monitor(**SECTIONS) as monitor:
-        try:
-            fit(FaultToleranceSectionsCallback(False, False), Hang())
-        except SystemExit as error:
-            said["code"] = error.code
-    """
-    said, _ = run(any_package, code)
-    assert said["sentence"].startswith("in section 'step' for 1.0") and said["code"] == 3
-
-
 def test_failures_and_exits(run: Run, any_package: str) -> None:
     """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
     code = """
