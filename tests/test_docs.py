@@ -30,6 +30,7 @@ TEXTS = sorted(
 MIGRATING = (DOCS / "how-to/migrate-from-torchrun.md", DOCS / "how-to/migrate-from-nvrx.md")
 STATUSES = {"same", "renamed", "no effect", "refused", "not needed"}
 BOUND_S = 100
+LAUNCHER = ["-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node", "2"]
 BY_FLAG = {flag: item for item in SETTINGS.values() for flag in item.flags}
 BY_VARIABLE = {name: item for item in SETTINGS.values() for name in item.env}
 
@@ -106,9 +107,7 @@ def test_marked_snippets_run(fence: Fence, tmp_path: Path) -> None:
     """`run`: by Python; `launch FLAGS`: by nvrx-run with these flags, two ranks on this machine."""
     script = tmp_path / "snippet.py"
     script.write_text(fence.text)
-    flags = fence.info[2:] if fence.info[1] == "launch" else None
-    done = run(script, flags, clean_environment())
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(script, [*LAUNCHER, *fence.info[2:]] if fence.info[1] == "launch" else [], clean_environment())
 
 
 def clean_environment() -> dict[str, str]:
@@ -117,12 +116,10 @@ def clean_environment() -> dict[str, str]:
     return env | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
 
 
-def run(script: Path, flags: tuple[str, ...] | None, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable]
-    if flags is not None:
-        command += ["-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node", "2", *flags]
-    command.append(str(script))
-    return subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=BOUND_S)
+def run(script: Path, launcher: list[str], env: dict[str, str]) -> None:
+    command = [sys.executable, *launcher, str(script)]
+    done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def nvrx_run_lines() -> Iterator[tuple[Fence, list[str]]]:
@@ -170,9 +167,9 @@ def test_links_lead_somewhere() -> None:
 
 def source_text() -> str:
     """All programs and scripts of ours but the tests."""
-    suffixes = (".py", ".sh", ".sbatch", "")
-    inside = [path for path in our_files() if path.relative_to(REPO).parts[0] not in ("docs", "tests")]
-    return "\n".join(path.read_text(errors="replace") for path in inside if path.suffix in suffixes)
+    programs = [path for path in our_files() if path.suffix in (".py", ".sh", ".sbatch", "")]
+    inside = [path for path in programs if path.relative_to(REPO).parts[0] not in ("docs", "tests")]
+    return "\n".join(path.read_text(errors="replace") for path in inside)
 
 
 def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, str]]:
@@ -181,7 +178,6 @@ def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, s
         if header[0] not in headers:
             continue
         for row in rows:
-            assert len(row) == len(header), f"a cell too many or too few: {row}"
             cells = dict(zip(header, row, strict=True))
             assert cells["status"] in STATUSES, row
             yield code(row[0]), code(cells.get("ours", "")), cells["status"], " | ".join(row)
@@ -194,13 +190,9 @@ def test_variables_exist() -> None:
     rows = migrating_rows("variable", "class")
     theirs = {name for names, _, status, _ in rows if status == "not needed" for name in names}
     assert len(theirs) > 10
-    wrong = [
-        f"{where(path)}: {name}"
-        for path in TEXTS
-        for name in variable.findall(path.read_text())
-        if name not in known and not (path in MIGRATING and name in theirs)
-    ]
-    assert wrong == []
+    for path in TEXTS:
+        unknown = set(variable.findall(path.read_text())) - known - (theirs if path in MIGRATING else set())
+        assert unknown == set(), where(path)
 
 
 # --- migrating -----------------------------------------------------------------------------------------------------
@@ -209,20 +201,18 @@ FLAG_ROWS = list(migrating_rows("torchrun", "`ft_launcher`"))
 THEIR_FLAGS = {flag for theirs, _, _, _ in FLAG_ROWS for flag in theirs}
 
 
-def check(item: Setting | None, name: str, status: str) -> None:
-    assert (item is None) == (status == "not needed"), name
-    if item is not None:
-        assert item.built == (status != "refused"), name  # config/test_config_resolve.py: it is refused
-        assert bool(item.no_effect) == (status == "no effect"), f"{name}: {item.no_effect!r}"
+def agrees(item: Setting | None, status: str) -> bool:
+    if item is None or status == "not needed":
+        return item is None and status == "not needed"
+    # config/test_config_resolve.py: what is not built is refused
+    return item.built == (status != "refused") and bool(item.no_effect) == (status == "no effect")
 
 
 def test_flags_of_theirs() -> None:
-    for theirs, ours, status, _ in FLAG_ROWS:
-        for flag in theirs:
-            check(BY_FLAG.get(flag), flag, status)
-        for name in ours:
-            known = BY_FLAG.get(name) or BY_VARIABLE.get(name)
-            assert known is not None and known.built, f"{name} is no setting that works"
+    for theirs, ours, status, row in FLAG_ROWS:
+        assert all(agrees(BY_FLAG.get(flag), status) for flag in theirs), row
+        known = [BY_FLAG.get(name) or BY_VARIABLE.get(name) for name in ours]
+        assert all(item is not None and item.built for item in known), row
 
 
 def test_all_flags_are_in_the_tables() -> None:
@@ -235,12 +225,9 @@ def test_all_flags_are_in_the_tables() -> None:
 
 @pytest.mark.torch
 def test_all_of_torchruns_flags_are_in_the_tables() -> None:
-    program = (
-        "from torch.distributed.run import get_args_parser as parser\n"
-        "print(*(word for action in parser()._actions for word in action.option_strings))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S, check=True)
-    theirs = {"--" + spelling(word[2:]) if word.startswith("--") else word for word in done.stdout.split()}
+    program = "from torch.distributed.run import get_args_parser as p; print(*p()._option_string_actions)"
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=BOUND_S)
+    theirs = {"--" + spelling(word[2:]) if word.startswith("--") else word for word in said.split()}
     assert len(theirs) > 20 and theirs - THEIR_FLAGS == {"-h", "--help"}
 
 
@@ -251,8 +238,7 @@ def test_rdzv_conf_keys() -> None:
             with pytest.raises(UsageError, match=f"{key} {UNSUPPORTED}"):
                 resolve(flags, {})
         else:
-            notes = resolve(flags, {}).notes
-            assert any("no effect" in note for note in notes) == (status == "no effect"), key
+            assert ("no effect" in " ".join(resolve(flags, {}).notes)) == (status == "no effect"), key
 
 
 def test_variables_that_workers_get(tmp_path: Path) -> None:
@@ -261,8 +247,7 @@ def test_variables_that_workers_get(tmp_path: Path) -> None:
     script.write_text("import os; open('names.' + os.environ['RANK'], 'w').write(' '.join(os.environ))")
     names = ("OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
     env = {name: value for name, value in clean_environment().items() if name not in names}
-    done = run(script, (), env)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(script, LAUNCHER, env)
     page = (DOCS / "reference/environment.md").read_text()
     section = page.partition("## Variables that workers get\n")[2].partition("\n#")[0]
     documented = {name for name in code(section) if name == name.upper()}
@@ -275,11 +260,10 @@ def test_variables_of_theirs() -> None:
     assert len(variables) >= 40
     for name, status in variables:
         item = BY_VARIABLE.get(name)
-        used = re.search(rf"""["']{name}["']""", source) is not None
         if item is not None or status == "refused":
-            check(item, name, status)
+            assert agrees(item, status), name
         else:
-            assert used == (status == "same"), name
+            assert bool(re.search(rf"""["']{name}["']""", source)) == (status == "same"), name
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ class RankMonitor(RestartedProcess):
             return Page(self._life.page_fd)
         except (OSError, PageError) as error:  # no memory; or not our page any more
             self._life.broken = True
-            self._say_unmonitored(error)
+            log.warning("local rank %d gets no warnings any more: %s", self._local_rank, error)
             return None
 
     # --- the process ------------------------------------------------------------------------------

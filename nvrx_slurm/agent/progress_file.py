@@ -9,6 +9,7 @@ from nvrx_slurm.system import bounded
 
 READ_TIMEOUT_S = 5.0
 _HANGS = f"its file system does not answer within {READ_TIMEOUT_S:g} s"
+_MAX_DIGITS = 18  # an iteration has to fit into a message
 _MAX_BYTES = 4096
 
 
@@ -81,4 +82,6 @@ def _parse(content: bytes) -> int:
         raise _Unusable("it is empty")
     if not text.isdigit():  # of bytes: ASCII digits only
         raise _Unusable(f"it must hold one integer of 0 or more, not {text[:40].decode('ascii', 'backslashreplace')!r}")
+    if len(text) > _MAX_DIGITS:
+        raise _Unusable(f"{text[:_MAX_DIGITS].decode()}... is no iteration")
     return int(text)

@@ -190,7 +190,8 @@ class Workers:
         reason = gone.reason[:_MAX_REASON_CHARS]
         note = {"v": _BOARD_VERSION, "cycle": gone.cycle, "ranks": list(gone.ranks), "why": reason}
         try:
-            with self._board.open("ab", buffering=0) as file:  # readers see whole lines only
+            with self._board.open("r+b", buffering=0) as file:  # it is never made anew: readers know their place in it
+                file.seek(0, os.SEEK_END)
                 file.write(json.dumps(note).encode() + b"\n")
         except OSError as error:
             self._console.say(f"the wrappers will hear of dead ranks late: {self._board}: {error.strerror}")

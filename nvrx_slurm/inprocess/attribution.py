@@ -15,8 +15,11 @@ def clean(text: str) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Text of an exception."""
-    return clean(str(error))
+    """Text of an exception; a replacement if its `__str__` fails."""
+    try:
+        return clean(str(error))
+    except Exception as another:  # not BaseException: a SystemExit may come from a signal handler
+        return f"(its text cannot be had: {type(another).__name__} in __str__)"
 
 
 def describe(error: BaseException) -> str:

@@ -5,6 +5,7 @@ Workers are plain Python scripts. Every wait ends after WAIT_S at the latest.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -40,8 +41,18 @@ def forever():
     while True:
         signal.pause()
 def gate(name="go"):
-    while not os.path.exists(os.path.join(os.environ["NVRX_TEST_GATES"], name)):
-        time.sleep(0.01)
+    path = os.path.join(os.environ["NVRX_TEST_GATES"], name)
+    try:
+        os.mkfifo(path)
+    except FileExistsError:
+        pass
+    os.close(os.open(path, os.O_RDONLY))  # waits until Rig.open() has it open for writing
+"""
+# More of the head, where ranks are monitored.
+CLIENT = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
 """
 
 
@@ -157,6 +168,7 @@ class Rig:
         self.logs = directory / "logs"
         self.port = free_port()
         self.launchers: list[Launcher] = []
+        self._opened: list[int] = []  # gates
         self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
 
@@ -168,7 +180,9 @@ class Rig:
 
     def open(self, name: str = "go") -> None:
         """Let the workers pass that wait, or will wait, at the gate `name`."""
-        (self.dir / name).touch()
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self.dir / name)
+        self._opened.append(os.open(self.dir / name, os.O_RDWR))
 
     def env(self, **more: str) -> dict[str, str]:
         """Environment of a launcher: ours without Slurm's, and marked."""
@@ -214,6 +228,8 @@ class Rig:
 
     def close(self) -> None:
         """Reap all launchers, then fail if anything of ours is left: processes, or sockets in TMPDIR."""
+        for fd in self._opened:
+            os.close(fd)
         unfinished = [one.pid for one in self.launchers if one.process.returncode is None]
         for one in self.launchers:
             one.close()

@@ -33,16 +33,16 @@ def kill(one: Launcher, workers: list[int]) -> None:
 
 
 def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(rig: Rig) -> None:
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT"
-    script = rig.script(f"say(json.dumps({{n: os.environ[n] for n in {names.split()!r}}}))")
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"]
+    script = rig.script("say(json.dumps(dict(os.environ)))")
     place = ("--nnodes=2:2", f"--rdzv-endpoint=127.0.0.1:{rig.port}", "--rdzv-id=unranked", "--nproc-per-node=2")
     both = [rig.run(script, *place) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
     told = [json.loads(rig.log(0, rank, "out")) for rank in range(4)]
-    assert [(t["RANK"], t["LOCAL_RANK"], t["GROUP_RANK"]) for t in told] == [
-        ("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1"),
+    assert [[t[n] for n in names] for t in told] == [
+        ["0", "0", "4", "2", "0", "2"], ["1", "1", "4", "2", "0", "2"],
+        ["2", "0", "4", "2", "1", "2"], ["3", "1", "4", "2", "1", "2"],
     ]  # fmt: skip
-    assert {t["WORLD_SIZE"] + t["LOCAL_WORLD_SIZE"] + t["GROUP_WORLD_SIZE"] for t in told} == {"422"}
     assert len({(t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told}) == 1 and told[0]["MASTER_ADDR"] == "127.0.0.1"
     agents = {path.stem.removeprefix("agent_") for path in rig.run_dir.glob("events/agent_*.jsonl")}
     nodes = {path.name.removeprefix("node_") for path in rig.run_dir.glob("cycle_0/node_*")}
@@ -126,18 +126,16 @@ def test_lost_coordinator_ends_the_others_with_96(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "conf", "code", "why"),
+    ("rank", "conf", "code", "why"),
     [
-        ((0,), "join_timeout=2,last_call_timeout=0.1", 94, "2 s (join timeout) are over; 1 of at least 3 nodes are"),
-        ((1,), "join_timeout=1", 96, "no coordinator could be reached within 1 s (join timeout); last try: 127.0.0.1:"),
+        (0, "join_timeout=2,last_call_timeout=0.1", 94, "2 s (join timeout) are over; 1 of at least 3 nodes are"),
+        (1, "join_timeout=1", 96, "no coordinator could be reached within 1 s (join timeout); last try: 127.0.0.1:"),
     ],
-)  # fmt: skip
-def test_a_job_that_never_meets_ends_on_all_that_came(
-    rig: Rig, ranks: tuple[int, ...], conf: str, code: int, why: str
-) -> None:
-    nodes = [rig.node(rank, "3:4", rig.script("forever()"), f"--rdzv-conf={conf}") for rank in ranks]
-    assert [one.wait() for one in nodes] == [code] * len(nodes)
-    assert all(f"code {code}: {why}" in one.said[-1] for one in nodes)
+)
+def test_a_job_that_never_meets_ends(rig: Rig, rank: int, conf: str, code: int, why: str) -> None:
+    one = rig.node(rank, "3:4", rig.script("forever()"), f"--rdzv-conf={conf}")
+    assert one.wait() == code
+    assert f"code {code}: {why}" in one.said[-1]
 
 
 def test_second_agent_of_a_node_replaces_the_first(rig: Rig) -> None:

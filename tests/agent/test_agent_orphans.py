@@ -18,15 +18,14 @@ def helper(place, note):
     ready_r, ready_w = os.pipe()
     if os.fork() == 0:
         os.close(ready_r)
-        if place == "daemon":
+        if place == "setpgid":
+            os.setpgid(0, 0)
+        else:
             os.setsid()
+        if place == "daemon":
             if os.fork():
                 os._exit(0)
             os.setsid()
-        elif place == "setsid":
-            os.setsid()
-        else:
-            os.setpgid(0, 0)
         if place == "setsid" and os.fork() == 0:
             os.setsid()  # below one that will be killed
             os.write(ready_w, b"%d " % os.getpid())
@@ -45,9 +44,7 @@ def gone(pid: int) -> bool:
 
 
 def test_orphans_of_a_crash_are_gone_in_the_next_cycle(rig: Rig) -> None:
-    script = rig.script(
-        HELPERS
-        + """
+    script = rig.script(HELPERS + """
 pids = os.path.join(os.environ["NVRX_TEST_GATES"], "pids")
 if CYCLE == 0:
     note = []
@@ -59,8 +56,7 @@ for pid in json.load(open(pids)):
     while os.path.exists(f"/proc/{pid}"):  # reaped, too
         os.sched_yield()
 say("all gone")
-"""
-    )
+""")  # fmt: skip
     one = rig.run(script, "--max-restarts=1")
     assert one.wait() == 0
     one.line("all gone")
@@ -69,17 +65,14 @@ say("all gone")
 
 @pytest.mark.parametrize("place", ["setsid", "daemon"])
 def test_after_a_success_they_live_until_the_agent_ends(rig: Rig, place: str) -> None:
-    script = rig.script(
-        HELPERS
-        + f"""
+    script = rig.script(HELPERS + f"""
 if RANK == 0:
     note = []
     helper({place!r}, note)
     say("left", note[-1], "by", os.getpid())
     sys.exit()
 gate()
-"""
-    )
+""")  # fmt: skip
     one = rig.run(script, "--nproc-per-node=2")
     left, worker = map(int, one.line(r"left (\d+) by (\d+)").groups())
     until(lambda: gone(worker), "the end of rank 0")
@@ -91,9 +84,7 @@ gate()
 
 def test_helpers_of_a_stopped_worker_outlive_its_last_words(rig: Rig) -> None:
     """Rank 1 crashes; rank 0 is told to end and may still use its daemon until it has."""
-    script = rig.script(
-        HELPERS
-        + """
+    script = rig.script(HELPERS + """
 if CYCLE == 1:
     sys.exit()
 if RANK == 0:
@@ -108,8 +99,7 @@ if RANK == 0:
     forever()
 gate()
 os._exit(1)
-"""
-    )
+""")  # fmt: skip
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
     one.line("ready")
     rig.open()

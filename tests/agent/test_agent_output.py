@@ -86,14 +86,6 @@ def test_a_console_without_a_reader_stops_nothing(rig: Rig, gone: bool) -> None:
 # --- disks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_directory_that_cannot_be_made_is_one_sentence(rig: Rig) -> None:
-    (rig.dir / "afile").write_text("")
-    rig.logs = rig.dir / "afile" / "logs"
-    one = rig.run(rig.script("forever()"))
-    assert one.wait() == 2
-    assert one.text.count("\n") == 1 and "cannot be made" in one.text and "--log-dir" in one.text
-
-
 @pytest.fixture
 def small_disk(rig: Rig) -> Iterator[Path]:
     """A file system of 128 KiB."""
@@ -134,32 +126,26 @@ def test_a_cycle_that_starts_on_a_full_disk_goes_on_without_its_logs(rig: Rig, s
 
 
 @pytest.mark.parametrize(
-    ("flags", "script", "code", "what"),
+    ("flag", "script", "what"),
     [
-        ("", "gone.py", 2, "gone.py does not exist"),
-        ("--no-python", "./plain", 2, "./plain is not an executable"),
-        ("-m", "no.such.module", 1, "exited with code 1"),
-        ("--no-python", "./odd", 1, "could not be started: ./odd: No such file"),  # known when a worker is started
-        ("--no-python -m", "x", 2, "exclude each other"),
+        ("-m", "no.such.module", "exited with code 1"),
+        ("--no-python", "./odd", "could not be started: ./odd: No such file"),
     ],
 )
-def test_what_cannot_be_started_is_said(rig: Rig, flags: str, script: str, code: int, what: str) -> None:
-    (rig.dir / "plain").write_text("#!/bin/sh\n")
+def test_what_cannot_be_started_is_said(rig: Rig, flag: str, script: str, what: str) -> None:
     (rig.dir / "odd").write_text("#!/no/such/interpreter\n")
     (rig.dir / "odd").chmod(0o755)
-    one = rig.run(script, *flags.split())
-    assert one.wait() == code
+    one = rig.run(script, flag)
+    assert one.wait() == 1
     assert what in one.text and "internal error" not in one.text
 
 
-@pytest.mark.parametrize("way", ["module", "run-path", "no-python"])
-def test_ways_to_start_and_arguments(rig: Rig, way: str) -> None:
+@pytest.mark.parametrize(("flag", "program"), [("-m", "prog"), ("--run-path", "prog.py"), ("--no-python", "./wrapper")])
+def test_ways_to_start_and_arguments(rig: Rig, flag: str, program: str) -> None:
     script = rig.script("say(json.dumps([__name__, sys.argv[1:]]))", "prog.py")
-    what = {"module": ("-m", "prog"), "run-path": ("--run-path", script), "no-python": ("--no-python", "./wrapper")}
     (rig.dir / "wrapper").write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
     (rig.dir / "wrapper").chmod(0o755)
     given = ("--nnodes", "a b", "-m", "$HOME", "")
-    flag, program = what[way]
     one = rig.run(program, flag, args=given)
     assert one.wait() == 0
     assert json.loads(rig.log(0, 0, "out")) == ["__main__", list(given)]
@@ -167,14 +153,9 @@ def test_ways_to_start_and_arguments(rig: Rig, way: str) -> None:
 
 # --- the environment of workers -------------------------------------------------------------------------------------
 
-# docs of torchrun, "Environment Variables"
-DOCUMENTED = (
-    "LOCAL_RANK RANK GROUP_RANK ROLE_RANK LOCAL_WORLD_SIZE WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT "
-    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID"
-)
-
 
 def test_environment_contract_of_torchrun(rig: Rig) -> None:
+    """What its documentation calls "Environment Variables", and ours."""
     script = rig.script("""
         fds = sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1]
         say(json.dumps([dict(os.environ), [sys.stdin.read(), fds, os.getsid(0) == os.getpid()]]))
@@ -191,7 +172,6 @@ def test_environment_contract_of_torchrun(rig: Rig) -> None:
         "NVRX_CYCLE": "0", "MY_OWN": "kept",
     }  # fmt: skip
     assert {name: env.get(name) for name in expected} == expected
-    assert set(DOCUMENTED.split()) - env.keys() == set()
     assert 0 < int(env["MASTER_PORT"]) < 65536 and env["TORCHELASTIC_RUN_ID"] == rig.run_dir.parent.name
     assert Path(env["TORCHELASTIC_ERROR_FILE"]).parent.is_dir() and Path(env["NVRX_RUN_DIR"]) == rig.run_dir
     assert "NVRX_TOKEN" not in env and "secret" not in json.dumps(env)
@@ -211,16 +191,12 @@ setattr(getattr(importlib.import_module("nvrx_slurm.{module}"), "{cls}"), "{meth
 
 
 @pytest.mark.parametrize(
-    ("module", "target", "nnodes"),
-    [
-        ("core.job.running", "Running.on_failed", 2),
-        ("agent.workers", "Workers._exited", 2),
-        ("agent.link", "Link.handle", 1),
-    ],
-)
-def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, target: str, nnodes: int) -> None:
+    ("module", "cls", "method", "nnodes"),
+    [("core.job.running", "Running", "on_failed", 2), ("agent.workers", "Workers", "_exited", 2),
+     ("agent.link", "Link", "handle", 1)],
+)  # fmt: skip
+def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, cls: str, method: str, nnodes: int) -> None:
     """The other node learns of it at once."""
-    cls, method = target.split(".")
     script = rig.script("if RANK == 0:\n    os._exit(1)\nforever()")
     others = [rig.node(1, "2", script)] if nnodes == 2 else []
     rig.before = INJECT.format(module=module, cls=cls, method=method)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from agent_harness import WAIT_S, Rig
+from agent_harness import CLIENT, WAIT_S, Rig
 
 from nvrx_slurm.errors import ExitCode
 
 # Every worker is monitored; `ask("ExcludeThisNode", why)` returns when its agent has been told.
-ASKING = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
-client = RankMonitorClient()
-client.init_workload_monitoring()
+ASKING = CLIENT + """
+from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
 NODE = int(os.environ["NVRX_INFRA_RANK"])
 def ask(action, why):
     client.send_workload_control_request(WorkloadControlRequest(WorkloadAction[action], why))
@@ -19,7 +17,7 @@ def saved(iteration):
         file.write(str(iteration))
     os.replace(f"latest.{RANK}", "latest")
 say("up", CYCLE, "group", GROUP)
-"""
+"""  # fmt: skip
 # Each cycle fails, and on another rank than the one before (else it is a crash loop, which is slowed down).
 FAILS = """
 if RANK == CYCLE % 2:
@@ -50,28 +48,20 @@ def test_the_coordinator_s_node_can_be_excluded_too(rig: Rig) -> None:
     assert nodes[0].cycles in ([], [0])
 
 
-def test_shutdown_from_one_node_ends_all_with_the_same_code(rig: Rig) -> None:
-    script = rig.script(ASKING + "if RANK == 2:\n    ask('ShutdownWorkload', 'loss is NaN')\nforever()")
-    nodes = rig.nodes(3, "3", script, "--max-restarts=5")
-    assert [one.wait() for one in nodes] == [ExitCode.NO_RESTART] * 3
-    for one in nodes:
-        assert "asked to shut down the workload: loss is NaN" in one.said[-1]
-        assert one.cycles in ([], [0])
-    assert rig.result["code"] == 93 and rig.result["reason"].endswith("asked to shut down the workload: loss is NaN")
-
-
-def test_the_code_of_no_restart_can_be_chosen_and_a_rank_may_fail_right_after(rig: Rig) -> None:
+def test_shutdown_from_one_node_ends_all_with_the_chosen_code(rig: Rig) -> None:
     """The usual way: ask, then die of the same exception. The request was first, so it decides."""
-    script = rig.script(ASKING + "ask('ShutdownWorkload', 'bad data')\nraise ValueError('bad data')")
-    one = rig.run(script, "--max-restarts=5", "--ft-no-restart-exit-code=7")
-    assert one.wait() == 7
-    assert rig.result["reason"].endswith("asked to shut down the workload: bad data")
+    asks = "if RANK == 2:\n    ask('ShutdownWorkload', 'loss is NaN')\n    raise ValueError('loss is NaN')\nforever()"
+    script = rig.script(ASKING + asks)
+    nodes = rig.nodes(3, "3", script, "--max-restarts=5", "--ft-no-restart-exit-code=7")
+    assert [one.wait() for one in nodes] == [7] * 3
+    for one in nodes:
+        assert "asked to shut down the workload: loss is NaN" in one.said[-1] and one.cycles in ([], [0])
+    assert rig.result["code"] == 7 and rig.result["reason"].endswith("asked to shut down the workload: loss is NaN")
 
 
 def test_cycles_without_progress_end_the_job(rig: Rig) -> None:
     """Cycle 0 saves 10, the cycles after it nothing new: the third of these is one too many.
-
-    (The file is read while the next cycle may begin already; nobody waits for a file system.)
+    (The file is read while the next cycle may begin already.)
     """
     one = rig.run(rig.script(ASKING + "saved(10)" + FAILS), *PROGRESS)
     assert one.wait() == ExitCode.NO_RESTART
@@ -83,11 +73,8 @@ def test_cycles_without_progress_end_the_job(rig: Rig) -> None:
 
 def test_a_rank_with_the_exception_hook_is_gone_at_once(rig: Rig) -> None:
     """Without it, this job would hang: the rank waits for its thread."""
-    script = rig.script(
-        ASKING + "import threading\nthreading.Thread(target=forever_after).start()\nraise ValueError('x')"
-    )
-    text = (rig.dir / "work.py").read_text()
-    (rig.dir / "work.py").write_text(text.replace("NODE = ", "def forever_after():\n    time.sleep(1000)\nNODE = "))
+    waits = "import threading\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nraise ValueError('x')"
+    script = rig.script(ASKING + waits)
     one = rig.run(script, "--ft-install-exception-hook=true")
     assert one.wait(WAIT_S) == ExitCode.FAILED
     cause = rig.result["first_cause"]

@@ -8,13 +8,8 @@ import signal
 
 import minicluster_init as init
 import pytest
-from agent_harness import Rig, until
+from agent_harness import CLIENT, Rig, until
 from stage import await_end
-
-CLIENT = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient
-client = RankMonitorClient()
-"""
 
 
 def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
@@ -74,7 +69,6 @@ def test_hang_is_seen_and_the_job_goes_on(rig: Rig, hang: str) -> None:
 def spin_for_ever():
     while True:
         pass
-client.init_workload_monitoring()
 client.send_heartbeat()
 say("up", CYCLE)
 if CYCLE == 0 and RANK == 1:
@@ -95,10 +89,7 @@ client.shutdown_workload_monitoring()
 
 def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig: Rig) -> None:
     """After that its successor still sees the hang."""
-    script = rig.script(
-        CLIENT
-        + """
-client.init_workload_monitoring()
+    script = rig.script(CLIENT + """
 say("up", os.getpid())
 go = [False]
 signal.signal(signal.SIGUSR1, lambda *_: go.__setitem__(0, True))
@@ -107,8 +98,7 @@ while not go[0]:
     time.sleep(0.02)
 say("beats on")
 os.kill(os.getpid(), signal.SIGSTOP)
-"""
-    )
+""")  # fmt: skip
     one = rig.run(script, "--ft-rank-heartbeat-timeout=1")
     worker = int(one.line(r"up (\d+)")[1])
     until(one.monitors, "the monitor")

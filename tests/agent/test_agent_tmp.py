@@ -5,12 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from agent_harness import Rig
+from agent_harness import CLIENT, Rig
 
 WORK = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
 client.send_heartbeat()
 say("beaten in", CYCLE)
 if CYCLE == 0 and RANK == 0:
@@ -24,7 +21,9 @@ if CYCLE == 0:
 @pytest.mark.parametrize("removed", ["nvrx-agent-*", ""])
 def test_job_restarts_after_its_directory_or_all_of_tmpdir_was_removed(rig: Rig, removed: str) -> None:
     """It is made again. Where TMPDIR itself is gone, the ranks are not monitored, and that is said."""
-    code = WORK if removed else WORK.replace("client.", "if CYCLE == 0: client.")
+    code = CLIENT + WORK
+    if not removed:
+        code = code.replace("client.", "if CYCLE == 0: client.")
     one = rig.run(rig.script(code), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] beaten in 0$")

@@ -7,24 +7,20 @@ import textwrap
 import time
 
 import pytest
-from agent_harness import Launcher, Rig
+from agent_harness import CLIENT, Launcher, Rig
 
 # Says how often the signal came (`got`) and what should_stop() said; `step()` waits for either without polling hard.
-CLIENT = """
+ASKS = CLIENT + """
 import select
-from nvrx_slurm.fault_tolerance import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
 def train_until_told():
     while not client.should_stop():
         select.select([], [], [], 0.02)
     say("told")
-"""
-HANDLER = 'signal.signal(signal.SIGUSR1, lambda *_: say("got it"))\n'
+"""  # fmt: skip
 
 
 def start(rig: Rig, code: str, *flags: str, **env: str) -> Launcher:
-    return rig.run(rig.script(CLIENT + code), "--nproc-per-node=2", *flags, **env)
+    return rig.run(rig.script(ASKS + code), "--nproc-per-node=2", *flags, **env)
 
 
 def both_up(one: Launcher) -> None:
@@ -34,12 +30,13 @@ def both_up(one: Launcher) -> None:
 
 def test_a_warning_to_a_spare_reaches_every_rank_once(rig: Rig) -> None:
     """Ranks with a handler get the signal once, those without do not die of it."""
-    script = rig.script(
-        CLIENT
-        + "if RANK == 0: "
-        + HANDLER
-        + "say('up', signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)\ntrain_until_told()\ngate()\n"
-    )
+    script = rig.script(ASKS + """
+if RANK == 0:
+    signal.signal(signal.SIGUSR1, lambda *_: say("got it"))
+say("up", signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)
+train_until_told()
+gate()
+""")  # fmt: skip
     nodes = rig.nodes(3, "2:3", script, "--max-restarts=3")
     nodes[0].line(r"up False$")
     nodes[1].line(r"up True$")

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from agent_harness import Rig
+from agent_harness import CLIENT, Rig
 
 from nvrx_slurm.agent import client_check
 from nvrx_slurm.agent.client_check import ClientCheck
@@ -51,18 +51,10 @@ def test_one_warning_where_no_rank_has_connected(
     assert len(said) == warnings
 
 
-CONNECTS = """
-if RANK == {rank}:
-    from nvrx_slurm.fault_tolerance import RankMonitorClient
-    client = RankMonitorClient()
-    client.init_workload_monitoring()
-    client.shutdown_workload_monitoring()
-"""
-
-
 @pytest.mark.parametrize(("rank", "warnings"), [(1, 0), (9, 1)])
 def test_a_rank_that_connects_is_seen(rig: Rig, rank: int, warnings: int) -> None:
-    one = rig.run(rig.script(CONNECTS.format(rank=rank)), "--nproc-per-node=2", "--ft-rank-heartbeat-timeout=60")
+    connects = f"if RANK != {rank}:\n    sys.exit()\n{CLIENT}client.shutdown_workload_monitoring()\n"
+    one = rig.run(rig.script(connects), "--nproc-per-node=2", "--ft-rank-heartbeat-timeout=60")
     assert one.wait() == 0
     assert one.text.count("init_workload_monitoring") == warnings
     assert ("rank_heartbeat_timeout 60 s" in one.text) == bool(warnings)

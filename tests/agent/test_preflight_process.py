@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, ended, stat, until
+from agent_harness import WAIT_S, stat, until
 
 from nvrx_slurm.agent import resident as module
 from nvrx_slurm.agent.preflight import Preflight
@@ -58,31 +58,25 @@ class Bench:
 def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: PreflightSpec = SPEC) -> Bench:
     """Play a story; afterwards no process and no descriptor may be left."""
     before = set(os.listdir("/proc/self/fd"))
-    benches = []
 
-    async def play() -> None:
+    async def play() -> Bench:
         bench = Bench(directory, spec)
-        benches.append(bench)
         try:
             await asyncio.wait_for(story(bench), 2 * WAIT_S)
         finally:
             await bench.preflight.close()
         assert bench.resident.pid is None
+        return bench
 
-    asyncio.run(play())
+    bench = asyncio.run(play())
     assert set(os.listdir("/proc/self/fd")) == before
-    assert not [pid for pid in benches[0].pids if Path(f"/proc/{pid}").exists()]
-    return benches[0]
+    assert not [pid for pid in bench.pids if Path(f"/proc/{pid}").exists()]
+    return bench
 
 
-def told(*python: str) -> PreflightSpec:
+def told(program: str) -> PreflightSpec:
     """Instead of the checks, this program."""
-    return replace(SPEC, program=("-c", "\n".join(python)))
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: stat(pid)[1] == "T", "that it is stopped")
+    return replace(SPEC, program=("-c", program))
 
 
 async def three_cycles(bench: Bench) -> None:
@@ -90,27 +84,29 @@ async def three_cycles(bench: Bench) -> None:
     assert [await bench.prepare(cycle) for cycle in range(3)] == ["", "", ""]
 
 
-def test_one_process_is_asked_before_each_cycle_and_ends_with_its_questions(tmp_path: Path) -> None:
-    async def story(bench: Bench) -> None:
-        await three_cycles(bench)
-        assert [bench.resident.pid] == bench.pids
+@pytest.mark.parametrize(
+    ("used", "spec", "bound"),
+    [
+        (False, replace(SPEC, answer_s=1.0), "1 s"),
+        (True, replace(SPEC, reclaim=Reclaim(0.1, 512.0, 2.0)), "2.1 s"),
+    ],
+    ids=["asked for checks", "asked for GPU memory"],
+)
+def test_one_process_is_asked_until_it_stops_and_then_another_one(
+    tmp_path: Path, used: bool, spec: PreflightSpec, bound: str
+) -> None:
+    """It is waited for no longer than its answer may take, and costs the cycle nothing."""
 
-    assert run(tmp_path, story).said == []
-
-
-def test_a_stopped_one_is_waited_for_no_longer_than_the_answer_may_take(tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
         pid = bench.start()
-        assert await bench.prepare() == ""
-        stop(pid)
-        fd = os.pidfd_open(pid)
-        assert await bench.prepare(1) == "" and ended(fd)
-        os.close(fd)
-        assert await bench.prepare(2) == ""  # by another one
+        assert [await bench.prepare(cycle) for cycle in (0, 1)] == ["", ""] and bench.resident.pid == pid
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: stat(pid)[1] == "T", "that it is stopped")
+        assert [await bench.prepare(2, used), await bench.prepare(3)] == ["", ""]
         assert bench.resident.pid not in (pid, None)
 
-    said = run(tmp_path, story, replace(SPEC, answer_s=1.0)).said
-    assert sum("did not answer within 1 s" in line for line in said) == 1 and len(said) == 2
+    said = run(tmp_path, story, spec).said
+    assert sum(f"did not answer within {bound}" in line for line in said) == 1 and len(said) <= 2, said
 
 
 @pytest.mark.parametrize(
@@ -121,6 +117,8 @@ def test_a_stopped_one_is_waited_for_no_longer_than_the_answer_may_take(tmp_path
         ("while True: os.write(1, bytes(range(256)))", "not a health report"),
         ("while True: sys.stdout.write('x' * 65536)", "a line without an end"),
         ("open('ran', 'a').write('.'); sys.exit(5)", "ended with 5; it is started again"),
+        # The site file is broken in the middle of the job.
+        (f"if os.path.exists('once'): sys.exit(2)\nopen('once', 'w'), input(), print({GOOD!r})", "ended with 2"),
         (f"for line in sys.stdin: print('careful', file=sys.stderr), print({GOOD!r}, flush=True)", "careful"),
     ],
 )
@@ -128,9 +126,10 @@ def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(
     tmp_path: Path, program: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = run(tmp_path, three_cycles, told("import os, sys", program)).said
+    bench = run(tmp_path, three_cycles, told(f"import os, sys\n{program}"))
+    lines = bench.said
     assert sum(said in line for line in lines) == 1, lines
-    assert len(lines) <= 3 and len("".join(lines)) < 1000, lines
+    assert len(lines) <= 3 and len("".join(lines)) < 1000 and bench.refused == [], lines
 
 
 def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +181,7 @@ def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_
     assert asked.read_text() == ""
 
 
-def test_settings_that_it_refuses_are_an_error_at_first_only(tmp_path: Path) -> None:
+def test_settings_that_it_refuses_at_first_are_an_error(tmp_path: Path) -> None:
     async def at_first(bench: Bench) -> None:
         await bench.preflight.start()
         await bench.until(lambda: bench.refused)
@@ -190,13 +189,6 @@ def test_settings_that_it_refuses_are_an_error_at_first_only(tmp_path: Path) -> 
     bench = run(tmp_path, at_first, replace(SPEC, arguments=("--when=preflight", "--only=lustr")))
     assert isinstance(bench.refused[0], UsageError) and "did you mean lustre?" in str(bench.refused[0])
     assert (bench.said, bench.posted) == ([], [])
-    once = tmp_path / "once"
-    program = (
-        f"import os, sys\nif os.path.exists({str(once)!r}): sys.exit(2)\n"
-        f"open({str(once)!r}, 'w')\ninput()\nprint({GOOD!r})"
-    )
-    later = run(tmp_path, three_cycles, told(program))  # the site file is broken in the middle of the job
-    assert any("ended with 2" in line for line in later.said) and later.refused == []
 
 
 def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,33 +236,28 @@ def test_a_node_service_is_asked_and_has_its_own_deadline() -> None:
 def memory(*used_mb: int) -> str:
     """A program that answers questions of GPU memory with these, and those of checks with GOOD."""
     line = GOOD.replace('"asked"', '"used_mb": {"GPU 0": %d}, "asked"')
-    return "\n".join(
-        (
-            "import sys",
-            f"left = {list(used_mb)!r}",
-            "for question in sys.stdin:",
-            f"    print({line!r} % left.pop(0) if question.startswith('memory') else {GOOD!r}, flush=True)",
-        )
-    )
+    return f"""import sys
+left = {list(used_mb)!r}
+for question in sys.stdin:
+    print({line!r} % left.pop(0) if question.startswith('memory') else {GOOD!r}, flush=True)"""
 
 
 FULL, BUSY, FREE = 70000, 513, 512
-MEMORY = {
-    "free at last": ((FULL, BUSY, FREE), WAITS, r"GPU memory was free after [\d.]+ s: GPU 0 70000 -> 512 MiB"),
-    "another tolerance": ((600,), replace(WAITS, tolerance_mb=600.0), "GPU memory was free"),
-    "never": (
-        (BUSY,) * 99,
-        Reclaim(0.1, 512.0, 0.01),
-        "1 of 1 GPUs hold more than 512 MiB after .*513 -> 513 MiB",
-    ),
-    "a long poll": ((FULL, FULL), Reclaim(0.1, 512.0, 1000.0), "1 of 1 GPUs hold more than"),
-}
 
 
-@pytest.mark.parametrize("case", MEMORY)
-def test_memory_is_asked_until_it_is_free_and_then_the_checks(tmp_path: Path, case: str) -> None:
-    used_mb, wanted, sentence = MEMORY[case]
-
+@pytest.mark.parametrize(
+    ("used_mb", "wanted", "sentence"),
+    [
+        ((FULL, BUSY, FREE), WAITS, r"GPU memory was free after [\d.]+ s: GPU 0 70000 -> 512 MiB"),
+        ((600,), replace(WAITS, tolerance_mb=600.0), "GPU memory was free"),
+        ((BUSY,) * 99, Reclaim(0.1, 512.0, 0.01), "1 of 1 GPUs hold more than 512 MiB after .*513 -> 513 MiB"),
+        ((FULL, FULL), Reclaim(0.1, 512.0, 1000.0), "1 of 1 GPUs hold more than"),
+    ],
+    ids=["free at last", "another tolerance", "never", "a long poll"],
+)
+def test_memory_is_asked_until_it_is_free_and_then_the_checks(
+    tmp_path: Path, used_mb: tuple[int, ...], wanted: Reclaim, sentence: str
+) -> None:
     async def story(bench: Bench) -> None:
         assert [await bench.prepare(1, used=True), await bench.prepare(2)] == ["", ""]
 
@@ -289,16 +276,6 @@ def test_memory_that_cannot_be_read(tmp_path: Path, verdict: str, said: list[str
         assert [await bench.preflight._reclaim() for _ in range(2)] == [None, None]
 
     assert run(tmp_path, story, replace(told(SAYS.replace(GOOD, line)), reclaim=WAITS)).said == said
-
-
-def test_a_stopped_one_costs_the_wait_for_memory_its_bound_and_the_cycle_nothing(tmp_path: Path) -> None:
-    async def story(bench: Bench) -> None:
-        stop(bench.start())
-        assert await bench.prepare(1, used=True) == ""
-        assert bench.resident.pid not in (bench.pids[0], None)  # the checks are done by another one
-
-    said = run(tmp_path, story, replace(SPEC, reclaim=Reclaim(0.1, 512.0, 2.0))).said
-    assert any("did not answer within 2.1 s" in line for line in said)
 
 
 def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_path: Path) -> None:

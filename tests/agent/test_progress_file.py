@@ -53,6 +53,7 @@ BAD = [
     (b"", "empty"), (b" \n", "empty"), (b"-1", "not '-1'"), (b"+1", "not '+1'"), (b"1.5", "not '1.5'"),
     (b"1_000", "not '1_000'"), (b"1 2", "not '1 2'"), (b"\xff\xfe1\x00", r"not '\\xff\\xfe1\x00'"),
     ("\u0663".encode(), r"not '\\xd9\\xa3'"),  # a digit, but not ASCII
+    (b"100200300400500600700", "is no iteration"),  # a script appends instead of writing anew
     (b"x" * 100, f"not '{'x' * 40}'"),
     (b"0" * 4097, "longer than 4096 bytes"), (b"7" + b" " * 10_000_000, "longer than 4096 bytes"),
 ]  # fmt: skip

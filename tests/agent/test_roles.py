@@ -70,7 +70,6 @@ def test_events_wait_until_each_command_has_a_receiver(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-# What can be slow: each import of the control plane and each look-up of a name.
 # Each import of the control plane and each look-up of a name is slow.
 SLOW = """
 import socket, sys, time
@@ -106,49 +105,30 @@ def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str, checks: bool) -> 
     assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
 
 
-def a_job(tmp_path: Path, *argv: str, meeting: Meeting | None = None, coordinates: bool = True) -> Job:
+def test_an_agent_becomes_the_coordinator_while_the_program_runs(tmp_path: Path) -> None:
+    """Nothing answers at its endpoint; then it coordinates the job itself, by a plain call."""
     run_dir = RunDir(tmp_path / "logs", "job", "r0")
     run_dir.create()
+    argv = (sys.executable, "-c", "print('worked')")
     spec = WorkerSpec(argv, WorkerContract("job", "default", str(run_dir.path)), {}, 9, lambda rank: 0, monitored=False)
     preflight = PreflightSpec((), Reclaim(0.0, 512.0, 2.0), checks=False)
-    settings = CoordinatorSettings(has_preflight=True) if coordinates else None
-    return Job(NODE, run_dir, spec, AgentSettings(), preflight, settings, meeting)
+    job = Job(NODE, run_dir, spec, AgentSettings(), preflight, None, Meeting("job", (("127.0.0.1", 0),), "t" * 64))
 
-
-def play(job: Job, story: Any = None) -> tuple[Program, int]:
-    """Run a whole program in this process; its exit code."""
-    program = None
-
-    async def run() -> int:
-        nonlocal program
+    async def play() -> int:
         program = Program(job, Early(PrivateDir(), None))
         running = asyncio.ensure_future(program.run())
-        if story is not None:
-            await story(program)
+        while not hasattr(program, "_link") or program._shell.core.state.name != "IDLE":
+            await asyncio.sleep(0.01)
+        await program.become_coordinator(CoordinatorSettings(has_preflight=True))
         return await asyncio.wait_for(running, WAIT_S)
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        code = asyncio.run(run())
+        assert asyncio.run(play()) == 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a program ends with its process, and keeps signals blocked
-    assert processes.own_pids() == frozenset() and program is not None
-    return program, code
-
-
-def test_an_agent_becomes_the_coordinator_while_the_program_runs(tmp_path: Path) -> None:
-    """Nothing answers at its endpoint; then it coordinates the job itself, by a plain call."""
-    meeting = Meeting("job", (("127.0.0.1", 0),), "t" * 64)
-    job = a_job(tmp_path, sys.executable, "-c", "print('worked')", meeting=meeting, coordinates=False)
-
-    async def story(program: Program) -> None:
-        while not hasattr(program, "_link") or program._shell.core.state.name != "IDLE":
-            await asyncio.sleep(0.01)
-        await program.become_coordinator(CoordinatorSettings(has_preflight=True))
-
-    _, code = play(job, story)
-    assert code == 0
-    (log,) = job.run_dir.path.glob("cycle_0/node_0_here/rank_0.out")
+    assert processes.own_pids() == frozenset()
+    (log,) = run_dir.path.glob("cycle_0/node_0_here/rank_0.out")
     assert log.read_text() == "worked\n"
 
 

@@ -55,13 +55,12 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("job_id", "squeue", "times", "found", "asked"),
     [
-        pytest.param(
-            7, "echo UNLIMITED", 2, [None, time_left._NO_LIMIT_S], 2, id="no limit, which replaces an old one"
-        ),
-        pytest.param(7, "test -e {0}/again && echo 2:00; touch {0}/again", 1, [120.0], 2, id="asked twice"),
-        pytest.param(7, "exec sleep 1000", 1, [None], 2, id="hangs"),
-        pytest.param(None, "echo 2:00", 2, [None, None], 0, id="outside Slurm"),
+        (7, "echo UNLIMITED", 2, [None, time_left._NO_LIMIT_S], 2),  # no limit, which replaces an old one
+        (7, "test -e {0}/again && echo 2:00; touch {0}/again", 1, [120.0], 2),
+        (7, "exec sleep 1000", 1, [None], 2),
+        (None, "echo 2:00", 2, [None, None], 0),
     ],
+    ids=["no limit", "asked twice", "hangs", "outside Slurm"],
 )
 def test_squeue_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int | None, squeue: str, times: int,

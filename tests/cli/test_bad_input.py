@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_harness import ONE_TASK, Run
@@ -20,33 +21,36 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
 
 
 @pytest.mark.parametrize(
-    ("flags", "parts"),
+    ("words", "parts"),
     [
-        ("--nnodes=2", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
-        ("--nnodes=2 --rdzv-endpoint=h:0", ("h:0 is for one node", "HOST:29400")),
-        ("--nproc-per-node=gpu", ("--nproc-per-node=gpu", "no GPU on this node")),
-        ("--local-ranks-filter=99", ("names local rank 99", "local rank 0 only")),
-        ("--nproc-per-node=4 --local-ranks-filter=0,4", ("names local rank 4", "local ranks 0 to 3")),
-        ("--ft-cfg-path=gone.yaml", ("gone.yaml does not exist", "--ft-cfg-path")),
+        ("--nnodes=2 train.py", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
+        ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("h:0 is for one node", "HOST:29400")),
+        ("--nproc-per-node=gpu train.py", ("--nproc-per-node=gpu", "no GPU on this node")),
+        ("--local-ranks-filter=99 train.py", ("names local rank 99", "local rank 0 only")),
+        ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "local ranks 0 to 3")),
+        ("--ft-cfg-path=gone.yaml train.py", ("gone.yaml does not exist", "--ft-cfg-path")),
         (  # all at once, each with what to do instead
-            "--event-log-handler=x --numa-binding=node --virtual-local-rank --ft-segment=4",
+            "--event-log-handler=x --numa-binding=node --virtual-local-rank --ft-segment=4 train.py",
             ("--event-log-handler is", "use --numa-bind auto", "--virtual-local-rank is", "--ft-segment is not"),
         ),
+        ("", ("no training script",)),
+        ("gone.py", ("gone.py does not exist (in ",)),
+        ("x" * 300, ("does not exist",)),
+        ("empty", ("without a __main__.py",)),
+        ("--no-python ./plain", ("./plain is not an executable",)),
     ],
 )
-def test_flags(nvrx_run: Run, work: Path, flags: str, parts: tuple[str, ...]) -> None:
-    nvrx_run(*flags.split(), "train.py", CUDA_VISIBLE_DEVICES="", NVRX_TOKEN="a" * 64).refused(*parts)
-    assert [path.name for path in work.iterdir()] == ["train.py"]
-
-
-def test_a_script_that_cannot_be_run(nvrx_run: Run, work: Path) -> None:
+def test_refused(nvrx_run: Run, work: Path, words: str, parts: tuple[str, ...]) -> None:
     (work / "empty").mkdir()
     (work / "plain").write_text("#!/bin/sh\n")
-    nvrx_run().refused("no training script")
-    nvrx_run("gone.py").refused("gone.py does not exist (in ")
-    nvrx_run("x" * 300).refused("does not exist")
-    nvrx_run("empty").refused("without a __main__.py")
-    nvrx_run("--no-python", "./plain").refused("./plain is not an executable")
+    nvrx_run(*words.split(), CUDA_VISIBLE_DEVICES="", NVRX_TOKEN="a" * 64).refused(*parts)
+    assert sorted(path.name for path in work.iterdir()) == ["empty", "plain", "train.py"]
+
+
+def ends(code: int, said: str, *argv: str, **how: Any) -> None:
+    """Python with these words ends with `code` and says so in one sentence."""
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=60, check=False, **how)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1) and said in done.stderr, done
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run it as another user")
@@ -58,17 +62,14 @@ def test_files_that_the_user_may_not_read_or_write(work: Path) -> None:
             break
     for mode, said in ((0o600, "train.py may not be read"), (0o644, "cannot be made: Permission denied")):
         (work / "train.py").chmod(mode)
-        argv = [sys.executable, "-c", AS_NOBODY, "train.py"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done
+        ends(2, said, "-c", AS_NOBODY, "train.py")
 
 
 def test_a_working_directory_that_is_gone(work: Path) -> None:
     (work / "gone").mkdir()
     code = f"import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, {[sys.executable, '-m']!r} + sys.argv[1:])"
-    argv = [sys.executable, "-c", code, "nvrx_slurm.cli.run", "--standalone", str(work / "train.py")]
-    done = subprocess.run(argv, cwd=work / "gone", capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "cd to one that exists" in done.stderr, done
+    argv = ("-c", code, "nvrx_slurm.cli.run", "--standalone", str(work / "train.py"))
+    ends(2, "cd to one that exists", *argv, cwd=work / "gone")
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,8 @@ def test_a_working_directory_that_is_gone(work: Path) -> None:
 )
 def test_a_coordinator_that_does_not_resolve(work: Path, rank: int, code: int, said: str) -> None:
     """Its own node is refused at once; the others look for it until the join timeout."""
-    argv = [sys.executable, "-m", "nvrx_slurm.cli.run", *MEET, f"--node-rank={rank}", "train.py"]
-    env = {**os.environ, "NVRX_TOKEN": "a" * 64}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == code and said in done.stderr, done
+    argv = ("-m", "nvrx_slurm.cli.run", *MEET, f"--node-rank={rank}", "train.py")
+    ends(code, said, *argv, env={**os.environ, "NVRX_TOKEN": "a" * 64})
 
 
 def test_a_kill_wait_that_is_none(nvrx_run: Run) -> None:

@@ -114,13 +114,9 @@ def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path: Path,
 
 
 def test_from_yaml_file_and_back(tmp_path: Path) -> None:
-    config = FaultToleranceConfig(
-        rank_heartbeat_timeout=7,
-        rank_termination_signal="SIGUSR2",  # type: ignore[arg-type]
-        log_level="DEBUG",  # type: ignore[arg-type]
-        rank_section_timeouts={"step": 5, "setup": None},
-        storage_healthcheck_path=["/a", "/b"],  # type: ignore[arg-type]
-    )
+    values = {"rank_heartbeat_timeout": 7, "rank_termination_signal": "SIGUSR2", "log_level": "DEBUG"}
+    values |= {"rank_section_timeouts": {"step": 5, "setup": None}, "storage_healthcheck_path": ["/a", "/b"]}
+    config = FaultToleranceConfig(**values)
     path = tmp_path / "out.yaml"
     config.to_yaml_file(path)
     assert FaultToleranceConfig.from_yaml_file(path) == config

@@ -90,7 +90,7 @@ class AgentStory(Story):
         return events[word]()
 
     def effects(self, commands: list[Any]) -> Iterator[str]:
-        """One word for each command; what is said is left out."""
+        """One word for each command, except `Say`."""
         words = {
             ag.Send: lambda c: _message(c.message),
             ag.StartWorkers: lambda c: f"start:{c.plan.cycle}",

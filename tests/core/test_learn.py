@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -30,11 +31,7 @@ def test_heartbeats():
     first = learn_heartbeats(10.0, 2.0, 5.0, configured)
     assert first == HeartbeatTimeouts(50.0, 10.0, True)  # a configured limit counts for nothing
     assert learn_heartbeats(20.0, 1.0, 5.0, first) == HeartbeatTimeouts(75.0, 7.5, True)  # a learned one for one half
-    for initial, longest, missing in (
-        (0, 0, "a first heartbeat"),
-        (0, 1, "a first heartbeat"),
-        (1, 0, "two heartbeats"),
-    ):
+    for initial, longest, missing in ((0, 1, "a first heartbeat"), (1, 0, "two heartbeats")):
         with pytest.raises(NotReady, match=f"cannot be calculated yet: no rank has sent {missing}"):
             learn_heartbeats(initial, longest, 5.0, configured)
 
@@ -61,23 +58,6 @@ def test_only_the_selected_ones_are_needed_and_changed():
         learn_sections(seen, 0.0, 5.0, CONFIGURED)
     with pytest.raises(ValueError, match="section 'c' is not in rank_section_timeouts: a, b"):
         learn_sections(seen, 0.0, 5.0, CONFIGURED, ["c"])
-
-
-@given(st.dictionaries(names, times, min_size=1), times, st.floats(1, 100), st.data())
-def test_a_learned_limit_lies_between_the_old_one_and_what_was_seen(seen, outside, factor, data):
-    configured = SectionTimeouts(dict.fromkeys(seen))
-    current = data.draw(
-        st.just(configured)
-        | st.builds(lambda limit: SectionTimeouts(dict.fromkeys(seen, limit), limit, frozenset(seen), True), times)
-    )
-    new = learn_sections(seen, outside, factor, current)
-    assert new.were_calculated and new.are_valid
-    for name, took in seen.items():
-        before = current.section[name]
-        ends = sorted([factor * took, factor * took if before is None else before])
-        assert ends[0] * (1 - 1e-9) <= new.section[name] <= ends[1] * (1 + 1e-9)
-        if before is None:
-            assert new.section[name] >= took  # what was seen once is allowed
 
 
 heartbeats = st.just(HeartbeatTimeouts()) | st.builds(HeartbeatTimeouts, times, times, st.booleans())
@@ -141,20 +121,14 @@ def test_a_bad_state_is_one_sentence(state, sentence):
         from_state({"current_timeouts": state})
 
 
+KEYS = ["heartbeat", "section", "initial", "were_calculated", "calculated_sections", "a"]
 json_like = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["heartbeat", "section", "initial", "were_calculated", "calculated_sections", "a"]), inner
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
 )
 
 
 @given(json_like)
 def test_no_state_at_all_does_anything_but_load_or_raise_one_error(state):
-    try:
+    with suppress(ValueError):
         from_state({"current_timeouts": state})
-    except ValueError:
-        pass

@@ -11,6 +11,8 @@ C, R, A, D = ph.Called(), ph.Released(), ph.Assigned(), ph.Done()
 BEGIN = [(C, "enter"), (R, "assign"), (A, "initialize"), (D, "check_at_start"), (D, "run_or_wait")]
 RESTART = [(ph.Interrupted(), "finalize"), (D, "check"), (D, "arrive"), (R, "assign")]
 ENDS = [(ph.Completed(), "call_completion"), (D, "conclude"), (R, None)]
+FAULTED, STOPPED = (ph.Faulted(), "tell_fault"), (ph.Stopped(), "await_abort")
+COMPLETED = [(ph.Returned(), "complete"), *ENDS]
 LEAVES = [(ph.Failed(), "leave"), (D, None)]
 
 
@@ -23,12 +25,13 @@ def play(*script: tuple[object, str | None]) -> ph.Restarts:
 
 
 ENDINGS = [
-    ([(ph.Returned(), "complete"), *ENDS], Phase.DONE),
+    (COMPLETED, Phase.DONE),
     (ENDS, Phase.DONE),  # a reserve that is not needed
     (RESTART, Phase.ASSIGNING),  # a reserve that may be needed
-    ([(ph.Faulted(), "tell_fault"), *RESTART], Phase.ASSIGNING),
-    ([(ph.Stopped(), "await_abort"), *RESTART], Phase.ASSIGNING),
+    ([FAULTED, *RESTART], Phase.ASSIGNING),
+    ([STOPPED, *RESTART], Phase.ASSIGNING),
     ([(ph.Returned(), "complete"), *RESTART], Phase.ASSIGNING),  # another rank fails after it returned here
+    ([FAULTED, (ph.Completed(), "leave"), LEAVES[1]], Phase.GONE),  # a fault that no rank waits for any more
 ]
 
 
@@ -39,24 +42,15 @@ def test_how_an_iteration_ends(script: list[tuple[object, str | None]], state: P
 
 def test_a_fault_before_the_function_is_called() -> None:
     for place in (2, 3, 4):
-        play(*BEGIN[:place], (ph.Stopped(), "await_abort"), *RESTART)
-    play(*BEGIN[:3], (ph.Faulted(), "tell_fault"), *RESTART)
+        play(*BEGIN[:place], STOPPED, *RESTART)
+    play(*BEGIN[:3], FAULTED, *RESTART)
 
 
 def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
     assert play(*BEGIN[:2], (ph.Disturbed(), "arrive_unassigned"), (R, "assign")).state is Phase.ASSIGNING
 
 
-def test_a_fault_that_nobody_waits_for_any_more() -> None:
-    assert play(*BEGIN, (ph.Faulted(), "tell_fault"), (ph.Completed(), "leave"), LEAVES[1]).state is Phase.GONE
-
-
 def test_a_rank_can_leave_from_everywhere() -> None:
-    for place in range(1, len(BEGIN) + 1):
-        assert play(*BEGIN[:place], *LEAVES).state is Phase.GONE
-    for place in range(1, len(RESTART)):
-        play(*BEGIN, *RESTART[:place], *LEAVES)
-    play(*BEGIN, (ph.Faulted(), "tell_fault"), *LEAVES)
-    play(*BEGIN, (ph.Returned(), "complete"), *LEAVES)
-    for place in (1, 2):
-        play(*BEGIN, (ph.Returned(), "complete"), *ENDS[:place], *LEAVES)
+    for way in ([*BEGIN, *RESTART[:-1]], [*BEGIN, FAULTED], [*BEGIN, *COMPLETED[:-1]]):
+        for place in range(1, len(way) + 1):
+            assert play(*way[:place], *LEAVES).state is Phase.GONE

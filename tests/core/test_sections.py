@@ -55,25 +55,17 @@ def test_opened_twice_and_closed_unopened_are_errors_that_change_nothing():
             call("unknown", 50)
 
 
-def steps(book, count, start_ns=100):
-    slots = []
-    for n in range(count):
-        slots.append(book.start("step", start_ns + 10 * n))
-        book.end("step", start_ns + 10 * n + (9 if n < 2 else 3))
-    return slots
-
-
-def test_the_first_steps_have_a_slot_of_their_own_and_count_as_warmup():
-    book = Sections(NAMES, 2, now_ns=1)
+@pytest.mark.parametrize(
+    ("iteration", "warm"),
+    [((), 2), ((iter([1000, 1000, 1001, 1002, 1003]).__next__,), 3)],  # the training's own iteration, if known, counts
+)
+def test_the_first_steps_have_a_slot_of_their_own_and_count_as_warmup(iteration, warm):
+    book = Sections(NAMES, 2, 1, *iteration)
     assert book.slots == SLOTS
-    assert steps(book, 4) == [WARM_STEP, WARM_STEP, 1, 1]
+    for n in range(5):
+        assert book.start("step", 100 + 10 * n) == (WARM_STEP if n < warm else 1)
+        book.end("step", 100 + 10 * n + (9 if n < warm else 3))
     assert book.longest_ns(200)[0] == {"a": 0, "step": 3, "b": 0, "warmup": 9}
-
-
-def test_the_trainings_own_iteration_counts_where_it_is_known():
-    iterations = iter([1000, 1000, 1001, 1002, 1003])
-    book = Sections(NAMES, 2, 1, lambda: next(iterations))
-    assert steps(book, 5) == [WARM_STEP, WARM_STEP, WARM_STEP, 1, 1]
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 50)), max_size=60), st.integers(0, 4))

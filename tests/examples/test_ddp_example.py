@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("ddp example")]  # they
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 EVERY = 10
+WORLD_SIZE = 3  # the order of two additions cannot matter, that of three does
 BOUND_S = 60  # for whatever should happen at once; only a defect waits this long
 
 
@@ -32,20 +33,14 @@ def zygote() -> Iterator[Zygote]:
 
 
 @contextmanager
-def ranks(
-    zygote: Zygote, directory: Path, steps: int, *, world_size: int = 2, options: tuple[str, ...] = ()
-) -> Iterator[list[Script]]:
+def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options: str) -> Iterator[list[Script]]:
     """Start the example's ranks with torchrun's environment; none of them outlives the block.
 
     The rendezvous store lives here, on a port the kernel picked, as it does in a torchrun agent: no port to guess.
     """
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    common = {
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     command = [
         str(SCRIPT),
         f"--steps={steps}",
@@ -67,23 +62,17 @@ def ranks(
 
 def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> tuple[list[str], str]:
     """Train up to `steps`; rank 0's lines and its stderr."""
-    with ranks(zygote, directory, steps, world_size=world_size) as processes:
+    with ranks(zygote, directory, steps, world_size) as processes:
         results = [process.communicate(timeout=BOUND_S) for process in processes]
         assert [process.returncode for process in processes] == [0] * world_size, results
     return results[0][0].splitlines(), results[0][1]
 
 
-def newest_step(directory: Path) -> int:
-    return max(int(path.stem.removeprefix("step_")) for path in directory.glob("step_*.pt"))
-
-
-@pytest.mark.parametrize("world_size", [3])
-def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path: Path, world_size: int) -> None:
-    """Three ranks, because the order of two additions cannot matter, that of three does."""
+def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     progress = tmp_path / "progress"
     options = ("--step-time=0.005", f"--progress-file={progress}")
-    with ranks(zygote, killed, 1_000_000, world_size=world_size, options=options) as processes:
+    with ranks(zygote, killed, 1_000_000, WORLD_SIZE, *options) as processes:
         assert any(line.startswith(f"step {2 * EVERY} ") for line in processes[0].stdout)
         step, pid = Path(f"{progress}.1").read_text().split()
         assert int(step) >= 2 * EVERY - 1 and int(pid) == processes[1].pid
@@ -92,10 +81,10 @@ def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path: Pa
         assert processes[0].returncode > 0, "a rank whose peer died must fail, not wait"
         assert "Error" in survivor_error
 
-    resumed_at = newest_step(killed)
+    resumed_at = max(int(path.stem.removeprefix("step_")) for path in killed.glob("step_*.pt"))
     last = resumed_at + 2 * EVERY + 3  # also ends between two checkpoints
-    resumed, _ = run_to_end(zygote, killed, last, world_size)
-    uninterrupted, _ = run_to_end(zygote, tmp_path / "whole", last, world_size)
+    resumed, _ = run_to_end(zygote, killed, last, WORLD_SIZE)
+    uninterrupted, _ = run_to_end(zygote, tmp_path / "whole", last, WORLD_SIZE)
 
     assert f"resumed from step {resumed_at}" in resumed
     assert not any(line.startswith("resumed") for line in uninterrupted)

@@ -23,7 +23,6 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "inprocess"
 BOUND_S = 90.0  # for a run; on an idle machine it takes five seconds
 STEPS = 40
 TRAINING = (f"--steps={STEPS}", "--step-time=0.02", "--checkpoint-every=10")  # 0.8 s: longer than until the fault
-HIT = re.compile(r"^(?:\[rank \d+\] )?rank (\d+) pid (\d+) is hit$", re.MULTILINE)
 
 
 class Runs:
@@ -61,13 +60,10 @@ class Runs:
             started = [
                 subprocess.Popen(
                     [*command, f"--node-rank={node}", str(EXAMPLES / script), *TRAINING, *options],
-                    env=env,
-                    cwd=self.directory,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
+                    env=env, cwd=self.directory, stdout=out, stderr=subprocess.STDOUT,
                 )
                 for node in range(2)
-            ]
+            ]  # fmt: skip
         deadline_s = time.monotonic() + BOUND_S
         try:
             self.codes = [process.wait(max(0.0, deadline_s - time.monotonic())) for process in started]
@@ -103,6 +99,12 @@ def outcome(text: str) -> tuple[int, float]:
     return int(said[0][0]), float(said[0][1])
 
 
+def who_was_hit(text: str) -> int:
+    hit = re.search(r"^(?:\[rank \d+\] )?rank (\d+) pid \d+ is hit$", text, re.MULTILINE)
+    assert hit, f"the fault never came:\n{text}"
+    return int(hit[1])
+
+
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, object]:
     """What one rank alone comes to. More ranks add in another order, hence almost the same."""
@@ -117,24 +119,17 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tup
 @pytest.mark.parametrize("fault", ["ASYNC_EXC", "SIGKILL"])
 def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str) -> None:
     text = runs.ranks("basic.py", 3, f"--fault={fault}", "--fault-after=0.4")
-    hit = HIT.search(text)
-    assert hit, f"the fault never came:\n{text}"
-    assert outcome(text) == undisturbed
-    lost = {int(hit[1])} if fault == "SIGKILL" else set()
+    lost = {who_was_hit(text)} if fault == "SIGKILL" else set()
+    assert who_was_hit(text) in range(3) and outcome(text) == undisturbed
     assert runs.codes == [-9 if rank in lost else 0 for rank in range(3)], text
     assert "iteration 0: 3 ranks" in text and f"iteration 1: {3 - len(lost)} ranks" in text
 
 
-@pytest.mark.parametrize("fault", ["SIGSTOP"])
-def test_a_reserve_rank_takes_over_and_goes_on_from_memory(
-    runs: Runs, undisturbed: tuple[int, object], fault: str
-) -> None:
+def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturbed: tuple[int, object]) -> None:
     options = ("--active=2", "--hang-timeout=3", "--snapshot-every=2", "--checkpoint-every=1000")
-    text = runs.ranks("advanced.py", 3, *options, f"--fault={fault}", "--fault-after=0.4", "--fault-seed=1")
-    hit = HIT.search(text)
-    assert hit, f"the fault never came:\n{text}"
+    text = runs.ranks("advanced.py", 3, *options, "--fault=SIGSTOP", "--fault-after=0.4", "--fault-seed=1")
     assert outcome(text) == undisturbed
-    assert [rank for rank, code in enumerate(runs.codes) if code < 0] == [int(hit[1])], (runs.codes, text)
+    assert [rank for rank, code in enumerate(runs.codes) if code < 0] == [who_was_hit(text)], (runs.codes, text)
     assert "iteration 0: 2 ranks" in text and "iteration 1: 2 ranks" in text  # the third one has taken its place
     assert re.search(r"continued from the snapshot of step [1-9]", text), text
 
@@ -143,12 +138,12 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
     runs: Runs, undisturbed: tuple[int, object]
 ) -> None:
     text = runs.launched("with_launcher.py", "--fault=SIGKILL", "--fault-after=0.4")
-    hit = HIT.search(text)
-    assert hit, f"the fault never came:\n{text}"
     assert (runs.codes, outcome(text)) == ([0, 0], undisturbed)
     assert "cycle 0 iteration 0: 4 ranks" in text and "cycle 0 iteration 1: 2 ranks" in text
     assert "was killed by SIGKILL; going on: 1 of 2 nodes are good, 1 are needed" in text
-    assert f"RankDiscarded: rank {int(hit[1]) ^ 1} of iteration 1 was terminated" in text  # the other one of its node
+    assert (
+        f"RankDiscarded: rank {who_was_hit(text) ^ 1} of iteration 1 was terminated" in text
+    )  # the other one of its node
     assert "restart 1" not in text
 
 

@@ -110,8 +110,8 @@ def test_a_check_that_hangs_leaves_time_to_tell_slurm(hooks: Hooks) -> None:
     [
         ((), "nvrx:skip", 1), ((), "nvrx:skip=lustre", 1), (("mounts",), "nvrx:skip=lustre", 1),
         (("lustre",), "run 5; nvrx:skip=lustre", 0), (("lustre",), "nvrx:skip", 0), (("all",), "nvrx:skip", 0),
-        (("all",), "nvrx:skip=lustre,mounts", 0), (("all",), "nvrx:skip=mounts", 1), (("all",), "nvrx:skipping", 1),
-        (("all",), "xnvrx:skip", 1), (("all",), "$(touch /tmp/x) `id` ' \" \\ \x01", 1),
+        (("all",), "nvrx:skip=all", 0), (("all",), "nvrx:skip=lustre,mounts", 0), (("all",), "nvrx:skip=mounts", 1),
+        (("all",), "nvrx:skipping", 1), (("all",), "xnvrx:skip", 1), (("all",), "$(touch /tmp/x) `id` ' \" \\ \x01", 1),
     ],
 )  # fmt: skip
 def test_a_comment_skips_what_the_site_allows(hooks: Hooks, allowed: tuple[str, ...], comment: str, code: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_harness import Job, Zygote, jobs
+from ranks_harness import Job, Zygote
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +21,5 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture
 def job(zygote: Zygote, tmp_path: Path) -> Iterator[Job]:
     """A job without ranks yet; when the test is over nothing of it is left."""
-    yield from jobs(zygote, tmp_path)
+    with contextlib.closing(Job(zygote, tmp_path)) as made:
+        yield made

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def signal_all(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        os.kill(pid, signum)
+
+
 class Lines:
-    """JSON lines from a file descriptor, with a bound."""
+    """JSON lines from a file descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._rest = b""
         self.ended = False
 
-    def ready(self, timeout_s: float) -> list[dict[str, Any]]:
-        if self.ended or not select.select([self.fd], [], [], max(0.0, timeout_s))[0]:
-            return []
+    def read(self) -> list[dict[str, Any]]:
         data = os.read(self.fd, 1 << 16)
         self.ended = not data
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -96,7 +99,6 @@ class Zygote:
         return [int(pid) for pid in pids.split()]
 
     def await_no_children(self, timeout_s: float = WAIT_S) -> None:
-        """Until all ranks and all that they left behind have ended."""
         self._until(lambda: not self.children(), "all monitor processes have ended", timeout_s)
 
     def kill_children(self) -> None:
@@ -130,17 +132,13 @@ class Job:
         return self
 
     def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any) -> None:
-        place = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            **(env or {}),
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(self.port)}
+        request = {
+            "module": arguments.pop("module", "scenarios"),
+            "scenario": scenario,
+            "arguments": {**arguments, "tmp": str(self._tmp), "world_size": world_size},
+            "env": {**place, "MASTER_ADDR": "127.0.0.1", **(env or {})},
         }
-        module = arguments.pop("module", "scenarios")
-        request = {"module": module, "scenario": scenario, "arguments": arguments}
-        arguments.update(tmp=str(self._tmp), world_size=world_size)
-        request["env"] = {name: value for name, value in place.items() if value is not None}
         read, write = os.pipe()
         with self.err(rank).open("ab") as err:
             self.pids[rank] = self._zygote.start(request, write, err.fileno())
@@ -154,7 +152,7 @@ class Job:
     def _pump(self, timeout_s: float) -> None:
         open_fds = {lines.fd: rank for rank, lines in self._lines.items() if not lines.ended}
         for fd in select.select(list(open_fds), [], [], max(0.0, timeout_s))[0]:
-            self.events[open_fds[fd]] += self._lines[open_fds[fd]].ready(0)
+            self.events[open_fds[fd]] += self._lines[open_fds[fd]].read()
 
     def of(self, rank: int, event: str, **fields: Any) -> list[dict[str, Any]]:
         return [e for e in self.events[rank] if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]
@@ -184,39 +182,37 @@ class Job:
 
     def suspend(self, pids: list[int], seconds: float) -> None:
         """Stop them for at least so many seconds."""
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        signal_all(pids, signal.SIGSTOP)
         until_s = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= until_s, "the time has passed")
 
-    def await_end(self, rank: int, timeout_s: float = WAIT_S) -> int:
+    def await_end(self, rank: int) -> int:
         try:
-            return self._zygote.await_end(self.pids[rank], timeout_s)
+            return self._zygote.await_end(self.pids[rank])
         except AssertionError as error:
             self._pump(0)
             raise AssertionError(f"{error}\n{self.events[rank]}\n{self.err(rank).read_text()}") from None
 
-    def await_all(self, ranks: Any = None, timeout_s: float = WAIT_S) -> dict[int, int]:
+    def await_all(self) -> dict[int, int]:
         """Exit codes."""
-        codes = {rank: self.await_end(rank, timeout_s) for rank in (self.pids if ranks is None else ranks)}
-        for lines in self._lines.values():
-            while not lines.ended and select.select([lines.fd], [], [], 0)[0]:
-                self._pump(0)
+        codes = {rank: self.await_end(rank) for rank in self.pids}
+        while select.select([lines.fd for lines in self._lines.values() if not lines.ended], [], [], 0)[0]:
+            self._pump(0)
         return codes
 
-    def await_nothing_left(self, timeout_s: float = WAIT_S) -> None:
-        self._zygote.await_no_children(timeout_s)
+    def await_nothing_left(self) -> None:
+        """Until all ranks and all that they left behind have ended."""
+        self._zygote.await_no_children()
+
+    def all_return(self, ranks: Iterable[int], **fields: Any) -> None:
+        """They return, the event has these fields, and nothing is left then."""
+        for rank in ranks:
+            self.await_event(rank, "returned", **fields)
+            assert self.await_end(rank) == 0
+        self.await_nothing_left()
 
     def close(self) -> None:
         """Whatever a failed test left is ended."""
         self._zygote.kill_children()
         for lines in self._lines.values():
             os.close(lines.fd)
-
-
-def jobs(zygote: Zygote, tmp: Path) -> Iterator[Job]:
-    job = Job(zygote, tmp)
-    try:
-        yield job
-    finally:
-        job.close()

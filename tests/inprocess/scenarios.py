@@ -119,7 +119,9 @@ def _circle() -> BaseException:
     return ends
 
 
-FAULTS: dict[str, Callable[[Rank, CallWrapper], Any]] = {
+FAULTS: dict[
+    str, Callable[[Rank, Any], Any]
+] = {  # of the function, with its CallWrapper, or of a plug-in, with its state
     "raise": lambda rank, call: throw(ValueError(f"fault of rank {rank.initial} in iteration {call.iteration}")),
     "restart exception": lambda rank, call: throw(RankShouldRestart()),
     "exit": lambda rank, call: sys.exit(7),
@@ -135,6 +137,12 @@ FAULTS: dict[str, Callable[[Rank, CallWrapper], Any]] = {
     "fork": lambda rank, call: _fork(),
     "surrogate": lambda rank, call: throw(ValueError("bad \udce4 name \x00 nul\nsecond line")),
     "circle": lambda rank, call: throw(_circle()),
+    "never": lambda rank, call: block(),
+    "met_never": lambda rank, call: (rank.together("met"), block()),  # not before the others are in the function
+    "forever": lambda rank, call: pause(1000),
+    "go": lambda rank, call: (rank.await_file("go"), call)[1],
+    "wrong": lambda rank, call: 42,
+    "none": lambda rank, call: None,
     "on file": lambda rank, call: (rank.await_file("fault"), rank.say("fault"), throw(ValueError("wanted"))),
 }
 
@@ -165,20 +173,6 @@ WAITS: dict[str, Callable[[Rank], Any]] = {
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------------
 
-PLUGIN_FAULTS: dict[str, Callable[[Rank], Any]] = {
-    "raise": lambda rank: throw(ValueError("plug-in")),
-    "abort": lambda rank: throw(inprocess.exception.RestartAbort("plug-in")),
-    "exit": lambda rank: sys.exit(4),
-    "os_exit": lambda rank: os._exit(3),
-    "kill": lambda rank: _kill(signal.SIGKILL),
-    "never": lambda rank: block(),
-    "met_never": lambda rank: (rank.together("met"), block()),  # not before the others are in the function
-    "forever": lambda rank: pause(1000),
-    "go": lambda rank: rank.await_file("go"),
-    "wrong": lambda rank: 42,
-    "none": lambda rank: None,
-}
-
 
 class Plugin:
     """Reports its call; on the `victims` it does `how` in the `iteration` of the argument `plugin`."""
@@ -192,8 +186,7 @@ class Plugin:
         mine = want.get("name") == self.name and rank.initial in want["victims"]
         if mine and state.iteration == want["iteration"]:
             rank.say("fault")
-            result = PLUGIN_FAULTS[want["how"]](rank)
-            return state if want["how"] == "go" else result
+            return FAULTS[want["how"]](rank, state)
         return state
 
 
@@ -218,21 +211,12 @@ class Assignment(Plugin, ra.RankAssignment):
         return ctx
 
 
-class OwnStore(dist.TCPStore):
-    """A user's class: torch's store, whose server has nothing to do with the ranks."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__("127.0.0.1", port, wait_for_workers=False)
-
-
 def files(rank: Rank) -> dict[str, Any]:
     """Arguments for the store, and for the files of the monitor processes."""
     kinds = {f"monitor_process_{kind}file": str(rank.tmp / ("monitor{rank}." + kind[:3])) for kind in ("pid", "log")}
     if rank.arguments.get("file_store"):
         own = {"store_factory": inprocess.store.FileStore, "store_kwargs": {"file_name": str(rank.tmp / "store")}}
         return {**kinds, **own}
-    if port := rank.arguments.get("own_store"):
-        return {**kinds, "store_factory": OwnStore, "store_kwargs": {"port": port}}
     return {**kinds, "store_kwargs": {"timeout": datetime.timedelta(seconds=rank.arguments.get("store_timeout", 60))}}
 
 

@@ -16,38 +16,31 @@ from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess.helpers import _job
 
 
-class Injection:
-    """Raises, as a signal handler may, at the `nth` call of a function of the wrapper (0: never)."""
-
-    def __init__(self, rank: Rank, nth: int) -> None:
-        self.rank, self.nth, self.calls = rank, nth, 0
-
-    def look(self, frame: FrameType, event: str, argument: object) -> None:
-        if event != "call" or "/nvrx_slurm/inprocess/" not in frame.f_code.co_filename:
-            return
-        self.calls += 1
-        if self.calls == self.nth:
-            sys.setprofile(None)
-            self.rank.say("fault", where=f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
-            sys.exit(5)
-
-
 @scenario
 def leaves_at(rank: Rank) -> None:
     """Rank 2 raises in iteration 0. Between its `finalize` and its next `initialize` rank `victim` leaves."""
-    injection = Injection(rank, rank.arguments["nth"])
-    mine = rank.initial == rank.arguments["victim"]
+    mine, nth, calls = rank.initial == rank.arguments["victim"], rank.arguments["nth"], 0
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        """Raise, as a signal handler may, at the `nth` call of a function of the wrapper (0: never)."""
+        nonlocal calls
+        if event == "call" and "/nvrx_slurm/inprocess/" in frame.f_code.co_filename:
+            calls += 1
+            if calls == nth:
+                sys.setprofile(None)
+                rank.say("fault", where=f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+                sys.exit(5)
 
     class First(inprocess.finalize.Finalize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
-            sys.setprofile(injection.look if mine else None)
+            sys.setprofile(look if mine else None)
             return state
 
     class Last(inprocess.initialize.Initialize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
             if mine:
                 sys.setprofile(None)
-                rank.say("calls", number=injection.calls, iteration=state.iteration)
+                rank.say("calls", number=calls, iteration=state.iteration)
             return state
 
     def fn(call: CallWrapper) -> str:

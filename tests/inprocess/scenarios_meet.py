@@ -7,29 +7,20 @@ import ctypes
 import datetime
 import gc
 import os
-import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from scenarios import Rank, block, files, pause, scenario, throw
+from scenarios import FAULTS, Rank, block, files, pause, scenario, throw
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, monitor_thread
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
-
-FAULTS: dict[str, Callable[[], Any]] = {
-    "hang": lambda: ctypes.PyDLL(None).sleep(1000),
-    "raise": lambda: throw(OSError("no data set")),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "exit": lambda: sys.exit(3),
-}
 
 
 def join() -> None:
@@ -56,7 +47,7 @@ def gloo(rank: Rank) -> None:
         rank.together(f"reduced{call.iteration}", gone=call.iteration)
         if call.iteration < len(victims):
             if rank.initial == victims[call.iteration]:
-                FAULTS["kill"]()
+                FAULTS["sigkill"](rank, call)
             dist.barrier()
         dist.destroy_process_group()
         return total
@@ -126,7 +117,7 @@ def fails_before_meeting(rank: Rank) -> None:
             for other in {0, 1, 2} - {victim}:
                 rank.await_file(f"in.{other}")
             rank.say("fault")
-            FAULTS[rank.arguments["how"]]()
+            FAULTS[rank.arguments["how"]](rank, call)
         join()
         return reduced()
 
@@ -163,24 +154,8 @@ def half_made(rank: Rank) -> None:
 @scenario
 def two_calls(rank: Rank) -> None:
     """One after the other."""
-
-    def second() -> str:
-        return f"second of {os.environ['WORLD_SIZE']}"
-
     rank.call(lambda: "first")
-    rank.call(second)
-
-
-@scenario
-def gives_up(rank: Rank) -> None:
-    """The first start of the ranks by torchrun ends with RestartAbort on all of them; the second one does not."""
-
-    def fn(call: CallWrapper) -> str:
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            raise ValueError("of the first start")
-        return "done"
-
-    rank.call(fn, initialize=inprocess.initialize.RetryController(max_iterations=1))
+    rank.call(lambda: f"second of {os.environ['WORLD_SIZE']}")
 
 
 @scenario

@@ -10,15 +10,17 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from scenarios import Rank, block, pause, scenario
 
 from nvrx_slurm.inprocess import CallWrapper
 
 
-def _task_group(rank: Rank, call: CallWrapper) -> None:
+def _task_group(rank: Rank) -> None:
     async def busy() -> None:
         while True:
             await asyncio.sleep(0)
@@ -32,7 +34,7 @@ def _task_group(rank: Rank, call: CallWrapper) -> None:
     asyncio.run(main())
 
 
-def _exit(rank: Rank, call: CallWrapper) -> None:
+def _exit(rank: Rank) -> None:
     try:
         sys.exit(5)
     finally:
@@ -56,7 +58,7 @@ def stopped_in(rank: Rank) -> None:
         rank.entered(call)
         if call.iteration == 0:
             if rank.initial == 1:
-                STOPPED[rank.arguments["what"]](rank, call)
+                STOPPED[rank.arguments["what"]](rank)
             rank.await_file("met")
             raise ValueError("fault of rank 0")
         return f"{rank.initial} done"
@@ -66,22 +68,16 @@ def stopped_in(rank: Rank) -> None:
 
 def _lock_is_free(lock: Any) -> bool:
     """Asked by a thread that does not hold it, as RLocks want."""
-    free: list[bool] = []
-
-    def try_it() -> None:
-        if lock.acquire(blocking=False):
-            lock.release()
-            free.append(True)
-
-    thread = threading.Thread(target=try_it)
-    thread.start()
-    thread.join()
-    return bool(free)
+    with ThreadPoolExecutor(1) as other:
+        free: bool = other.submit(lock.acquire, False).result()
+        if free:
+            other.submit(lock.release).result()
+    return free
 
 
 class _Logs:
     def __init__(self) -> None:
-        self.logger = logging.getLogger("of the user")
+        self.logger, self.came = logging.getLogger("of the user"), list[str]()
         self.logger.propagate = False
         self.logger.setLevel(logging.INFO)
         self.logger.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
@@ -90,7 +86,7 @@ class _Logs:
         self.logger.info("on we go")
 
     def left(self) -> list[str]:
-        return [] if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
+        return self.came if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
 
 
 class _LogsWithSigurg(_Logs):
@@ -98,11 +94,7 @@ class _LogsWithSigurg(_Logs):
 
     def __init__(self) -> None:
         super().__init__()
-        self.came: list[str] = []
         signal.signal(signal.SIGURG, lambda *_: self.came.append("SIGURG"))
-
-    def left(self) -> list[str]:
-        return super().left() + self.came
 
 
 class _StartsThreads:
@@ -121,14 +113,10 @@ class _StartsThreads:
 
 class _Autocasts:
     def __call__(self) -> None:
-        import torch
-
         with torch.autocast("cpu"), torch.no_grad():
             torch.ones(2)
 
     def left(self) -> list[str]:
-        import torch
-
         return ["autocast"] * torch.is_autocast_enabled("cpu") + ["no_grad"] * (not torch.is_grad_enabled())
 
 

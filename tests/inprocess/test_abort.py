@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from plugin_harness import WITHOUT_TORCH
@@ -25,6 +26,7 @@ from nvrx_slurm.inprocess.state import State
 
 STATE = State(rank=0, world_size=2, iteration=3).freeze()
 WAIT_S = 60.0
+ABORT, DESTROY = "_abort_process_group", "destroy_process_group"
 
 PRELUDE = """
 import datetime, os, sys, threading
@@ -62,30 +64,28 @@ def unblocked(name, call, end=abort_torch):
     assert not thread.is_alive() and not dist.is_initialized()
 """
 
-CALLS = ("all_reduce", "recv", "barrier", "monitored_barrier")
+CALLS = {
+    "all_reduce": "dist.all_reduce(total)",
+    "recv": "dist.recv(total, 1)",
+    "barrier": "dist.barrier(group=other)",
+    "monitored_barrier": "dist.monitored_barrier()",
+}
 COLLECTIVES = (
     PRELUDE
     + f"""
 rank, directory = int(sys.argv[1]), sys.argv[2]
 held = []
-for turn, name in enumerate({CALLS}):
+for turn, (name, call) in enumerate({CALLS}.items()):
     dist.init_process_group(
         "gloo", init_method=f"file://{{directory}}/{{turn}}", rank=rank, world_size=2, timeout=LONG
     )
     other = dist.new_group([0, 1])
     total = torch.ones(1)
     dist.all_reduce(total)
-    dist.all_reduce(total, group=other)
-    assert total.item() == 4
+    assert total.item() == 2
     done = f"{{directory}}/done{{turn}}"
     if rank == 0:
-        calls = {{
-            "all_reduce": lambda: dist.all_reduce(total),
-            "recv": lambda: dist.recv(total, 1),
-            "barrier": lambda: dist.barrier(group=other),
-            "monitored_barrier": dist.monitored_barrier,
-        }}
-        unblocked(name, calls[name])
+        unblocked(name, lambda: eval(call))
         open(done, "w").close()
     else:
         while not os.path.exists(done):
@@ -129,48 +129,48 @@ print(hasattr(torch._C._distributed_c10d, "_dump_fr_trace"))
 
 
 @pytest.fixture
-def spawn(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Start a program; it is ended and reaped."""
+def spawn(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Callable[[], str]]]:
+    """Start a program; returns a function that waits for its good end and returns its output."""
     started: list[Script] = []
 
-    def start(code: str, *args: str, **env: str) -> Script:
+    def start(code: str, *args: str, **env: str) -> Callable[[], str]:
         program = tmp_path / f"program{len(started)}.py"
         program.write_text(code)
         env = {"TORCH_CPP_LOG_LEVEL": "FATAL", **env}
-        started.append(Script(zygote, [str(program), *args], env, program.with_suffix(".err")))
-        return started[-1]
+        process = Script(zygote, [str(program), *args], env, program.with_suffix(".err"))
+        started.append(process)
+
+        def ended() -> str:
+            out, err = process.communicate(WAIT_S)
+            assert process.returncode == 0, err
+            return out
+
+        return ended
 
     yield start
     for process in started:
         process.close()
 
 
-def ended(process: Script) -> str:
-    """Its output, once it has ended well."""
-    out, err = process.communicate(WAIT_S)
-    assert process.returncode == 0, err
-    return out
-
-
 @pytest.mark.torch
 def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tmp_path: Path) -> None:
     """The peer lives and does not come; each group has a timeout of 10 min. No thread or descriptor is left over."""
     stuck, absent = (spawn(COLLECTIVES, str(rank), str(tmp_path)) for rank in (0, 1))
-    assert [line.split()[:2] for line in ended(stuck).splitlines()] == [["unblocked", name] for name in CALLS]
-    ended(absent)
+    assert [line.split()[:2] for line in stuck().splitlines()] == [["unblocked", name] for name in CALLS]
+    absent()
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["kept", "again"])
 def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how: str) -> None:
-    assert ended(spawn(RENDEZVOUS, how)).split()[:2] == ["unblocked", "init_process_group"]
+    assert spawn(RENDEZVOUS, how)().split()[:2] == ["unblocked", "init_process_group"]
 
 
 @pytest.mark.torch
 def test_the_flight_recorder_is_written_before_the_abort(spawn, tmp_path: Path) -> None:
     """To the argument's directory, which takes precedence over the environment's."""
     given, env = tmp_path / "a" / "given", tmp_path / "env"
-    all_backends = ended(spawn(DUMP, str(tmp_path), str(given), str(env), TORCH_FR_BUFFER_SIZE="100")) == "True\n"
+    all_backends = spawn(DUMP, str(tmp_path), str(given), str(env), TORCH_FR_BUFFER_SIZE="100")() == "True\n"
     for directory, name in ((given, "rank_0_iteration_0"), (env, "rank_0_iteration_1")):
         (file,) = directory.iterdir()
         assert file.name == name
@@ -195,23 +195,29 @@ def test_nothing_is_imported_where_nothing_is_in_use() -> None:
 # --- what goes wrong in an abort -----------------------------------------------------------------------------------
 
 
-class FakeC10d(ModuleType):
-    """torch.distributed's module with process groups that misbehave."""
+def fake(monkeypatch, module: str, **attributes) -> SimpleNamespace:
+    """An imported module."""
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**attributes))
+    return sys.modules[module]  # type: ignore[return-value]
 
-    def __init__(self, aborts, destroys) -> None:
-        super().__init__(abort._C10D)
-        self.live, self.calls = True, []
-        if aborts is not None:
-            self._abort_process_group = lambda: self.do("abort", aborts)
-        self.destroy_process_group = lambda: self.do("destroy", destroys)
 
-    def is_initialized(self) -> bool:
-        return self.live
+def fake_c10d(monkeypatch, **deeds: Any) -> list[str]:
+    """torch.distributed with these functions, which end its groups if they return. Returns the names as called."""
+    calls: list[str] = []
+    c10d: SimpleNamespace = fake(monkeypatch, abort._C10D, live=True, is_initialized=lambda: c10d.live)
 
-    def do(self, name: str, deed) -> None:
-        self.calls.append(name)
-        deed()
-        self.live = False
+    def do(name: str) -> None:
+        calls.append(name)
+        deeds[name]()
+        c10d.live = False
+
+    for name in deeds:
+        setattr(c10d, name, lambda name=name: do(name))
+    return calls
+
+
+def warnings_in(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def fail() -> None:
@@ -221,32 +227,28 @@ def fail() -> None:
 @pytest.mark.parametrize(
     ("aborts", "destroys", "calls"),
     [
-        (lambda: None, fail, ["abort"]),
-        (fail, lambda: None, ["abort", "destroy"]),
-        (None, lambda: None, ["destroy"]),  # torch 2.5
-        (fail, fail, ["abort", "destroy"]),
+        (lambda: None, fail, [ABORT]),
+        (fail, lambda: None, [ABORT, DESTROY]),
+        (None, lambda: None, [DESTROY]),  # torch 2.5
+        (fail, fail, [ABORT, DESTROY]),
     ],
 )
 def test_an_abort_that_fails_is_followed_by_a_destroy_and_nothing_is_raised(
     monkeypatch, caplog, aborts, destroys, calls
 ) -> None:
-    c10d = FakeC10d(aborts, destroys)
-    monkeypatch.setitem(sys.modules, abort._C10D, c10d)
-    with caplog.at_level(logging.DEBUG):
-        assert abort.AbortTorchDistributed()(STATE) is STATE
-    assert c10d.calls == calls
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warned) == (1 if c10d.live else 0)
-    assert all("NCCL said no" in line for line in warned)
+    deeds = {DESTROY: destroys} | ({ABORT: aborts} if aborts else {})
+    made = fake_c10d(monkeypatch, **deeds)
+    assert abort.AbortTorchDistributed()(STATE) is STATE
+    assert made == calls
+    warned = warnings_in(caplog)
+    assert len(warned) == (aborts is destroys is fail) and all("NCCL said no" in line for line in warned)
 
 
 def test_an_abort_that_hangs_is_abandoned_and_said_once(monkeypatch, caplog) -> None:
     over = threading.Event()
-    monkeypatch.setitem(sys.modules, abort._C10D, FakeC10d(over.wait, fail))
+    fake_c10d(monkeypatch, **{ABORT: over.wait, DESTROY: fail})
     assert abort.AbortTorchDistributed(timeout=datetime.timedelta(seconds=0.05))(STATE) is STATE
-    assert [record.getMessage() for record in caplog.records] == [
-        "abort: aborting the process groups did not end within 0.05 s and is abandoned"
-    ]
+    assert warnings_in(caplog) == ["abort: aborting the process groups did not end within 0.05 s and is abandoned"]
     (left,) = (thread for thread in threading.enumerate() if "process groups" in thread.name)
     assert left.daemon
     over.set()
@@ -254,35 +256,23 @@ def test_an_abort_that_hangs_is_abandoned_and_said_once(monkeypatch, caplog) -> 
     assert not left.is_alive()
 
 
-# --- the others ------------------------------------------------------------------------------------------------------
-
-
 def test_transformer_engine_is_freed_after_torch(monkeypatch) -> None:
-    order: list[str] = []
-    c10d = FakeC10d(lambda: order.append("torch"), fail)
-    base = ModuleType("transformer_engine.pytorch.module.base")
-    base.destroy_ub = lambda: order.append("destroy_ub")
-    fp8 = ModuleType("transformer_engine.pytorch.fp8")
-    fp8.FP8GlobalStateManager = SimpleNamespace(reset=lambda: order.append("reset"))
-    for module in (c10d, base, fp8):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    order = fake_c10d(monkeypatch, **{ABORT: lambda: None})
+    engine = "transformer_engine.pytorch"
+    fake(monkeypatch, f"{engine}.module.base", destroy_ub=lambda: order.append("destroy_ub"))
+    fake(monkeypatch, f"{engine}.fp8", FP8GlobalStateManager=SimpleNamespace(reset=lambda: order.append("reset")))
     both = Compose(abort.AbortTransformerEngine(), abort.AbortTorchDistributed())
-    assert isinstance(both, abort.Abort)
-    assert both(STATE) is STATE
-    assert order == ["torch", "destroy_ub", "reset"]
+    assert isinstance(both, abort.Abort) and both(STATE) is STATE
+    assert order == [ABORT, "destroy_ub", "reset"]
 
 
 def test_the_checkpoint_process_is_killed_and_another_can_be_started(monkeypatch) -> None:
     process = multiprocessing.get_context("spawn").Process(target=signal.pause, daemon=True)
     process.start()
-    module = ModuleType(abort._DCP_PROCESS)
-    module._CHECKPOINT_PROCESS = SimpleNamespace(_save_process=process)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    kill = abort.AbortPersistentCheckpointProcesses()
-    assert kill(STATE) is STATE
-    assert module._CHECKPOINT_PROCESS is None
-    assert process.exitcode == -9
-    assert kill(STATE) is STATE
+    module = fake(monkeypatch, abort._DCP_PROCESS, _CHECKPOINT_PROCESS=SimpleNamespace(_save_process=process))
+    for _ in range(2):
+        assert abort.AbortPersistentCheckpointProcesses()(STATE) is STATE
+        assert module._CHECKPOINT_PROCESS is None and process.exitcode == -9
 
 
 def test_torch_still_keeps_the_checkpoint_process_where_we_look() -> None:

@@ -63,6 +63,11 @@ def in_popen(look: Look) -> int:
     return 1
 
 
+def in_the_function_itself(look: Look) -> int:
+    look(sys._getframe())
+    return 1
+
+
 def in_a_fork(look: Look) -> int:
     class Forked(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined,misc]
         @staticmethod
@@ -83,21 +88,13 @@ def looks(frame: FrameType) -> list[Defer]:
 
 @pytest.mark.parametrize(
     ("place", "deferred"),
-    [
-        (in_a_handler, Defer.A_STEP),
-        (in_a_with_block, Defer.A_WHILE),
-        (in_popen, Defer.A_WHILE),
-        (in_a_fork, Defer.A_WHILE),
-    ],
-)
+    [(in_a_handler, Defer.A_STEP), (in_a_with_block, Defer.A_WHILE), (in_popen, Defer.A_WHILE),
+     (in_a_fork, Defer.A_WHILE), (in_the_function_itself, Defer.NOT)],
+)  # fmt: skip
 def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Look], int], deferred: Defer) -> None:
     said: list[list[Defer]] = []
     times = place(lambda frame: said.append(looks(frame)))
     assert said == [[deferred] * 3] * times
-
-
-def test_the_own_steps_of_the_function_are_not_deferred() -> None:
-    assert looks(sys._getframe()) == [Defer.NOT] * 3
 
 
 @pytest.mark.parametrize("place", [in_a_handler, in_a_with_block])

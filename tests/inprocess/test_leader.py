@@ -84,11 +84,6 @@ def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) 
     assert isinstance(assignment, ra.Tree) or len(set(counted)) == 1
 
 
-def test_more_filters_than_can_be_told_apart_are_refused() -> None:
-    with pytest.raises(ValueError, match="may have 8 filters by groups, not 9"):
-        Compose(ra.ShiftRanks(), *(ra.FilterCountGroupedByKey("all", bool) for _ in range(9)))
-
-
 def test_an_error_whose_text_no_store_takes_is_told_all_the_same() -> None:
     def compute() -> str:
         raise RankDiscarded("no place for \udce4")

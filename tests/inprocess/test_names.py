@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from nvrx_slurm.inprocess import exception
 
 REQUIRED = inspect.Parameter.empty
 
-# Positional parameters, in order, with their defaults.
+# Positional parameters, in order, with their defaults as repr() shows them.
 CALLS = """
 rank_assignment.RankAssignmentCtx(state, store, terminated_ranks)
 rank_assignment.ActivateAllRanks()
@@ -25,15 +24,15 @@ rank_assignment.MaxActiveWorldSize(max_active_world_size=None)
 rank_assignment.ActiveWorldSizeDivisibleBy(divisor=1)
 rank_assignment.ShiftRanks()
 rank_assignment.FillGaps()
-rank_assignment.FilterCountGroupedByKey(key_or_fn, condition, timeout=timedelta(seconds=60))
-rank_assignment.Layer(min_ranks=1, max_ranks=None, key_or_fn="", flag=None)
+rank_assignment.FilterCountGroupedByKey(key_or_fn, condition, timeout=datetime.timedelta(seconds=60))
+rank_assignment.Layer(min_ranks=1, max_ranks=None, key_or_fn='', flag=None)
 rank_assignment.Tree(layers, world_size_filter=None)
 initialize.RetryController(max_iterations=None, min_world_size=1, min_active_world_size=1)
 abort.AbortTorchDistributed(torch_fr_trace_path=None)
 abort.AbortTransformerEngine()
 abort.AbortPersistentCheckpointProcesses()
 finalize.ThreadedFinalize(timeout, fn, args=(), kwargs=None)
-health_check.CudaHealthCheck(timeout=timedelta(seconds=30))
+health_check.CudaHealthCheck(timeout=datetime.timedelta(seconds=30))
 health_check.FaultCounter(max_rank_faults=None)
 health_check.ChainedGPUHealthCheck(device_index=None)
 health_check.ChainedNVLHealthCheck(device_index=None)
@@ -44,14 +43,14 @@ nested_restarter.NestedRestarterHandlingStarting(special_rank=0)
 nested_restarter.NestedRestarterFinalized(special_rank=0)
 nested_restarter.NestedRestarterAborted(special_rank=0)
 attribution.InterruptionRecord(rank, interruption)
-store.TCPStore(host_name=None, port=None, world_size=None, timeout=timedelta(seconds=300), \
-    wait_for_workers=True, multi_tenant=False, use_libuv=True)
+store.TCPStore(host_name=None, port=None, world_size=None, timeout=datetime.timedelta(seconds=300), \
+wait_for_workers=True, multi_tenant=False, use_libuv=True)
 store.PrefixStore(iteration, store)
 store.StoreView.barrier(self, ranks, group_name, rendezvous_count, timeout, timeout_chunk=None)
 state.State(rank, world_size, active_rank=None, active_world_size=None, initial_rank=None, initial_world_size=None, \
-    iteration=0, mode=Mode.INITIALIZED, fn_exception=None)
+iteration=0, mode=<Mode.INITIALIZED: 1>, fn_exception=None)
 state.FrozenState(rank, world_size, active_rank=None, active_world_size=None, initial_rank=None, \
-    initial_world_size=None, iteration=0, mode=Mode.INITIALIZED, fn_exception=None)
+initial_world_size=None, iteration=0, mode=<Mode.INITIALIZED: 1>, fn_exception=None)
 state.State.copy_from(self, other, fields=None)
 state.State.from_env()
 state.State.set_distributed_vars(self)
@@ -97,9 +96,8 @@ def test_parameters_and_defaults(call: str) -> None:
     """Ours may have more behind them, with defaults."""
     name, _, arguments = call.partition("(")
     ours = list(inspect.signature(found(name)).parameters.values())
-    wanted = eval(f"lambda {arguments.removesuffix(')')}: 0", {"timedelta": timedelta, "Mode": inprocess.Mode})
-    theirs = list(inspect.signature(wanted).parameters.values())
-    assert [(one.name, one.default) for one in ours[: len(theirs)]] == [(one.name, one.default) for one in theirs]
+    theirs = [argument for argument in arguments.removesuffix(")").split(", ") if argument]
+    assert [str(one.replace(annotation=REQUIRED)) for one in ours[: len(theirs)]] == theirs
     assert all(one.default is not REQUIRED for one in ours[len(theirs) :])
 
 

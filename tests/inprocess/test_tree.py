@@ -163,21 +163,9 @@ class Fast:
         return {self.topology.slots[leaf] for leaf in healthy(self.places)}
 
 
-def check_bounds(levels: Sequence[Level], keys: Keys, fast: Fast) -> None:
-    """Every active rank once, alive; each branch within its layer's bounds."""
-    active, alive = set(fast.active), fast.alive
-    assert sorted(place for place in fast.places if place >= 0) == list(range(len(active)))
-    assert active <= alive
-    for depth, level in enumerate(levels, start=1):
-        for branch in {path[:depth] for path in keys}:
-            inside = {slot for slot, path in enumerate(keys) if path[:depth] == branch}
-            assert level.max_ranks is None or len(inside & active) <= level.max_ranks
-            assert not inside & alive or len(inside & alive) >= level.min_ranks
-
-
 @settings(max_examples=200, deadline=None)
 @given(stories())
-def test_equal_to_the_slow_one_and_within_bounds(
+def test_equal_to_the_slow_one(
     story: tuple[list[Level], Keys, int | None, list[set[int]]],
 ) -> None:
     levels, keys, divisor, rounds = story
@@ -189,7 +177,6 @@ def test_equal_to_the_slow_one_and_within_bounds(
             slow.lose(died)
         assert (fast.active, fast.alive) == (slow.active, slow.alive)
         assert [fast.topology.slots[leaf] for leaf in range(len(keys))] == slow.order
-        check_bounds(levels, keys, fast)
 
 
 @settings(max_examples=100, deadline=None)
@@ -222,46 +209,20 @@ def hosts(*sizes: int) -> Keys:
 
 
 RESERVE = Level(1, None, reserve=True)
+SPARES = Level(1, 2, reserve=True)
 ONE_HOST = [("root",)] * 8
 # levels, keys, world size filter; active slots at first, then (slots that die, active slots) in turn
 EXAMPLES: dict[str, tuple[list[Level], Keys, int | None, list[int], list[tuple[set[int], list[int]]]]] = {
-    "depth-first up to each maximum": ([Level(1, 5), Level(1, 2)], hosts(3, 3, 3), None, [0, 1, 3, 4, 6], []),
-    "the nearest spare": (
-        [RESERVE, Level(1, 2, reserve=True)],
-        hosts(3, 4),
-        None,
-        [0, 1, 3, 4],
-        [({4, 0}, [2, 1, 3, 5])],
-    ),
-    "without RESERVE the search ends": (
-        [Level(1, 3), Level(1, 2, reserve=True)],
-        hosts(2, 3),
-        None,
-        [0, 1, 2],
-        [({0}, [1, 2])],
-    ),
+    "the nearest spare": ([RESERVE, SPARES], hosts(3, 4), None, [0, 1, 3, 4], [({4, 0}, [2, 1, 3, 5])]),
+    "without RESERVE the search ends": ([Level(1, 3), SPARES], hosts(2, 3), None, [0, 1, 2], [({0}, [1, 2])]),
     "BACKFILL in a host": (
-        [Level(), Level(backfill=True)],
-        hosts(4, 4),
-        None,
-        [*range(8)],
-        [({1}, [0, 3, 2, 4, 5, 6, 7])],
+        [Level(), Level(backfill=True)], hosts(4, 4), None, [*range(8)], [({1}, [0, 3, 2, 4, 5, 6, 7])]
     ),
-    "filtered ranks come back": (
-        [Level()],
-        ONE_HOST,
-        4,
-        [*range(8)],
-        [({7}, [0, 1, 2, 3]), ({1}, [0, 2, 3, 4])],
-    ),
+    "filtered ranks come back": ([Level()], ONE_HOST, 4, [*range(8)], [({7}, [0, 1, 2, 3]), ({1}, [0, 2, 3, 4])]),
     "a filtered rank that dies is replaced": (
-        [Level(), Level(1, 1, reserve=True)],
-        hosts(1, 1, 2),
-        2,
-        [0, 1],
-        [({2}, [0, 1]), ({0}, [1, 3])],
+        [Level(), Level(1, 1, reserve=True)], hosts(1, 1, 2), 2, [0, 1], [({2}, [0, 1]), ({0}, [1, 3])]
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -285,7 +246,6 @@ def test_the_places_of_spares_and_filtered_ranks() -> None:
 def test_a_branch_below_its_minimum_dies_with_its_reason() -> None:
     fast = Fast([Level(), Level(3)], hosts(3, 3))
     fast.lose({4})
-    assert fast.alive == {0, 1, 2}
     assert [killed_by(place) for place in fast.places[3:]] == [1, -1, 1]
     all_of_them = Fast([Level(5), Level(1)], hosts(3, 3))
     all_of_them.lose({0, 5})
@@ -298,9 +258,7 @@ def test_a_filter_that_cannot_be_met(wanted: object) -> None:
         Fast([Level()], ONE_HOST, lambda size: wanted)  # type: ignore[arg-type, return-value]
 
 
-def test_one_root_for_all_and_no_filter_for_none() -> None:
-    with pytest.raises(TopologyError, match="rank 0 has 'a' and rank 2 has 'b'"):
-        Topology([Level()], {0: ("a",), 1: ("a",), 2: ("b",)})
+def test_no_filter_for_none() -> None:
     asked: list[int] = []
     fast = Fast([Level(4)], [("root",)] * 4, lambda size: asked.append(size) or size)
     fast.lose({0})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job
+from ranks_harness import Job, signal_all
 
 MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
 QUICK = {**MEET, "monitor_process_interval": 0.1, "monitor_thread_interval": 0.1, "termination_grace_time": 0.1}
@@ -20,14 +20,13 @@ def train(job: Job, world_size: int, *faults: dict[int, str], **arguments: Any) 
     return job.start("train", world_size, faults=faults, **arguments)
 
 
-def all_return(job: Job, ranks: Any, iteration: int = 1, **codes: int) -> None:
+def all_return(job: Job, ranks: Any, iteration: int = 1) -> None:
     """They enter the function in this iteration, numbered anew without a gap, and return; the others have ended."""
     for place, rank in enumerate(ranks):
         entered = job.await_event(rank, "entered", iteration=iteration)
         assert (entered["RANK"], entered["WORLD_SIZE"]) == (str(place), str(len(ranks)))
-        assert job.await_event(rank, "returned")["value"] == f"{rank} done"
-        assert job.await_end(rank) == 0
-    job.await_nothing_left()
+        job.await_event(rank, "returned", value=f"{rank} done")
+    job.all_return(ranks)
 
 
 def monitors_of(job: Job, world_size: int) -> list[int]:
@@ -163,33 +162,23 @@ def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path: Path) -> N
     all_return(job, [1])
 
 
-def test_a_lost_host_is_missed_by_its_heartbeats(job: Job) -> None:
-    """Ranks and monitor processes are gone at once, so no process of the host can report it."""
-    train(job, 4, {}, times={**QUICK, "heartbeat_timeout": 1.5})
-    monitors = monitors_of(job, 4)
-    for rank in (1, 2):
-        os.kill(monitors[rank], signal.SIGSTOP)
-        job.kill(rank)
-    for rank in (0, 3):
-        job.await_event(rank, "returned")
-        assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "2"
-    for rank in (1, 2):
-        os.kill(monitors[rank], signal.SIGKILL)
-    job.await_nothing_left()
-
-
-def test_a_report_of_the_launcher_is_believed_at_once(job: Job, tmp_path: Path) -> None:
-    """The rank's own monitor process is stopped, and heartbeats would take their default 30 s."""
+@pytest.mark.parametrize("by", ["heartbeats", "launcher"])
+def test_a_lost_host_is_missed(job: Job, tmp_path: Path, by: str) -> None:
+    """Ranks and monitor processes are gone at once, so no process of the host can report it; 30 s is the default."""
     board = tmp_path / "board.jsonl"
-    train(job, 3, {}, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
-    monitor = monitors_of(job, 3)[2]
-    os.kill(monitor, signal.SIGSTOP)
-    job.kill(2)
-    board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 1], "why": "another cycle"}\n')
-    with board.open("a") as file:
-        file.write('{"v": 1, "cycle": 3, "ranks": [2], "why": "its pidfd"}\n')
-    job.await_events((0, 1), "returned")
-    os.kill(monitor, signal.SIGKILL)
+    times = {**QUICK, "heartbeat_timeout": 1.5} if by == "heartbeats" else {}
+    train(job, 4, {}, times=times, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
+    monitors = monitors_of(job, 4)[1:3]
+    signal_all(monitors, signal.SIGSTOP)
+    signal_all([job.pids[1], job.pids[2]], signal.SIGKILL)
+    if by == "launcher":
+        board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 3], "why": "another cycle"}\n')
+        with board.open("a") as file:
+            file.write('{"v": 1, "cycle": 3, "ranks": [1, 2], "why": "its pidfd"}\n')
+    for rank in (0, 3):
+        job.await_event(rank, "returned", 20.0)
+        assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "2"
+    signal_all(monitors, signal.SIGKILL)
     job.await_nothing_left()
 
 
@@ -200,11 +189,9 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
     monitors = monitors_of(job, 2)
     ranks = list(job.pids.values())
     job.suspend(monitors + ranks, 2.5)
-    for pid in monitors:
-        os.kill(pid, signal.SIGCONT)
+    signal_all(monitors, signal.SIGCONT)
     job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have looked")
-    for pid in ranks:
-        os.kill(pid, signal.SIGCONT)
+    signal_all(ranks, signal.SIGCONT)
     (tmp_path / "fault").touch()
     all_return(job, range(2))
     for rank in range(2):

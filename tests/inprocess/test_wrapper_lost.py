@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Job, Zygote, jobs
+from ranks_harness import Job, Zygote, signal_all
 from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
 POINTS = 3
@@ -34,11 +33,6 @@ def all_fail(job: Job, ranks: Any, *said: str) -> None:
     job.await_nothing_left()
 
 
-def signal_all(pids: Iterable[int], signum: int) -> None:
-    for pid in pids:
-        os.kill(pid, signum)
-
-
 # --- a rank leaves ----------------------------------------------------------------------------------------------------
 
 
@@ -50,7 +44,7 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: 
     for point in range(POINTS + 1):  # point 0: it only counts
         nth = calls * point // POINTS
         (tmp_path / str(nth)).mkdir()
-        with contextlib.contextmanager(jobs)(zygote, tmp_path / str(nth)) as job:
+        with contextlib.closing(Job(zygote, tmp_path / str(nth))) as job:
             job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=nth)
             if point == 0:
                 calls = job.await_event(victim, "calls", iteration=1)["number"]
@@ -76,10 +70,8 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how:
     if late:
         assert job.await_end(victim) == {"exit": 5, "kill": -signal.SIGKILL}[how]
     with path.open():
-        for rank in {0, 1, 2} - {victim}:
-            job.await_event(rank, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
-            assert job.await_end(rank) == 0
-        job.await_nothing_left()
+        job.await_events({0, 1, 2} - {victim}, "entered", SOON_S, iteration=0, WORLD_SIZE="2")
+        job.all_return({0, 1, 2} - {victim})
 
 
 @pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
@@ -95,10 +87,9 @@ def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assig
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
     job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()
+    job.all_return((0, 1))
     for rank in (0, 1):
-        job.await_event(rank, "returned")
         assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
-    job.await_nothing_left()
 
 
 @pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", True)])
@@ -106,16 +97,8 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
     job: Job, tmp_path: Path, first: str, file_store: bool
 ) -> None:
     """The keys that it waits for have been deleted; a server has told it before, a file cannot."""
-    train(
-        job,
-        3,
-        {},
-        *[{0: "raise"}] * 3,
-        gone=1,
-        last="go",
-        times={**QUICK, "heartbeat_timeout": 1.0},
-        file_store=file_store,
-    )
+    times = {**QUICK, "heartbeat_timeout": 1.0}
+    train(job, 3, {}, *[{0: "raise"}] * 3, gone=1, last="go", times=times, file_store=file_store)
     job.await_events(range(3), "entered")
     host = [job.pids[2], monitor(tmp_path, 2)]
     signal_all(host, signal.SIGSTOP)
@@ -198,9 +181,8 @@ def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_p
 def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -> None:
     """Which stays for the others as long as they need it."""
     job.start("abort_and_stay", 3, module="scenarios_lost")
-    for rank in range(3):
-        job.await_event(rank, "childless")
-        assert job.await_end(rank) == 0
+    job.await_events(range(3), "childless")
+    assert set(job.await_all().values()) == {0}
     assert job.of(0, "raised") and job.of(1, "returned") and job.of(2, "returned")
     job.await_nothing_left()
 

@@ -8,20 +8,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks_harness import Job
-from test_wrapper_faults import HANGS, QUICK, log
-
-MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
+from test_wrapper_faults import HANGS, MEET, QUICK, log, train
 
 
 def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
     return job.start(scenario, world_size, module="scenarios_meet", **{"times": MEET, **arguments})
-
-
-def all_return(job: Job, ranks: Any, value: Any = None) -> None:
-    for rank in ranks:
-        job.await_event(rank, "returned", **({} if value is None else {"value": value}))
-        assert job.await_end(rank) == 0
-    job.await_nothing_left()
 
 
 def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]]:
@@ -36,7 +27,7 @@ def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job,
     """LOCAL_RANK adds the hardware checks; hardware that is not there fails nothing, and is no news."""
     start(job, "gloo", 4, victims=victims, env={"LOCAL_RANK": "0"})
     survivors = [rank for rank in range(4) if rank not in victims]
-    all_return(job, survivors)
+    job.all_return(survivors)
     for rank in survivors:
         assert of_all(job, rank, "reduced", "total") == [(4.0 - n,) for n in range(len(victims) + 1)]
         assert "not applicable" not in job.err(rank).read_text()
@@ -57,49 +48,41 @@ def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
     job.await_nothing_left()
 
 
-def test_a_rank_that_raises_before_the_others_have_met_counts_as_they_do(job: Job) -> None:
-    """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
-    start(job, "fails_before_meeting", 3, victim=1, how="raise")
-    all_return(job, range(3), 3.0)
-    for rank in range(3):
-        assert of_all(job, rank, "entered", "iteration", "groups") == [(0, 0), (1, 0)]
-
-
 def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> None:
     start(job, "half_made", 3)
     assert job.await_event(2, "half")["groups"] == 1
-    all_return(job, range(3), 3.0)
+    job.all_return(range(3), value=3.0)
     for rank in range(3):
         assert of_all(job, rank, "entered", "iteration", "groups", "names") == [(0, 0, 0), (1, 0, 0)]
 
 
-FIRST = {"raise": "exception: OSError: no data set", "kill": "terminated: ", "exit": "base exception: SystemExit: 3"}
-
-
-@pytest.mark.parametrize(("how", "first"), [("raise", 0), ("kill", 2)])
-def test_the_first_rank_fails_before_it_serves_the_process_groups_store(job: Job, how: str, first: int) -> None:
-    """The others are in torch's connect to a port where nothing listens. `first` is rank 0 of iteration 0."""
-    start(job, "fails_before_meeting", 3, victim=first, how=how, shift=3 - first)
-    alive = [rank for rank in range(3) if rank != first or how == "raise"]
-    all_return(job, alive, float(len(alive)))
+@pytest.mark.parametrize(
+    ("how", "victim", "shift", "why"),
+    [
+        ("raise", 1, 0, "exception: ValueError: fault of rank 1"),
+        ("raise", 0, 0, "exception: ValueError: fault of rank 0"),  # the others' torch connects where nothing listens
+        ("sigkill", 2, 1, "terminated: "),  # this one is rank 0 of iteration 0, too
+    ],
+)
+def test_a_rank_that_fails_before_the_others_have_met_counts_as_they_do(
+    job: Job, how: str, victim: int, shift: int, why: str
+) -> None:
+    """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
+    start(job, "fails_before_meeting", 3, victim=victim, how=how, shift=shift)
+    alive = [rank for rank in range(3) if rank != victim or how == "raise"]
+    job.all_return(alive, value=float(len(alive)))
     for rank in alive:
-        assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]
-        assert f"iteration 0 was interrupted: rank {first}: {FIRST[how]}" in job.err(rank).read_text()
+        assert of_all(job, rank, "entered", "iteration", "groups") == [(0, 0), (1, 0)]
+        assert f"iteration 0 was interrupted: rank {victim}: {why}" in job.err(rank).read_text()
 
 
 def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path: Path) -> None:
     """The others are free before their own hard timeout, which is the same."""
     times = {**MEET, **HANGS, "soft_timeout": 1.0, "hard_timeout": 4.0}
-    start(job, "fails_before_meeting", 3, victim=0, how="hang", times=times)
-    all_return(job, [1, 2], 2.0)
+    start(job, "fails_before_meeting", 3, victim=0, how="gil", times=times)
+    job.all_return([1, 2], value=2.0)
     assert job.await_end(0) < 0
     assert "fallback server listens" in log(tmp_path, 0)
-
-
-def test_a_function_that_ends_by_itself_is_not_hit_in_its_clean_up(job: Job) -> None:
-    start(job, "cleans_up", 2)
-    all_return(job, range(2))
-    assert job.of(0, "cleaning") and job.of(0, "cleaned")
 
 
 # --- several calls ----------------------------------------------------------------------------------------------------
@@ -113,15 +96,14 @@ def agent(job: Job) -> Any:
 
 def test_a_store_that_outlives_the_call_serves_the_next_one(job: Job, agent: Any) -> None:
     start(job, "two_calls", 2)
-    all_return(job, range(2), "second of 2")
+    job.all_return(range(2), value="second of 2")
 
 
 def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
-    for count in ("0", "1"):
-        start(job, "gives_up", 2, env={"TORCHELASTIC_RESTART_COUNT": count})
-        for rank in range(2):
-            job.await_event(rank, "raised" if count == "0" else "returned")
-            assert job.await_end(rank) == (1 if count == "0" else 0)
+    for count, faults, end, code in (("0", [{0: "raise", 1: "raise"}], "raised", 1), ("1", [], "returned", 0)):
+        train(job, 2, *faults, tries=1, times=MEET, env={"TORCHELASTIC_RESTART_COUNT": count})
+        job.await_events(range(2), end)
+        assert job.await_all() == {0: code, 1: code}
         job.await_nothing_left()
 
 
@@ -134,26 +116,28 @@ def test_many_restarts_leave_nothing_behind(job: Job) -> None:
         for what in ("fds", "threads", "monitor_fds", "children", "objects"):
             assert half[what] == full[what], what
         assert full["objects"] == 1 and full["threads"] <= 1 + 3
-    all_return(job, range(2))
+    job.all_return(range(2))
 
 
 # --- CallWrapper ------------------------------------------------------------------------------------------------------
 
 
-def test_an_atomic_block_is_finished_and_no_other_begun(job: Job) -> None:
-    start(job, "atomic", 2)
-    all_return(job, range(2))
-    assert job.of(0, "whole") and not job.of(0, "too late")
+@pytest.mark.parametrize(("scenario", "said"), [("cleans_up", ["cleaning", "cleaned"]), ("atomic", ["whole"])])
+def test_what_the_function_has_begun_is_finished(job: Job, scenario: str, said: list[str]) -> None:
+    """Its clean-up when it ends by itself; an atomic block, and no other is begun."""
+    start(job, scenario, 2)
+    job.all_return(range(2))
+    assert [event["event"] for event in job.events[0]] == [*said, "returned"]
 
 
 def test_hang_protection_can_be_switched_off(job: Job) -> None:
     times = {**QUICK, "soft_timeout": 0.3, "hard_timeout": 0.5, "heartbeat_interval": 0.4, "heartbeat_timeout": 20.0}
     start(job, "unprotected", 1, times=times)
-    all_return(job, [0], 0)
+    job.all_return([0], value=0)
 
 
 def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
     start(job, "long_finalize", 2, times={**HANGS, "hard_timeout": 1.0})
-    all_return(job, range(2))
+    job.all_return(range(2))
     for rank in range(2):
         assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]

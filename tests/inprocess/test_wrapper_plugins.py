@@ -10,14 +10,8 @@ from ranks_harness import Job
 from test_wrapper_faults import KILLED, QUICK, all_return, train
 
 # A bound on how long a rank may take between a fault and the barrier, short enough for a test.
-TIMES = {
-    **QUICK,
-    "soft_timeout": 0.4,
-    "hard_timeout": 0.8,
-    "barrier_timeout": 1.2,
-    "completion_timeout": 0.5,
-    "heartbeat_timeout": 1.0,
-}
+TIMES = {**QUICK, "soft_timeout": 0.4, "hard_timeout": 0.8, "barrier_timeout": 1.2, "heartbeat_timeout": 1.0}
+TIMES["completion_timeout"] = 0.5
 
 
 def plugin(name: str, how: str, victim: int = 1, iteration: int = 0) -> dict[str, Any]:
@@ -44,17 +38,17 @@ def test_each_plugin_is_called_in_its_place(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("initialize", how) for how in ("raise", "kill", "abort", "wrong")]
-    + [("health_check", "raise"), ("health_check", "wrong"), ("finalize", "raise"), ("finalize", "kill")]
-    + [("rank_assignment", "kill"), ("rank_assignment", "abort")],
+    [("initialize", how) for how in ("raise", "sigkill", "abort", "wrong")]
+    + [("health_check", "raise"), ("health_check", "wrong"), ("finalize", "raise"), ("finalize", "sigkill")]
+    + [("rank_assignment", "sigkill"), ("rank_assignment", "abort")],
 )
 def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
     """Only an Exception in `initialize` is tried again; in all other cases the others go on without the rank."""
-    iteration = 1 if (name, how) == ("rank_assignment", "kill") else 0
+    iteration = 1 if (name, how) == ("rank_assignment", "sigkill") else 0
     start(job, 3, {0: "raise"} if name == "finalize" or iteration else {}, plugin(name, how, iteration=iteration))
     again = (name, how) == ("initialize", "raise")
     all_return(job, [0, 1, 2] if again else [0, 2], iteration + 1)
-    if how == "kill":
+    if how == "sigkill":
         assert job.await_end(1) == -signal.SIGKILL
     elif not again:
         raised = job.await_event(1, "raised")
@@ -73,67 +67,54 @@ def test_an_abort_that_fails_changes_nothing(job: Job, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"), [("raise", "ValueError"), ("abort", "RestartAbort"), ("wrong", "InternalError")]
+    ("name", "how", "kind", "code"),
+    [
+        ("completion", "raise", "ValueError", 1),
+        ("completion", "abort", "RestartAbort", 1),
+        ("completion", "wrong", "InternalError", 1),
+        ("terminate", "raise", "RestartAbort", 1),
+        ("terminate", "wrong", "RestartAbort", 1),
+        ("terminate", "exit", "SystemExit", 7),
+    ],
 )
-def test_a_completion_that_fails_fails_its_rank(job: Job, how: str, kind: str) -> None:
-    start(job, 3, {}, plugin("completion", how))
+def test_a_completion_or_a_terminate_that_fails(job: Job, name: str, how: str, kind: str, code: int) -> None:
+    """An Exception of terminate does not replace the reason to leave; a BaseException does. It is called once."""
+    leaves = name == "terminate"
+    start(job, 3, {1: "abort"} if leaves else {}, plugin(name, how))
     assert job.await_event(1, "raised")["kind"] == kind
-    assert job.await_end(1) == 1
+    assert (len(job.of(1, "fault")), job.await_end(1)) == (1, code)
+    assert not leaves or how == "exit" or "terminate failed\nTraceback" in job.err(1).read_text()
     assert all(job.await_event(rank, "returned") for rank in (0, 2))
+    if leaves:
+        all_return(job, [0, 2])
     job.await_nothing_left()
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "code"), [("raise", "RestartAbort", 1), ("wrong", "RestartAbort", 1), ("exit", "SystemExit", 4)]
-)
-def test_a_terminate_that_fails(job: Job, how: str, kind: str, code: int) -> None:
-    """An Exception does not replace the reason why the rank left; a BaseException does, and it is not called again."""
-    start(job, 3, {1: "abort"}, plugin("terminate", how))
-    assert job.await_event(1, "raised")["kind"] == kind
-    assert (len(job.of(1, "fault")), job.await_end(1)) == (1, code)
-    assert how == "exit" or "terminate failed\nTraceback" in job.err(1).read_text()
-    all_return(job, [0, 2])
-
-
-@pytest.mark.parametrize(
-    ("name", "victim", "iteration"),
-    [("abort", 1, 0), ("health_check", 1, 0), ("rank_assignment", 0, 1)],
-)
-def test_a_plugin_that_never_returns_costs_its_rank_only(job: Job, name: str, victim: int, iteration: int) -> None:
-    """Its rank is killed; the others go on, though they may have begun the iteration without it."""
-    how = "met_never" if iteration or name == "rank_assignment" else "never"
-    fault = 2 if how == "met_never" else 0
-    start(job, 3, {fault: "raise"} if name != "health_check" else {}, plugin(name, how, victim, iteration), times=TIMES)
-    survivors = [rank for rank in range(3) if rank != victim]
-    after = iteration + 1 if how == "met_never" or name == "health_check" else 1
-    all_return(job, survivors, after)
-    assert job.await_end(victim) in KILLED
-
-
-def test_an_initialize_that_never_returns_is_stopped_like_the_function(job: Job) -> None:
-    start(job, 3, {0: "raise"}, plugin("initialize", "met_never"), times=TIMES)
-    all_return(job, range(3))
-
-
-def test_a_terminate_that_never_returns_is_killed(job: Job) -> None:
-    start(job, 2, {1: "exit"}, plugin("terminate", "forever"), times=TIMES)
-    all_return(job, [0])
-    assert job.await_end(1) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    ("name", "iteration", "handler"),
+    ("name", "how", "victim", "faults", "survivors", "iteration"),
     [
-        ("abort", 0, True),
-        ("rank_assignment", 1, False),
-        ("rank_assignment", 1, True),
+        ("abort", "never", 1, {0: "raise"}, [0, 2], 1),
+        ("health_check", "never", 1, {}, [0, 2], 1),
+        ("rank_assignment", "met_never", 0, {2: "raise"}, [1, 2], 2),  # the others are in the iteration already
+        ("initialize", "met_never", 1, {0: "raise"}, [0, 1, 2], 1),  # it is stopped like the function
+        ("terminate", "forever", 1, {1: "exit"}, [0, 2], 1),
     ],
+)
+def test_a_plugin_that_never_returns_costs_its_rank_only(
+    job: Job, name: str, how: str, victim: int, faults: dict[int, str], survivors: list[int], iteration: int
+) -> None:
+    start(job, 3, faults, plugin(name, how, victim, iteration - 1), times=TIMES)
+    all_return(job, survivors, iteration)
+    assert victim in survivors or job.await_end(victim) in KILLED
+
+
+@pytest.mark.parametrize(
+    ("name", "iteration", "handler"), [("abort", 0, True), ("rank_assignment", 1, False), ("rank_assignment", 1, True)]
 )
 def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int, handler: bool) -> None:
     """Without a handler the rank dies; with one it leaves, after the grace time if `abort` does not return."""
-    times = {"termination_grace_time": 0.5}
     wanted = plugin(name, "never", 1, iteration)
-    start(job, 3, {0: "raise"} if name != "health_check" else {}, wanted, handler=handler, times=times)
+    start(job, 3, {0: "raise"}, wanted, handler=handler, times={"termination_grace_time": 0.5})
     job.kill(1, signal.SIGTERM)
     all_return(job, [0, 2], iteration + 1)
     assert job.await_end(1) == (5 if handler else -signal.SIGTERM)
@@ -145,9 +126,8 @@ def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int,
 @pytest.mark.parametrize("iteration", [0, 1])
 def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> None:
     """With a filter all ranks need its key: they do not wait for it until the filter's timeout of 60 s."""
-    start(
-        job, 6, {0: "raise"} if iteration else {}, plugin("rank_assignment", "kill", 2, iteration), assignment="pairs"
-    )
+    wanted = plugin("rank_assignment", "sigkill", 2, iteration)
+    start(job, 6, {0: "raise"} if iteration else {}, wanted, assignment="pairs")
     for rank in (0, 1, 4, 5):
         job.await_event(rank, "returned")
         assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "4"
@@ -156,7 +136,7 @@ def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> 
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("how", "finalizes", "code"), [("os_exit", False, 3), ("exit", True, 4)])
+@pytest.mark.parametrize(("how", "finalizes", "code"), [("os_exit", False, 9), ("exit", True, 7)])
 def test_the_process_ends_in_the_middle_of_a_restart(job: Job, how: str, finalizes: bool, code: int) -> None:
     """At once, or after the interpreter's own end, with the threads of the helpers waiting in C."""
     start(job, 2, {0: "raise"}, plugin("finalize", how), finalizes=finalizes)

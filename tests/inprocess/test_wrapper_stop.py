@@ -15,17 +15,10 @@ def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> None:
     job.start(scenario, world_size, module="scenarios_stop", **arguments)
 
 
-def returned(job: Job, ranks: list[int]) -> None:
-    for rank in ranks:
-        job.await_event(rank, "returned")
-        assert job.await_end(rank) == 0
-    job.await_nothing_left()
-
-
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in Python 3.11")
 def test_a_task_group_is_stopped_like_the_function(job: Job) -> None:
     start(job, "stopped_in", 2, what="task group")
-    returned(job, [0, 1])
+    job.all_return([0, 1])
     assert job.of(1, "entered", iteration=1)
 
 
@@ -34,7 +27,7 @@ def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job: Job) -> None:
     assert job.await_event(1, "raised")["kind"] == "SystemExit"
     assert job.await_end(1) == 5
     assert job.await_event(0, "entered", WORLD_SIZE="1")
-    returned(job, [0])
+    job.all_return([0])
 
 
 @pytest.mark.parametrize("what", MIDDLES)
@@ -43,4 +36,4 @@ def test_nothing_is_left_half_done(job: Job, what: str) -> None:
     start(job, "over_and_over", 2, what=what, rounds=8)
     assert job.await_event(1, "returned")["value"] == []
     assert "RankShouldRestart was" not in job.err(1).read_text()
-    returned(job, [0, 1])
+    job.all_return([0, 1])

@@ -15,16 +15,13 @@ import textwrap
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nvrx_slurm.agent.monitors import RankMonitor
-from nvrx_slurm.fault_tolerance import RankMonitorClient
+from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
 from nvrx_slurm.monitor.lease import Lease
-
-if TYPE_CHECKING:
-    from nvrx_slurm.types import WorkloadAction
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
@@ -82,26 +79,17 @@ class Worker:
     def __init__(self, code: str, env: dict[str, str], err: Path) -> None:
         with err.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", CLIENT + textwrap.dedent(code)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, "RANK": "3", "LOCAL_RANK": "0", **env},
-                start_new_session=True,
-            )
+                [sys.executable, "-c", CLIENT + textwrap.dedent(code)], env={**os.environ, "RANK": "3", **env},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+            )  # fmt: skip
         self.pid = self.process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.err = err
-        self._reader: asyncio.StreamReader | None = None
 
     async def line(self) -> str:
         """The next line of its stdout, "" at the end."""
-        if self._reader is None:
-            self._reader = asyncio.StreamReader()
-            reader = self._reader
-            loop = asyncio.get_running_loop()
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self.process.stdout)
-        return (await asyncio.wait_for(self._reader.readline(), WAIT_S)).decode().strip()
+        line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), WAIT_S)
+        return line.decode().strip()
 
     async def ended(self) -> int:
         """Wait for its end and reap it; its exit code as subprocess gives it."""

@@ -62,7 +62,7 @@ def test_a_bad_environment_is_named(monkeypatch):
 
 
 @story
-async def test_settings_and_life():
+async def test_settings():
     async with Rig() as rig:
         client = rig.rank(rank_heartbeat_timeout=30.0)
         client.init_workload_monitoring(num_warmup_iters=5)
@@ -72,12 +72,7 @@ async def test_settings_and_life():
         for attempt in (lambda: setattr(cfg, "rank_heartbeat_timeout", 1), lambda: cfg.nonsense):
             with pytest.raises(AttributeError):
                 attempt()
-        assert "already called" in refused(client.init_workload_monitoring)
-        client.shutdown_workload_monitoring()
-        assert not client.is_initialized
-        client.init_workload_monitoring()
-        client.send_heartbeat()
-        assert client.is_initialized
+        assert "already called" in refused(client.init_workload_monitoring) and client.is_initialized
 
 
 @story
@@ -259,8 +254,8 @@ def test_the_exception_hook(code: str, status: int, out: str):
 def test_init_installs_the_hook_if_the_launcher_says_so(monkeypatch, wanted: bool):
     before = sys.excepthook
     monkeypatch.setattr(sys, "excepthook", before)  # restored in the end
+    client = RankMonitorClient()
     with standalone_monitor(install_exception_hook=wanted):
-        client = RankMonitorClient()
         client.init_workload_monitoring()
         client.shutdown_workload_monitoring()
     assert client.cfg.install_exception_hook is wanted and (sys.excepthook is not before) is wanted

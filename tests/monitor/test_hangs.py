@@ -17,6 +17,7 @@ from nvrx_slurm.monitor.page import HEARTBEAT, LIMITS_AT, MAGIC, OUTSIDE, SECTIO
 
 STEP = {"rank_section_timeouts": {"step": 60.0}}
 TWO = {"outer": 0.2, "inner": 30.0, "other": 0.1}
+BEAT, FIRST = {"rank_heartbeat_timeout": 0.15}, {"initial_rank_heartbeat_timeout": 0.15}
 OUTSIDE_TOO = {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.1}
 Deed = Callable[[RankMonitorClient], Any]
 
@@ -36,6 +37,11 @@ def ends_all(client: RankMonitorClient) -> None:
     client.end_all_sections()
 
 
+def beats_inside(client: RankMonitorClient) -> None:
+    client.send_heartbeat()
+    client.start_section("inner")
+
+
 def again(client: RankMonitorClient) -> None:
     for _ in range(2):
         client.send_heartbeat()
@@ -44,17 +50,13 @@ def again(client: RankMonitorClient) -> None:
 
 
 HANGS: dict[str, tuple[Deed, dict[str, Any], str]] = {
-    "no heartbeat": (lambda client: client.send_heartbeat(), {"rank_heartbeat_timeout": 0.15}, "no heartbeat for "),
-    "no first heartbeat": (lambda client: None, {"initial_rank_heartbeat_timeout": 0.15}, "no first heartbeat for "),
-    "init begins anew": (again, {"initial_rank_heartbeat_timeout": 0.15}, "no first heartbeat for "),
+    "no heartbeat": (lambda client: client.send_heartbeat(), BEAT, "no heartbeat for "),
+    "no first heartbeat": (lambda client: None, FIRST, "no first heartbeat for "),
+    "init begins anew": (again, FIRST, "no first heartbeat for "),
     "outer, then inner": (sections("+outer", "+inner"), {"rank_section_timeouts": TWO}, "in section 'outer' for "),
     "overlapping": (sections("+inner", "+outer", "-inner"), OUTSIDE_TOO, "in section 'outer' for "),
     "all sections ended": (ends_all, OUTSIDE_TOO, "in no section for "),
-    "heartbeats in a section": (
-        lambda client: (client.send_heartbeat(), client.start_section("inner")),
-        {"rank_section_timeouts": TWO, "rank_heartbeat_timeout": 0.15},
-        "no heartbeat for ",
-    ),
+    "heartbeats in a section": (beats_inside, {"rank_section_timeouts": TWO, **BEAT}, "no heartbeat for "),
 }
 
 
@@ -172,12 +174,9 @@ async def test_threads_and_fast_hand_overs_are_never_seen_out_of_their_sections(
 async def test_garbage_in_a_page_harms_its_rank_only(last: int):
     """Implausible times are no progress; another monitor can still take over."""
     async with Rig() as rig:
-        client = rig.ready(
-            initial_rank_heartbeat_timeout=0.6,
-            rank_heartbeat_timeout=0.6,
-            rank_section_timeouts={"a": 0.2, "step": 0.2, "warmup": 0.2},
-            rank_out_of_section_timeout=0.2,
-        )
+        limits = {"initial_rank_heartbeat_timeout": 0.6, "rank_heartbeat_timeout": 0.6}
+        limits |= {"rank_section_timeouts": dict.fromkeys(("a", "step", "warmup"), 0.2)}
+        client = rig.ready(**limits, rank_out_of_section_timeout=0.2)
         client.send_heartbeat()
         client.start_section("a")
         pid, words = rig.pid, client._page.words

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from monitor_harness import HANG, ROOT, Rig, readable, status, story, until
@@ -136,12 +136,8 @@ async def test_signals_for_the_step_do_not_end_the_monitor():
 @story
 async def test_kill_group_reaches_processes_that_outlived_their_leader(monkeypatch, flag, reaped):
     monkeypatch.setattr(kill, "_PIDFD_SIGNAL_PROCESS_GROUP", flag)
-    leader = subprocess.Popen(
-        ["sh", "-c", "sleep 1000 & echo $!; read line"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command, pipe = ["sh", "-c", "sleep 1000 & echo $!; read line"], subprocess.PIPE
+    leader = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
     pidfd, child = os.pidfd_open(leader.pid), os.pidfd_open(int(leader.stdout.readline()))
     if reaped:
         leader.stdin.close()
@@ -171,67 +167,51 @@ def test_a_reused_number_is_not_killed(monkeypatch):
 
 
 AGENT = f"""
-import asyncio, os, subprocess, sys, tempfile
-from pathlib import Path
-sys.path.insert(0, {ROOT!r})
-from nvrx_slurm.agent.monitors import RankMonitor
+import asyncio, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {ROOT!r}]
+from monitor_harness import Rig
 
 WORKER = '''
-import subprocess, sys
+import subprocess
+os.unlink(os.readlink("/proc/self/fd/2"))  # stderr is in the directory that the monitor has to remove
 child = subprocess.Popen(["sleep", "1000"])
-print(child.pid, flush=True)
-if sys.argv[1] == "init":
-    sys.path.insert(0, {ROOT!r})
-    from nvrx_slurm.fault_tolerance import RankMonitorClient
-    RankMonitorClient().init_workload_monitoring()
-print("up", flush=True)
+say(child.pid)
+%s
+say("up")
 child.wait()
 '''
 
 async def main():
-    pids = []
-    for local_rank in range(2):
-        monitor = RankMonitor(local_rank, Path(sys.argv[1]), print, print)
-        monitor.start()
-        env = dict(os.environ, RANK=str(local_rank), **monitor.worker_env())
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, "init" if local_rank else "no init"],
-                                  stdout=subprocess.PIPE, env=env, start_new_session=True)
-        pidfd = os.pidfd_open(worker.pid)
-        monitor.watch(pid=worker.pid, pidfd=pidfd, cycle=0, rank=local_rank, limits={{}})
-        child = int(worker.stdout.readline())
-        worker.stdout.readline()
-        pids += [worker.pid, child, monitor.pid]
-        keep.append(monitor)
-        reader, writer = await asyncio.open_unix_connection(monitor.worker_env()["FT_RANK_MONITOR_IPC_SOCKET"])
-        writer.write(b"watching?\\n")
-        await reader.readline()
-    print(*pids, flush=True)
+    for init in ("", "client.init_workload_monitoring()"):
+        rig = await Rig().__aenter__()
+        rigs.append(rig)
+        worker = rig.worker(WORKER % init)
+        child = await worker.line()
+        assert await worker.line() == "up"
+        await rig.settled()
+        print(rig.dir, worker.pid, child, rig.pid, flush=True)
     await asyncio.Event().wait()
 
-keep = []
+rigs = []
 asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_a_second(stopped: bool):
-    async def run(directory: str) -> None:
-        agent = subprocess.Popen([sys.executable, "-c", AGENT, directory], stdout=subprocess.PIPE)
+@story
+async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_a_second(stopped: bool):
+    with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as agent:
         try:
-            pids = [int(pid) for pid in agent.stdout.readline().split()]
-            assert len(pids) == 6
-            pidfds = [os.pidfd_open(pid) for pid in pids]
+            rigs = [agent.stdout.readline().split() for _ in range(2)]
+            pidfds = [os.pidfd_open(int(pid)) for _, *pids in rigs for pid in pids]
+            assert len(pidfds) == 6
             if stopped:
-                os.kill(pids[2], signal.SIGSTOP)
-                until(lambda: status(pids[2])["State"].startswith("T"), "the monitor is stopped")
+                pid = int(rigs[0][-1])
+                os.kill(pid, signal.SIGSTOP)
+                until(lambda: status(pid)["State"].startswith("T"), "the monitor is stopped")
         finally:
             agent.kill()
         await asyncio.gather(*(readable(pidfd, 1.0) for pidfd in pidfds))
-        assert agent.wait() == -signal.SIGKILL
-        agent.stdout.close()
-        for pidfd in pidfds:
-            os.close(pidfd)
-
-    directory = tempfile.mkdtemp(prefix="nvrx-rmtest-")
-    asyncio.run(run(directory))
-    assert not os.path.exists(directory)  # the monitors cleaned up after their agent
+    for pidfd in pidfds:
+        os.close(pidfd)
+    assert not any(os.path.exists(directory) for directory, *_ in rigs)  # the monitors cleaned up after their agent

@@ -172,6 +172,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[list]:
 
 
 @pytest.mark.torch
+@pytest.mark.xdist_group("gloo ranks")
 def test_timeouts_are_the_longest_of_all_ranks_times_the_factor(results):
     said = results[0][0]
     assert all(one[0] == said and one[2] == [] for one in results)
@@ -185,6 +186,7 @@ def test_timeouts_are_the_longest_of_all_ranks_times_the_factor(results):
 
 
 @pytest.mark.torch
+@pytest.mark.xdist_group("gloo ranks")
 def test_section_timeouts_are_learned_for_the_selected_ones(results):
     said = results[0][0]
     assert said["sections too early"] is False and said["a"] is said["all"] is said["valid"] is True
@@ -197,6 +199,7 @@ def test_section_timeouts_are_learned_for_the_selected_ones(results):
 
 
 @pytest.mark.torch
+@pytest.mark.xdist_group("gloo ranks")
 def test_all_ranks_stop_at_the_same_step(results):
     """Warned before steps 9, 7 and 5; asking every step, every third, and in a group of two."""
     zero, one, two = (stopped for _, stopped, _ in results)

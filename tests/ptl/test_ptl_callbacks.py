@@ -19,21 +19,14 @@ BOUND_S = 100
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-
-
-@pytest.fixture(params=PACKAGES)
-def package(request: pytest.FixtureRequest) -> str:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed (extra: lightning)")
-    return PACKAGES[request.param]
+INSTALLED = [path for name, path in PACKAGES.items() if importlib.util.find_spec(name)]
 
 
 @pytest.fixture
 def any_package() -> str:
-    for name, path in PACKAGES.items():
-        if importlib.util.find_spec(name) is not None:
-            return path
-    pytest.skip("neither lightning nor pytorch_lightning is installed (extra: lightning)")
+    if not INSTALLED:
+        pytest.skip("neither lightning nor pytorch_lightning is installed (extra: lightning)")
+    return INSTALLED[0]
 
 
 PROGRAM = """
@@ -48,6 +41,14 @@ from nvrx_slurm.testing import standalone_monitor
 from nvrx_slurm import ptl_resiliency
 from nvrx_slurm.ptl_resiliency import FaultToleranceCallback, FaultToleranceSectionsCallback
 
+class Raise(Callback):
+    def __init__(self, error, step=0):
+        self.error, self.step = error, step
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step >= self.step:
+            raise self.error
+
+B, S = FaultToleranceCallback, FaultToleranceSectionsCallback
 said = {{}}
 HEARTBEATS = dict(initial_rank_heartbeat_timeout=60.0, rank_heartbeat_timeout=60.0)
 SECTIONS = dict(rank_section_timeouts=dict(setup=60.0, step=60.0, checkpointing=60.0), rank_out_of_section_timeout=60.0)
@@ -83,15 +84,15 @@ def run(zygotes: dict[str, Zygote], tmp_path: Path) -> Iterator[Run]:
     """Runs a program; what it said, and its stderr."""
     programs: list[Script] = []
 
-    def run_one(package: str, code: str, returncode: int = 0, **env: str) -> tuple[dict, str]:
-        program = tmp_path / f"program{len(programs)}.py"
+    def run_one(package: str, code: str, returncode: int = 0) -> tuple[dict, str]:
+        program = tmp_path / "program.py"
         program.write_text(PROGRAM.format(root=ROOT, package=package, code=textwrap.dedent(code)))
-        env["OMP_NUM_THREADS"] = "1"
         if package not in zygotes:
             zygotes[package] = Zygote("torch._dynamo", package)
-        programs.append(Script(zygotes[package], [str(program)], env, program.with_suffix(".err")))
-        _, errors = programs[-1].communicate(BOUND_S)
-        assert programs[-1].returncode == returncode, errors
+        env = {"OMP_NUM_THREADS": "1", "FAULT_TOL_FINISHED_FLAG_FILE": "finished"}
+        programs.append(Script(zygotes[package], [str(program)], env, tmp_path / "program.err"))
+        _, errors = programs[0].communicate(BOUND_S)
+        assert programs[0].returncode == returncode, errors
         path = tmp_path / "said.json"
         return (json.loads(path.read_text()) if path.exists() else {}), errors
 
@@ -100,6 +101,7 @@ def run(zygotes: dict[str, Zygote], tmp_path: Path) -> Iterator[Run]:
         one.close()
 
 
+@pytest.mark.parametrize("package", INSTALLED)
 def test_heartbeats_through_two_jobs(run: Run, package: str) -> None:
     """The first job has no checkpoint to load and learns nothing; the second one does, and is the last."""
     code = """
@@ -121,7 +123,7 @@ def test_heartbeats_through_two_jobs(run: Run, package: str) -> None:
         said["loaded"] = seen
         said["hangs"] = monitor.hangs
     """
-    said, _ = run(package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    said, _ = run(package, code)
     assert said["package"].startswith(package)
     assert said["after one"] == [False, True, False]
     state, finished = said["after two"]
@@ -158,48 +160,24 @@ def test_sections_through_two_jobs(run: Run, any_package: str) -> None:
     assert said["unwrapped"] and said["hangs"] == []
 
 
-def test_a_batch_that_hangs_is_in_section_step(run: Run, any_package: str) -> None:
-    code = """
-    SECTIONS["rank_section_timeouts"]["step"] = 1.0
-    class Hang(Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 3:
-                said["sentence"] = monitor.wait_for_hang(30.0)
-                sys.exit(3)
-    with standalone_monitor(**SECTIONS) as monitor:
-        try:
-            fit(FaultToleranceSectionsCallback(False, False), Hang())
-        except SystemExit as error:
-            said["code"] = error.code
-    """
-    said, _ = run(any_package, code)
-    assert said["sentence"].startswith("in section 'step' for 1.0") and said["code"] == 3
-
-
 def test_failures_and_exits(run: Run, any_package: str) -> None:
     """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
     code = """
-    class Raise(Callback):
-        def __init__(self, error):
-            self.error = error
-        def on_train_batch_end(self, trainer, *_):
-            if trainer.global_step == 12:
-                raise self.error
     calls = []
     calculate = RankMonitorClient.calculate_and_set_section_timeouts
     RankMonitorClient.calculate_and_set_section_timeouts = lambda *a, **k: (calls.append(1), calculate(*a, **k))[1]
     for name, error in dict(failure=ValueError("no"), exit=SystemExit(0), exit3=SystemExit(3)).items():
-        for cls, limits in ((FaultToleranceCallback, HEARTBEATS), (FaultToleranceSectionsCallback, SECTIONS)):
+        for cls, limits in ((B, HEARTBEATS), (S, SECTIONS)):
             calls.clear()
             with standalone_monitor(**limits) as monitor:
                 callback = cls(autoresume=True, calculate_timeouts=True, exp_dir=".")
                 try:
-                    fit(callback, Raise(error))
+                    fit(callback, Raise(error, 12))
                 except BaseException as caught:
                     said[f"{name} {cls.__name__}"] = [type(caught).__name__, callback.is_initialized, len(calls)]
     said["finished"] = os.path.exists("finished")
     """
-    said, _ = run(any_package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    said, _ = run(any_package, code)
     at_checkpoints = 2  # after 5 and 10 batches
     assert said == {
         "failure FaultToleranceCallback": ["ValueError", False, 0],
@@ -217,22 +195,18 @@ def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str) -> 
     code = """
     from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
     exceptions = __import__(pl.__name__ + ".utilities.exceptions", fromlist=["x"])
-    class Raise(Callback):
-        def __init__(self, error):
-            self.error = error
-        def on_train_batch_end(self, trainer, *_):
-            raise self.error
     def policy(error):
         asked.append(type(error).__name__)
-        if isinstance(error, ArithmeticError):
-            return WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "it cannot divide")
-        if isinstance(error, ValueError):
-            return WorkloadControlRequest(WorkloadAction.ShutdownWorkload, str(error))
-        if isinstance(error, KeyError):
-            return "a string"
-        if isinstance(error, OSError):
-            raise RuntimeError("in the policy")
-        return None
+        answer = answers.get(type(error))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+    answers = {
+        ZeroDivisionError: WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "it cannot divide"),
+        ValueError: WorkloadControlRequest(WorkloadAction.ShutdownWorkload, "no such data"),
+        KeyError: "a string",
+        OSError: RuntimeError("in the policy"),
+    }
     errors = [ZeroDivisionError("0"), KeyError("k"), OSError("o"), SystemExit(3), SystemExit(0),
               exceptions.SIGTERMException(), ValueError("no such data")]
     for error in errors:
@@ -248,7 +222,7 @@ def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str) -> 
             requests = [[one.action.name, one.description] for one in monitor.requests]
             said[repr(error)] = [raised, asked, requests, os.path.exists("finished"), callback.is_initialized]
     """
-    said, stderr = run(any_package, code, FAULT_TOL_FINISHED_FLAG_FILE="finished")
+    said, stderr = run(any_package, code)
     excluded, shut_down = ["ExcludeThisNode", "it cannot divide"], ["ShutdownWorkload", "no such data"]
     assert list(said.values()) == [
         ["ZeroDivisionError", ["ZeroDivisionError"], [excluded], False, False],
@@ -272,9 +246,9 @@ def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
                 return "no error"
             except (RankMonitorClientError, ValueError, ImportError) as error:
                 return str(error)
-    B, S = FaultToleranceCallback, FaultToleranceSectionsCallback
     said["group"] = error(lambda: B(False, True), strategy="auto", **HEARTBEATS)
     said["no group needed"] = error(lambda: B(False, False), strategy="auto", **HEARTBEATS)
+    del os.environ["FAULT_TOL_FINISHED_FLAG_FILE"]
     said["flag"] = error(lambda: B(True, False), **HEARTBEATS)
     said["timeouts"] = error(lambda: B(False, False))
     said["sections"] = error(lambda: S(False, False), rank_section_timeouts=dict(setup=60.0))
@@ -288,14 +262,13 @@ def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
         said["no launcher"] = str(e)
     """
     said, stderr = run(any_package, code)
-    assert "FAULT_TOL_FINISHED_FLAG_FILE" in said["flag"]
-    assert "--ft-rank-heartbeat-timeout" in said["timeouts"]
-    assert "step, checkpointing" in said["sections"]
-    assert "nowhere" in said["directory"]
-    assert "fault_type" in said["fault"]
-    assert "process group" in said["group"] and said["no group needed"] == "no error"
-    assert said["damaged"] == "no error" and "_ft_state.json" in stderr
-    assert "nvrx-run" in said["no launcher"]
+    tokens = {
+        "flag": "FAULT_TOL_FINISHED_FLAG_FILE", "timeouts": "--ft-rank-heartbeat-timeout", "directory": "nowhere",
+        "sections": "step, checkpointing", "fault": "fault_type", "group": "process group", "damaged": "no error",
+        "no group needed": "no error", "no launcher": "nvrx-run",
+    }  # fmt: skip
+    assert said.keys() == tokens.keys() and all(token in said[name] for name, token in tokens.items()), said
+    assert "_ft_state.json" in stderr
 
 
 def test_a_simulated_fault_hits_the_rank(run: Run, any_package: str) -> None:

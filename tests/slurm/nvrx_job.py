@@ -37,25 +37,23 @@ def mark(what):
     os.close(fd)
 mark("up")
 """
-ASKS = """
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+CLIENT = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
 client = RankMonitorClient()
 client.init_workload_monitoring()
+"""
+ASKS = CLIENT + """
+from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
 def ask(action, why):
     client.send_workload_control_request(WorkloadControlRequest(action, why))
-"""
+"""  # fmt: skip
 SHUTS_DOWN = ASKS + "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
-EXCLUDES_N2 = (
-    ASKS
-    + """
+EXCLUDES_N2 = ASKS + """
 if CYCLE == 0:
     if os.environ["SLURMD_NODENAME"] == "n2":
         ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
     signal.pause()
-"""
-)
-# Waits to be killed in cycle 0, finishes in the next one.
-HOLD_ONCE = "if CYCLE == 0:\n    signal.pause()\n"
+"""  # fmt: skip
 
 
 def wait_in(directory: Path, done: Callable[[], bool], patience_s: float) -> bool:
@@ -105,11 +103,9 @@ class Job:
             lines = (self.directory / "marks").read_text().rpartition("\n")[0].splitlines()
         except FileNotFoundError:
             return []
-        words = [line.split() for line in lines]
-        found = [Mark(w[0], int(w[1]), int(w[2]), w[3], int(w[4])) for w in words]
-        return sorted(
-            (m for m in found if m.what == what and cycle in (None, m.cycle)), key=lambda m: (m.cycle, m.rank)
-        )
+        found = [Mark(w[0], int(w[1]), int(w[2]), w[3], int(w[4])) for w in map(str.split, lines)]
+        wanted = [m for m in found if m.what == what and cycle in (None, m.cycle)]
+        return sorted(wanted, key=lambda m: (m.cycle, m.rank))
 
     def wait_marks(self, what: str, count: int, cycle: int | None = None) -> list[Mark]:
         """Wait until `count` ranks have said `what`."""
@@ -209,8 +205,3 @@ def kill(pid: int, signum: signal.Signals) -> None:
     """Send a signal to a living process; a fault that hits no process fails the test."""
     target = init.process(pid)
     assert target is not None and init.signal_process(target, signum), f"pid {pid} did not live to get {signum.name}"
-
-
-def parent(pid: int) -> int:
-    """Its parent's pid."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

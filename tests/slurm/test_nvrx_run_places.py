@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from nvrx_job import Jobs
+from nvrx_job import EXCLUDES_N2, Jobs
 
 pytestmark = pytest.mark.slurm
 
-ONE_PER_NODE = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 
-
-def test_srun_directly_needs_no_token_where_munge_is(jobs: Jobs) -> None:
-    job = jobs.new('print("rank", RANK)\n')
-    out = jobs.srun(job, *ONE_PER_NODE, "nvrx-run", "--spares=1", "--nproc-per-node=2", "worker.py")
-    up = job.marks("up")
-    assert [(mark.rank, mark.node) for mark in up] == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs) -> None:
+    """Without a batch script there is no front that knows better: srun reports the worst of the tasks."""
+    job = jobs.new(EXCLUDES_N2 + 'print("rank", RANK)\n')
+    place = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+    flags = ("--spares=1", "--nproc-per-node=2", "--max-restarts=1")
+    out = jobs.srun(job, *place, "nvrx-run", *flags, "worker.py", code=95)
+    up = job.marks("up", 1)
+    assert [(mark.rank, mark.node) for mark in up] == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
     assert all(f"[rank {rank}] rank {rank}\n" in out for rank in range(4))
     assert "job ends with code 0" in out and job.result()["code"] == 0
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from nvrx_job import Job, Jobs, start_again
+from nvrx_job import CLIENT, Job, Jobs, start_again
 
 pytestmark = pytest.mark.slurm
 
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
 # Odd ranks have a handler of their own; the others must not die of the signal.
-ASKS = """
+ASKS = CLIENT + """
 import select
-from nvrx_slurm.fault_tolerance import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
 if RANK % 2:
     signal.signal(signal.SIGUSR1, lambda *_: mark("handler"))
 def train_until_told():
     while not client.should_stop():
         select.select([], [], [], 0.02)
     mark("told")
-"""
+"""  # fmt: skip
 LEAVES = ASKS + 'mark("ready")\ntrain_until_told()\nclient.shutdown_workload_monitoring()\n'
-STAYS = (
-    ASKS
-    + """
+STAYS = ASKS + """
 def ended(signum, frame):
     mark("term")
     sys.exit(0)
@@ -33,8 +28,7 @@ mark("ready")
 train_until_told()
 while True:
     signal.pause()
-"""
-)
+"""  # fmt: skip
 
 
 def warn(job: Job, *how: str) -> None:

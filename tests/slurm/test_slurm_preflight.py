@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dgx
 import pytest
-from nvrx_job import HOLD_ONCE, Jobs, kill
+from nvrx_job import Jobs, kill
 
 from nvrx_slurm.errors import ExitCode
 
@@ -26,7 +26,7 @@ def test_a_port_that_goes_down_costs_its_node_the_next_cycle(jobs: Jobs, tmp_pat
     prolog.write_text(f'#!/bin/sh\necho "export NVRX_SYSROOT={tmp_path}/$SLURMD_NODENAME"\n')
     prolog.chmod(0o755)
     flags, lead = "--spares=1 --nproc-per-node=1 --max-restarts=1", f"export SLURM_TASK_PROLOG={prolog}"
-    job = jobs.submit(HOLD_ONCE, flags, nodes=3, lead=lead)
+    job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, nodes=3, lead=lead)
     up = job.wait_marks("up", 2, cycle=0)
     assert [mark.node for mark in up] == ["n1", "n2"]
     dgx.write(tmp_path / "n2", f"{PORT}/state", "1: DOWN\n")

@@ -96,8 +96,9 @@ def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
     if asked is None:
         return set()
     allowed = set(rules.checks if "all" in rules.hooks.allow_skip else rules.hooks.allow_skip) & set(rules.checks)
-    skipped = allowed & set(asked[1].split(",")) if asked[1] else allowed
-    said = ", ".join(sorted(skipped)) or "none, as the site allows none of them"
+    names = set((asked[1] or "all").split(","))
+    skipped = allowed if "all" in names else allowed & names
+    said = ", ".join(sorted(skipped)) or "nothing that the site allows"
     hook.say(syslog.LOG_WARNING, f"{asked[0].strip('; ')}: the job's comment skips {said}")
     return skipped
 

@@ -41,6 +41,8 @@ class ThreadedFinalize(Finalize):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         check_time("ThreadedFinalize: timeout", timeout)
+        if not callable(fn):
+            raise TypeError(f"ThreadedFinalize: fn must be a function, not {fn!r}")
         if isinstance(args, str):
             raise TypeError(f"ThreadedFinalize: args must be a tuple, as ({args!r},), or None, not {args!r}")
         self.timeout = timeout

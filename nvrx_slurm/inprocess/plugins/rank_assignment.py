@@ -24,6 +24,7 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
     RankFilter,
+    check_key,
     key_of,
     leadership_of,
     refuse_terminated,
@@ -202,6 +203,7 @@ class FilterCountGroupedByKey(RankAssignment):
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
         check_time("timeout of a FilterCountGroupedByKey", timeout)
+        check_key("key_or_fn of a FilterCountGroupedByKey", key_or_fn)
         self.key_or_fn = key_or_fn
         self.condition = condition
         self.timeout = timeout

@@ -67,9 +67,15 @@ def refuse_terminated(ctx: RankAssignmentCtx) -> None:
         raise RankDiscarded(f"rank {ctx.state.rank} of iteration {ctx.state.iteration} was terminated or filtered out")
 
 
+def check_key(name: str, key_or_fn: object) -> None:
+    """Raises TypeError unless it is a str or a function."""
+    if not isinstance(key_or_fn, str) and not callable(key_or_fn):
+        raise TypeError(f"{name} must be a text or a function of the State, not {key_or_fn!r}")
+
+
 def key_of(key_or_fn: str | Callable[[State], Any], state: State) -> str:
     """The rank's key as text."""
-    return str(key_or_fn(state) if callable(key_or_fn) else key_or_fn)
+    return str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
 
 
 def leadership_of(ctx: RankAssignmentCtx, name: str, place: int, timeout: timedelta) -> Leadership:

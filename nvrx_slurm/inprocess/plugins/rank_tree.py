@@ -23,6 +23,7 @@ from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
 from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
+    check_key,
     key_of,
     leadership_of,
     refuse_terminated,
@@ -56,6 +57,7 @@ class Layer:
     flag: LayerFlag | None = None
 
     def __post_init__(self) -> None:
+        check_key("key_or_fn of a Layer", self.key_or_fn)
         check_whole("min_ranks of a Layer", self.min_ranks, 0)
         if self.max_ranks is not None:
             check_whole("max_ranks of a Layer", self.max_ranks, 1)

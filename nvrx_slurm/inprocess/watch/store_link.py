@@ -16,7 +16,7 @@ from nvrx_slurm.core.inprocess.rollcall import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest, read
+from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
 
 _SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are looked at too
@@ -65,8 +65,14 @@ class Heartbeats:
         return [(self._me + step) % self._world_size for step in range(1, self._world_size)]
 
     def _look(self, ranks: Collection[int], now_s: float) -> None:
-        for rank in ranks:
-            value = read(self._call, f"hb/{rank}")  # None: it has never sent one
+        """Read the heartbeats in one request: a request per rank would take seconds in a large job."""
+        keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
+        new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
+        if new and not self._call.check([keys[rank] for rank in new]):  # some have never sent one
+            keys = {rank: key for rank, key in keys.items() if rank not in new or self._call.check([key])}
+        values: dict[int, bytes | None] = dict.fromkeys(ranks)
+        values.update(zip(keys, self._call.multi_get(list(keys.values())), strict=True))
+        for rank, value in values.items():
             if rank not in self._seen or self._seen[rank][0] != value:
                 self._seen[rank] = (value, now_s)
 
