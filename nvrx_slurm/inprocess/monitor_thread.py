@@ -66,6 +66,9 @@ def _abort(arguments: Arguments, state: FrozenState) -> None:
 
 
 _JOIN_S = 0.2
+# Longest wait of the main thread in one piece. A signal may arrive after Python's last look for one and before the
+# thread blocks, or be delivered to another thread. Its handler runs when this piece ends.
+_PIECE_S = 0.5
 
 
 class Answer:
@@ -83,9 +86,10 @@ class Answer:
 
     def take(self, timeout_s: float) -> Any:
         """The result; raises the exception of the job, or TimeoutError after `timeout_s` seconds."""
-        if self._result is None:
+        deadline_s = time.monotonic() + timeout_s
+        while self._result is None and (left_s := deadline_s - time.monotonic()) > 0:
             try:
-                self._bell.get(timeout=timeout_s)
+                self._bell.get(timeout=min(left_s, _PIECE_S))
             except queue.Empty:
                 pass
         if self._result is None:

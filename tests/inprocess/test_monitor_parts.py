@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.inprocess.meeting.view import StoreView
-from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.monitor_thread import Answer, MonitorThread
 from nvrx_slurm.inprocess.watch import progress, store_link
 from nvrx_slurm.inprocess.watch.board import Board
 from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
@@ -171,6 +173,31 @@ def test_an_answer_can_be_taken_again() -> None:
         assert thread.call(lambda: "second", WAIT_S) == "second"
     finally:
         thread.stop()
+
+
+def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
+    """The signal does not interrupt the system call of the main thread, which must look by itself."""
+    main = Path(f"/proc/self/task/{threading.main_thread().native_id}/wchan")
+    deadline_s = time.monotonic() + WAIT_S
+
+    def receive() -> None:
+        while "futex" not in main.read_text():
+            assert time.monotonic() < deadline_s, "the main thread never blocked"
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    def handler(*_: object) -> None:
+        raise KeyError("handled")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    try:
+        with pytest.raises(KeyError):
+            Answer().take(WAIT_S)
+        assert time.monotonic() < deadline_s
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        receiver.join()
 
 
 # --- the fork ---------------------------------------------------------------------------------------------------------
