@@ -282,7 +282,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The node that was asked does not lead: it follows, or seeks, `peer`; `leads`: that node has said that it leads."""
+    """The node that was asked does not lead. It follows or seeks `peer`; `leads`: that node has said that it leads."""
 
     term: int
     peer: Peer

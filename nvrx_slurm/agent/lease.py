@@ -1,7 +1,7 @@
 """Renews the lease of this node's ranks while a coordinator with a quorum is heard. See `monitor.lease`.
 
-A member renews it by the answers to its beats: from the time at which the beat was sent. A coordinator renews its own by
-the time at which it has last heard from a quorum. A node that cannot renew it kills its ranks when it is over.
+A member renews it by the answers to its beats, from the time at which it sent the beat. A coordinator renews its own
+by the time at which it last heard from a quorum. A node that cannot renew it kills its ranks when it is over.
 """
 
 from __future__ import annotations
