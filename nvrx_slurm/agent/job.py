@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
-
+ENDPOINT = "endpoint"  # key of the candidate that listens at the job's endpoint, whichever node that is
 _PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
 
 
