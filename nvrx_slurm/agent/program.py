@@ -29,7 +29,6 @@ from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
@@ -112,7 +111,10 @@ class Program:
             await self._start_elections(lease)
             return
         assert job.coordinator is not None  # one node
-        await self.become_coordinator(job.coordinator)
+        role = CoordinatorRole(job, job.coordinator, say, shell.finish_with)
+        role.begin()
+        self._on_coordinator(role)
+        self._link = Link(shell.post, role.connect(job.node.node_id, shell.post))
         await self.add(self._link)
         shell.begin()
 
@@ -223,25 +225,6 @@ class Program:
             self._shell.add(role)
             await role.start()
 
-    async def become_coordinator(self, settings: CoordinatorSettings) -> None:
-        """Coordinate the job from now on; this node's agent leaves its coordinator, if it has one.
-
-        Raises UsageError where this node cannot listen for the other nodes.
-        """
-        role = CoordinatorRole(self._job, settings, self._console.say, self._shell.finish_with)
-        try:
-            await role.start()
-        except BaseException:
-            await role.close()
-            raise
-        self._coordinator = role
-        self._signals.coordinator = role.shell
-        transport = role.connect(self._job.node.node_id, self._shell.post)
-        if hasattr(self, "_link"):
-            await self._link.switch(transport)
-        else:
-            self._link = Link(self._shell.post, transport)
-
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception was not caught, in a callback or task: end with it rather than go on half-done."""
         error = context.get("exception")
@@ -254,4 +237,6 @@ class Program:
 def run(job: Job, early: Early, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
     job.run_dir.create()
+    if job.meeting is None:  # else each coordinator of the job does it
+        job.run_dir.link_latest()
     return asyncio.run(Program(job, early, notes).run())
