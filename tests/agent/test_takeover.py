@@ -1,0 +1,76 @@
+"""The coordinator is lost in every phase of the job: another agent takes over, and no rank runs twice."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+
+import minicluster_init as init
+import pytest
+from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, until, up
+
+# Each rank writes time, rank and pid all the time, until the gate of its cycle is open.
+WRITES = (
+    UP
+    + """
+with open("written", "a", buffering=1) as file:
+    while not os.path.exists(f"end{CYCLE}"):
+        file.write(f"{time.monotonic_ns()} {RANK} {os.getpid()}\\n")
+        time.sleep(0.002)
+"""
+)
+
+
+def writers(rig: Rig) -> dict[int, list[tuple[int, int]]]:
+    """By rank: the first and last time of each of its processes, in order; the test fails where they overlap."""
+    lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for line in (rig.dir / "written").read_text().splitlines():
+        at_ns, rank, pid = map(int, line.split())
+        lives[rank][pid].append(at_ns)
+    found = {rank: sorted((min(times), max(times)) for times in of.values()) for rank, of in lives.items()}
+    for spans in found.values():
+        assert all(before[1] < after[0] for before, after in zip(spans, spans[1:])), found
+    return found
+
+
+def test_two_coordinators_are_killed_one_after_the_other(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    first, second, third, fourth = rig.nodes(4, "2:4", script, "--max-restarts=5")
+    third.line("this node is a hot spare"), fourth.line("this node is a hot spare")
+    up(second, 0)
+    kill(first, up(first, 0)[1])
+    assert [up(second, 1)[0], up(third, 1)[0]] == [1, 0]
+    kill(second, up(second, 1)[1])
+    assert {up(third, 2)[0], up(fourth, 2)[0]} == {0, 1}
+    rig.open("end2")
+    assert [third.wait(), fourth.wait()] == [0, 0]
+    assert rig.result["code"] == 0 and len(list(rig.dir.rglob("result.json"))) == 1
+    assert [one["host"] for one in rig.result["faults"]] and len(rig.result["restarts"]) == 2
+
+
+def test_ranks_of_a_silent_coordinator_end_before_they_start_elsewhere(rig: Rig) -> None:
+    """Its monitors kill them; it returns as a spare."""
+    script = rig.script(WRITES)
+    first, second, spare = rig.nodes(3, "2:3", script, "--max-restarts=3", *QUICK)
+    spare.line("this node is a hot spare")
+    old = up(first, 0)[1]
+    up(second, 0)
+    first.signal(signal.SIGSTOP)
+    assert {up(second, 1)[0], up(spare, 1)[0]} == {0, 1}
+    until(lambda: init.process(old) is None or init.process(old).state == "Z", "its rank is dead")
+    first.signal(signal.SIGCONT)
+    first.line("this node is a hot spare")
+    rig.open("end1")
+    assert [first.wait(), second.wait(), spare.wait()] == [0, 0, 0]
+    assert [len(spans) for spans in writers(rig).values()] == [2, 2]
+
+
+def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig) -> None:
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), NVRX_INJECT_GPU_FAILURE="0:0")
+    pids = up(second, 0)[1], up(third, 0)[1]
+    kill(first)
+    second.line("stands for coordinator")
+    rig.open("end0")
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert (up(second, 0)[1], up(third, 0)[1]) == pids and second.cycles == third.cycles == [0]
+    assert rig.result["code"] == 0 and rig.result["restarts"] == []
