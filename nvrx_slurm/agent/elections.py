@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.coordinator import CoordinatorRole
-from nvrx_slurm.agent.job import ENDPOINT, Job
+from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
 from nvrx_slurm.agent.roles import Post
@@ -89,7 +89,8 @@ class Elections:
         self._closed = False
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
         settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), patience_s=self._meeting.patience_s)
-        mine = (me.key, ENDPOINT) if job.coordinator is not None else (me.key,)
+        endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
+        mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
         core = el.Election(me, candidates, settings, self._loop.time())
         self._shell = Shell(core, _NoLog(), type(None), say)

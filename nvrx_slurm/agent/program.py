@@ -131,15 +131,16 @@ class Program:
             job.meeting.key, self._token, lambda event: None, say, job.meeting.keepalive, proof
         )
         first, address = job.coordinator is not None, job.node.addr
-        ports = job.meeting.ports_of(peer_key(job.node))
+        ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
+        others = [*(ports if job.slurm else mine), 0]
         try:
             address = await resolve(job.meeting.endpoints[0][0] if first or not address else address)
-            where = await server.start(address, ports if first else [*(ports if job.slurm else ()), 0])
+            where = await server.start(address, ports if first else others)
         except UsageError:
             if not job.may_yield:
                 raise
             first = False  # another agent of this host has the endpoint
-            where = await server.start(address, [0])
+            where = await server.start(address, others)
             job = replace(job, coordinator=None)
         if first:
             say(f"coordinator listens on {where}")

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 
-from nvrx_slurm.agent.job import ENDPOINT, Meeting
+from nvrx_slurm.agent.job import Meeting
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.control.auth import TOKEN_ENV
@@ -53,9 +53,10 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
     token = env.get(TOKEN_ENV, "")
     if not token and not (slurm is not None and Munge.answers(munge_socket)):
         token = hashlib.sha256(f"nvrx/{rdzv_id}".encode()).hexdigest()
-    candidates = (Peer(ENDPOINT, endpoint[0], endpoint[0], endpoint[1]),)
-    ports = (endpoint[1],)
-    return Meeting(f"rdzv/{rdzv_id}", (endpoint,), token, keepalive, munge_socket, ports, candidates)
+    endpoints = config.launch.endpoints
+    mine = tuple(one for one in endpoints[1:] if _is_ours(one[0]))
+    candidates = tuple(Peer(f"{host}:{port}", host, host, port) for host, port in endpoints)
+    return Meeting(f"rdzv/{rdzv_id}", endpoints, token, keepalive, munge_socket, (endpoint[1],), candidates, mine)
 
 
 def token_note(config: Config, found: Meeting | None, env: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ import socket
 
 import minicluster_init as init
 import pytest
-from agent_harness import Launcher, Rig, stat, until
+from agent_harness import Launcher, Rig, free_port, stat, until
 from stage import await_end
 
 UP = """
@@ -136,6 +136,22 @@ def test_a_lost_coordinator_is_replaced(rig: Rig) -> None:
     rig.open("end1")
     assert [second.wait(), spare.wait()] == [0, 0]
     assert (rig.result["code"], rig.result["restarts_used"]) == (0, 1)
+
+
+def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig: Rig) -> None:
+    """Node 0 never comes up. The node of the second endpoint coordinates; a late node asks there."""
+    place = [f"127.0.0.1:{rig.port}", f"127.0.0.1:{free_port()}"]
+    flags = ("--nnodes=2:3", f"--rdzv-endpoint={','.join(place)}", "--rdzv-conf=last_call_timeout=0.1", "--max-restarts=3")
+    script = rig.script(UNTIL_TOLD)
+    second, third = [rig.run(script, f"--node-rank={rank}", *flags) for rank in (1, 2)]
+    assert (up(second, 0)[0], up(third, 0)[0]) == (0, 1)
+    late = rig.run(script, "--node-rank=0", *flags)  # at the first endpoint
+    late.line("this node is a hot spare")
+    kill(second, [up(second, 0)[1]])
+    later = rig.run(script, "--node-rank=1", *flags)
+    later.line("this node is a hot spare")
+    rig.open("end1")
+    assert [one.wait() for one in (third, late, later)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
