@@ -10,7 +10,7 @@ import time
 import pytest
 from monitor_harness import SOCKET, Rig, kill_monitor, story
 
-from nvrx_slurm.agent import monitors, restarted
+from nvrx_slurm.agent import monitor_start, monitors, restarted
 from nvrx_slurm.errors import UsageError
 
 
@@ -40,7 +40,7 @@ async def test_init_waits_for_a_monitor_that_is_being_replaced():
 
 def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
     async def run():
-        monkeypatch.setattr(monitors, "_PROGRAM", "import sys; sys.exit(3)")
+        monkeypatch.setattr(monitor_start, "_PROGRAM", "import sys; sys.exit(3)")
         async with Rig() as rig:
             await rig.no_hang(1.0)
 
