@@ -44,8 +44,11 @@ class Forkable(Protocol):
 
     local_rank: int
 
-    def take_over(self, control: socket.socket) -> None:
-        """`control`: leads to its process, unless the fork failed."""
+    def connect(self, control: socket.socket) -> None:
+        """`control`: will lead to its process."""
+
+    def take_over(self) -> None:
+        """Its process is our child now, unless the fork failed."""
 
     def spawn(self) -> None:
         """Start a process for this monitor alone."""
@@ -61,7 +64,6 @@ class MonitorStarter(RestartedProcess):
         super().__init__()
         self._directory, self._lease_fd = directory, lease_fd
         self._monitors = monitors
-        self._controls: list[socket.socket] = []
         self._timer = self._loop.call_later(after_s, self.spawn)
 
     def spawn(self) -> None:
@@ -69,14 +71,16 @@ class MonitorStarter(RestartedProcess):
         local_ranks = [monitor.local_rank for monitor in self._monitors]
         with contextlib.suppress(OSError):
             if len(local_ranks) > 1:
-                child, self._controls = start(self._directory, self._lease_fd, local_ranks)
+                child, controls = start(self._directory, self._lease_fd, local_ranks)
+                for monitor, control in zip(self._monitors, controls, strict=True):
+                    monitor.connect(control)
                 return self._adopt(child, {})
         for monitor in self._monitors:
             monitor.spawn()
 
     def _on_exit(self, pid: int, code: int) -> None:
-        for monitor, control in zip(self._monitors, self._controls, strict=True):
-            monitor.take_over(control)
+        for monitor in self._monitors:
+            monitor.take_over()
 
     async def close(self) -> None:
         """End the starter if it has not ended; at most CLOSE_TIMEOUT_S."""

@@ -268,23 +268,27 @@ class RankMonitor(RestartedProcess):
             child, (control,) = monitor_start.start(self._dir, self._lease_fd, [self.local_rank])
         except OSError as error:
             return self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
-        self._begin(child, control)
-
-    def take_over(self, control: socket.socket) -> None:
-        """The process at the other end of `control` was forked for this monitor, and is our child; or that failed."""
-        self._spawned_s = time.monotonic()
-        try:
-            child = processes.adopt(int(str(wire.decode(control.recv(wire.MAX_LINE_BYTES))["pid"])))
-        except (OSError, wire.WireError) as error:
-            control.close()
-            return self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
-        self._begin(child, control)
-
-    def _begin(self, child: processes.Child, control: socket.socket) -> None:
-        self._control = control
+        self.connect(control)
         self._adopt(child, {control.fileno(): self.hear})
+
+    def connect(self, control: socket.socket) -> None:
+        """A process is being started that will read this."""
+        self._spawned_s = time.monotonic()
+        self._control = control
         if self._life is not None and self._life.watch is not None:
             self._send(self._life.watch, self._life.fds())
+
+    def take_over(self) -> None:
+        """The process at the other end was forked for this monitor and is our child now, unless that failed."""
+        assert self._control is not None
+        try:
+            told = wire.decode(self._control.recv(wire.MAX_LINE_BYTES))
+            self._adopt(processes.adopt(int(str(told["pid"]))), {self._control.fileno(): self.hear})
+        except (OSError, wire.WireError) as error:
+            self._send(wire.encode("unwatch"))
+            self._control.close()
+            self._control = None
+            self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
 
     def _replace(self, what: str) -> None:
         if time.monotonic() - self._spawned_s > _YOUNG_S:
@@ -318,7 +322,7 @@ class RankMonitor(RestartedProcess):
         Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the
         worker, so after this on_hang() has been called if that is why it ended; and on_asked() for all it asked for.
         """
-        while self._control is not None:
+        while self._control is not None and self.pid is not None:
             try:
                 line = self._control.recv(wire.MAX_LINE_BYTES)
             except OSError:
