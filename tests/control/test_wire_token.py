@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
-from nvrx_slurm.control import auth, handover
+from nvrx_slurm.control import auth, door, handover
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
@@ -165,6 +165,30 @@ async def test_a_munged_that_hangs_delays_no_member() -> None:
             assert not any(one.done() for one in asking)
             go.set()
             assert await asyncio.gather(*asking) == [False] * 5 and most == 1
+
+
+@story
+async def test_strangers_that_have_left_wait_for_no_munged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """munged hangs. The next agent's request comes right after the call that is under way, and is alone."""
+    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.5)
+    at_once: list[int] = []
+    opened: list[str] = []
+    go = threading.Event()
+
+    class Hangs(FakeMunge):
+        def open(self, credential: str) -> bytes:
+            at_once.append(len(at_once) - len(opened) + 1)
+            go.wait(10)
+            opened.append(credential)
+            return super().open(credential)
+
+    vault: dict[str, tuple[str, bytes]] = {}
+    async with Server(credentials=Hangs(vault, "me")) as server:
+        assert await asyncio.gather(*(_ask(server.port, "x") for _ in range(20))) == [False] * 20
+        assert at_once == [1]  # the others' time was over before theirs
+        asking = asyncio.ensure_future(_ask(server.port, handover.request(FakeMunge(vault, "me"), JOB)))
+        go.set()
+        assert await asking and at_once == [1, 1]
 
 
 @story

@@ -76,11 +76,12 @@ class Server:
         keepalive: tuple[float, float] = SLOW,
         credentials: Any = None,
         ports: tuple[int, ...] = (0,),
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.inbox = Inbox()
         self.said: list[str] = []
         self._ports = ports
-        self.server = ControlServer(job, token, self.inbox.post, self.said.append, keepalive, credentials)
+        self.server = ControlServer(job, token, self.inbox.post, say or self.said.append, keepalive, credentials)
         self.port = 0
 
     async def __aenter__(self) -> Server:
