@@ -168,8 +168,9 @@ class Elections:
             if self._client is client:
                 self._from_coordinator(peer, client, event)
 
+        first = self._number == 0 and peer.key == self._meeting.candidates[0].key
         client = ControlClient(
-            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, once=True
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, first
         )
         client.on_beat = self._lease.heard
         self._client = client
@@ -225,7 +226,7 @@ class Elections:
         if not self._token:
             return
         endpoints = await self._endpoints(peer)
-        client = ControlClient(endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, once=True)
+        client = ControlClient(endpoints, self._meeting.key, self._token, post, self._meeting.keepalive)
         client.start()
         try:
             found = await asyncio.wait_for(answer, _LOOK_S)

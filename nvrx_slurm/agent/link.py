@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -111,14 +110,6 @@ class LocalTransport:
     async def close(self, grace_s: float) -> None:
         """Leave."""
         self._to_coordinator(ev.Lost(self.node_id, "its agent left"))
-
-
-async def remote_transport(meeting: Meeting, post: Post, say: Callable[[str], None]) -> Transport:
-    """To a coordinator on another node. Raises UsageError where the nodes share no secret."""
-    from nvrx_slurm.control.client import ControlClient  # TLS and protobuf: only where there are several nodes
-
-    proof = await credentials(meeting)
-    return ControlClient(meeting.endpoints, meeting.key, meeting.token, post, meeting.keepalive, proof, say)
 
 
 async def credentials(meeting: Meeting) -> Any:

@@ -118,8 +118,9 @@ class Program:
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""
-        from nvrx_slurm.control.auth import new_token  # TLS and protobuf: only where there are several nodes
-        from nvrx_slurm.control.server import ControlServer, resolve
+        from nvrx_slurm.control.addresses import resolve  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control.auth import new_token
+        from nvrx_slurm.control.server import ControlServer
 
         job, say = self._job, self._console.say
         assert job.meeting is not None and job.electable is not None
