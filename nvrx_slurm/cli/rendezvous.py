@@ -98,7 +98,7 @@ def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, npro
         rank, address = rank or 0, address or endpoint_host
     else:
         rank = _group_rank(os.environ) if rank is None else rank
-        address = address or (endpoint_host if _is_ours(endpoint_host) else "")
+        address = address or (endpoint_host if _is_ours(endpoint_host) else _towards(*found.endpoints[0]))
     name = f"{host}-{rank}" if slurm is None and found is not None else f"{rank}"
     return Node(f"{name}-{secrets.token_hex(4)}", rank, host, address, nproc, order)
 
@@ -129,6 +129,17 @@ def _is_ours(host: str) -> bool:
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     return any(_can_bind(address) for address in _addresses(host))
+
+
+def _towards(host: str, port: int) -> str:
+    """The address of this machine that packets to `host` have; "" where it is not known. Sends nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def _can_bind(address: str) -> bool:

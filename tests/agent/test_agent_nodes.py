@@ -141,7 +141,12 @@ def test_a_lost_coordinator_is_replaced(rig: Rig) -> None:
 def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig: Rig) -> None:
     """Node 0 never comes up. The node of the second endpoint coordinates; a late node asks there."""
     place = [f"127.0.0.1:{rig.port}", f"127.0.0.1:{free_port()}"]
-    flags = ("--nnodes=2:3", f"--rdzv-endpoint={','.join(place)}", "--rdzv-conf=last_call_timeout=0.1", "--max-restarts=3")
+    flags = (
+        "--nnodes=2:3",
+        f"--rdzv-endpoint={','.join(place)}",
+        "--rdzv-conf=last_call_timeout=0.1",
+        "--max-restarts=3",
+    )
     script = rig.script(UNTIL_TOLD)
     second, third = [rig.run(script, f"--node-rank={rank}", *flags) for rank in (1, 2)]
     assert (up(second, 0)[0], up(third, 0)[0]) == (0, 1)
