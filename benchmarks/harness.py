@@ -23,7 +23,8 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 EVENT_TIMEOUT_S = 60.0
 _CLEAN_UP_S = 20.0
 _PR_SET_CHILD_SUBREAPER = 36
-_FOREIGN = ("SLURM_", "NVRX_", "PET_", "FT_", "TORCHELASTIC_", "GRPC_")
+# An installed package has its bytecode, as torch has here; without the last entry each start compiles ours again.
+_FOREIGN = ("SLURM_", "NVRX_", "PET_", "FT_", "TORCHELASTIC_", "GRPC_", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True)

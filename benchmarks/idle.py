@@ -49,7 +49,7 @@ def _memory(name: str, what: str, nodes: int, size: Callable[[set[int]], float])
     def measure(launchers: Launchers, repeats: int) -> Samples:
         return interleaved(lambda who: _memory_mb(who, nodes, size), launchers.rivals(), repeats)
 
-    return Figure(name, what, "MB", 100.0, False, measure)
+    return Figure(name, what, "MB", 60.0, False, measure)
 
 
 def _idle(name: str, what: str, nodes: int) -> Figure:

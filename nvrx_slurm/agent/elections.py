@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.coordinator import CoordinatorRole
-from nvrx_slurm.agent.job import ENDPOINT, Job
+from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
 from nvrx_slurm.agent.roles import Post
@@ -92,7 +92,8 @@ class Elections:
         self._closed = False
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
         settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), patience_s=self._meeting.patience_s)
-        mine = (me.key, ENDPOINT) if job.coordinator is not None else (me.key,)
+        endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
+        mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
         core = el.Election(me, candidates, settings, self._loop.time())
         self._shell = Shell(core, _NoLog(), type(None), say)
@@ -178,8 +179,9 @@ class Elections:
             if self._client is client:
                 self._from_coordinator(peer, client, event)
 
+        first = self._number == 0 and peer.key == self._meeting.candidates[0].key
         client = ControlClient(
-            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, once=True
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, first
         )
         client.on_beat = self._lease.heard
         self._client = client
@@ -235,7 +237,7 @@ class Elections:
         if not self._token:
             return
         endpoints = await self._endpoints(peer)
-        client = ControlClient(endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, once=True)
+        client = ControlClient(endpoints, self._meeting.key, self._token, post, self._meeting.keepalive)
         client.start()
         try:
             found = await asyncio.wait_for(answer, _LOOK_S)

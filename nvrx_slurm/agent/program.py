@@ -120,8 +120,12 @@ class Program:
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""
-        from nvrx_slurm.control.auth import new_token  # TLS and protobuf: only where there are several nodes
-        from nvrx_slurm.control.server import ControlServer, resolve
+        from nvrx_slurm.control.addresses import (
+            ANY_ADDRESS,
+            resolve,
+        )  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control.auth import new_token
+        from nvrx_slurm.control.server import ControlServer
 
         job, say = self._job, self._console.say
         assert job.meeting is not None and job.electable is not None
@@ -132,16 +136,18 @@ class Program:
         self._server = server = ControlServer(
             job.meeting.key, self._token, lambda event: None, say, job.meeting.keepalive, proof
         )
-        first, address = job.coordinator is not None, job.node.addr
-        ports = job.meeting.ports_of(peer_key(job.node))
+        first, address = job.coordinator is not None, job.node.addr or ANY_ADDRESS
+        ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
+        others = [*(ports if job.slurm else mine), 0]
         try:
-            address = await resolve(job.meeting.endpoints[0][0] if first or not address else address)
-            where = await server.start(address, ports if first else [*(ports if job.slurm else ()), 0])
+            if first or job.node.addr:
+                address = await resolve(job.meeting.endpoints[0][0] if first else address)
+            where = await server.start(address, ports if first else others)
         except UsageError:
             if not job.may_yield:
                 raise
             first = False  # another agent of this host has the endpoint
-            where = await server.start(address, [0])
+            where = await server.start(address, others)
             job = replace(job, coordinator=None)
         if first:
             say(f"coordinator listens on {where}")

@@ -16,6 +16,7 @@ from typing import IO, Any, ClassVar
 from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.monitor_start import MonitorStarter
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.roles import Post
@@ -95,7 +96,7 @@ class Workers:
         self._private_dir = private_dir  # sockets of the monitors
         self._board = private_dir / BOARD_NAME
         self._monitors: list[RankMonitor] = []
-        self._spawn: asyncio.TimerHandle | None = None  # of the monitors' processes, once
+        self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
@@ -131,8 +132,8 @@ class Workers:
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
-        if self._spawn is not None:
-            self._spawn.cancel()
+        if self._starter is not None:
+            await self._starter.close()
         monitors, self._monitors = self._monitors, []
         await asyncio.gather(*(monitor.close() for monitor in monitors))
         if left := await self._orphans.close():
@@ -166,8 +167,9 @@ class Workers:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
                     self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
         self._client_check.start()
-        if self._monitors and self._spawn is None:
-            self._spawn = self._loop.call_later(_MONITORS_AFTER_S, self._spawn_monitors)
+        if self._monitors and self._starter is None:
+            lease_fd = -1 if self._lease is None else self._lease.fd
+            self._starter = MonitorStarter(self._private_dir, lease_fd, self._monitors, _MONITORS_AFTER_S)
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
@@ -176,10 +178,6 @@ class Workers:
             self._opening = None
             for local_rank in range(self._node.nproc):
                 self._loop.call_soon(self._post, ag.WorkerExited(local_rank, None))
-
-    def _spawn_monitors(self) -> None:
-        for monitor in self._monitors:
-            monitor.spawn()
 
     def _any_connected(self) -> bool:
         return not self._monitors or any(monitor.connected for monitor in self._monitors)

@@ -1,4 +1,4 @@
-"""The job's secret token: made once per job, passed on in the environment, and handed over only sealed by MUNGE.
+"""The job's secret token: made once per job, and passed on in the environment or by `handover.py`.
 
 `identity.py` derives from it what the two ends of a connection prove to each other.
 """
@@ -39,24 +39,3 @@ async def in_thread(call: Callable[[], T]) -> T:
         return await bounded.call_async(call, _MUNGE_TIMEOUT_S, "MUNGE")
     except (bounded.Overrun, RuntimeError) as error:
         raise AuthError(str(error)) from None
-
-
-def seal_request(credentials: Credentials, job: str) -> str:
-    """Credential by which an agent without a token asks for it."""
-    return credentials.seal(b"nvrx-token-request\0" + job.encode())
-
-
-def answer_request(credentials: Credentials, job: str, token: str, credential: str) -> str:
-    """The coordinator's answer: the token, sealed for the same user. Raises AuthError."""
-    if credentials.open(credential) != b"nvrx-token-request\0" + job.encode():
-        raise AuthError("a token was asked for with a credential of another job")
-    return credentials.seal(b"nvrx-token\0" + job.encode() + b"\0" + token.encode())
-
-
-def read_answer(credentials: Credentials, job: str, credential: str) -> str:
-    """Token from the coordinator's answer. Raises AuthError."""
-    payload = credentials.open(credential)
-    head = b"nvrx-token\0" + job.encode() + b"\0"
-    if not payload.startswith(head):
-        raise AuthError("the answer with the token is of another job")
-    return payload[len(head) :].decode("ascii", "replace")

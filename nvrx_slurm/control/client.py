@@ -1,4 +1,4 @@
-"""The agent's end: finds the coordinator, and keeps one stream to it open.
+"""The agent's end: one try to reach the coordinator, and one stream to it.
 
 An agent sends a beat each interval, by its own event loop, and the coordinator answers it. A coordinator that does not
 answer is lost. So is one whose answer this agent could not take in time, because the agent was stopped or blocked.
@@ -7,44 +7,32 @@ answer is lost. So is one whose answer this agent could not take in time, becaus
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import auth, codec
+from nvrx_slurm.control import addresses, auth, codec, handover
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.door import HANDSHAKE_TIMEOUT_S
 from nvrx_slurm.control.identity import identity
-from nvrx_slurm.control.stream import BEAT, Stream, receive_frame, send_frame
+from nvrx_slurm.control.stream import BEAT, Stream
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.errors import AuthError, ExitCode, ProtocolError
-from nvrx_slurm.system import bounded
 
-_FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6
-_RESOLVE_TIMEOUT_S = _CONNECT_TIMEOUT_S = 3.0
-_FOREIGN_S = 2.0  # for which strangers have to hold all endpoints; a coordinator of the last job may still be ending
+_CONNECT_TIMEOUT_S = 3.0
+_FOREIGN_S, _FOREIGN_RETRY_S = 2.0, 0.1  # a coordinator of the last job may still be ending
 _EARLIER = 0.6  # an agent sees silence this much earlier than its coordinator, and has begun to stop its workers
-_PROBLEMS_SAID = 8
 T = TypeVar("T")
 
 
-class _NotThere(Exception):
-    """Nothing of ours listens at this endpoint (yet); try the next one."""
-
-
-class _Foreign(_NotThere):
-    """A program that is not this job's coordinator has this endpoint."""
-
-
 class ControlClient:
-    """One agent's stream, whose owner it is. `post` gets the agent's events: Connected, messages, Disconnected.
+    """One agent's stream, whose owner it is. `post` gets Connected, messages, Disconnected; or Unreached.
 
-    `endpoints`: candidates as (host, port), tried in order. `token` "" = ask for it with `credentials`.
-    `keepalive`: interval and timeout, seconds. `say` gets each different problem once. `once`: after one try of all
-    endpoints, or one stream, it is done, and posts Unreached or Disconnected; `refused` and `silent` say more.
+    `endpoints`: candidates as (host, port), tried once, in order. `token` "" = ask for it with `credentials`.
+    `keepalive`: interval and timeout, seconds. `say` gets each different problem once. `refused` and `silent` say how
+    it ended. `first`: no coordinator of this job was met yet, and it can be at no other endpoint; `Refused` is posted
+    where programs that do not hold the token have held all endpoints for 2 s.
     `on_beat(sent_s)` is called with each answer to a beat. Raises UsageError.
     """
 
@@ -57,7 +45,7 @@ class ControlClient:
         keepalive: tuple[float, float],
         credentials: auth.Credentials | None = None,
         say: Callable[[str], None] = lambda sentence: None,
-        once: bool = False,
+        first: bool = False,
     ) -> None:
         self._endpoints = list(endpoints)
         self._job, self._token = job, token
@@ -66,14 +54,13 @@ class ControlClient:
         self._credentials = credentials
         self._say = say
         self._said: set[str] = set()
+        self._first = first
         self._stream: Stream | None = None
-        self._open = self._met = self._closing = False
+        self._open = self._closing = False
         self._ended: asyncio.Future[Exception]  # of the stream
-        self._foreign_since_s: float | None = None
         self._beat_s, self._answered = 0.0, True
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._once = once
         self.refused = self.silent = False  # how it ended
         self.on_beat: Callable[[float], None] = lambda sent_s: None
         self.last_problem = "not tried yet"
@@ -110,73 +97,48 @@ class ControlClient:
     # --- finding the coordinator ----------------------------------------------------------------------
 
     async def _run(self) -> None:
-        delay = _FIRST_RETRY_S
-        # up to Python 3.11 wait_for() may lose a cancellation that coincides with the end of its awaitable
-        while not self._closing:
-            foreign = refusals = 0
+        until_s = self._loop.time() + _FOREIGN_S
+        while not self._closing:  # up to Python 3.11 wait_for() may lose a cancellation
+            refused = foreign = 0
             for host, port in self._endpoints:
                 try:
-                    await self._try(host, port)
-                    if self._once:
-                        return
-                    delay = _FIRST_RETRY_S
-                except _NotThere as why:
-                    self.last_problem = f"{host}:{port}: {why}"
-                    foreign += isinstance(why, _Foreign)
-                    refusals += isinstance(why.__cause__, ConnectionRefusedError)
-                    self.silent = self.silent or isinstance(why.__cause__, TimeoutError)
-                if self._closing:
-                    return
-            if self._once:
-                self.refused = refusals + foreign == len(self._endpoints)
+                    return await self._try(host, port)
+                except (AuthError, ProtocolError) as error:
+                    foreign += 1
+                    self._note(f"{host}:{port} is not our coordinator: {error}")
+                except OSError as error:
+                    refused += isinstance(error, ConnectionRefusedError)
+                    self.silent = self.silent or isinstance(error, TimeoutError)
+                    self.last_problem = f"{host}:{port}: {error.strerror or error}"
+            self.refused = refused + foreign == len(self._endpoints)
+            if not self._first or foreign < len(self._endpoints):
                 return self._post(ev.Unreached(self.last_problem))
-            self._judge(foreign == len(self._endpoints))
-            await asyncio.sleep(delay * random.uniform(0.7, 1.3))
-            delay = min(delay * _RETRY_GROWTH, _LAST_RETRY_S)
+            if self._loop.time() >= until_s:
+                why = f"no coordinator of this job can be reached: {self.last_problem}"
+                return self._post(t.Refused(ExitCode.COORDINATOR_LOST, why))
+            await asyncio.sleep(_FOREIGN_RETRY_S)
 
-    def _judge(self, all_foreign: bool) -> None:
-        """Where others hold all endpoints, this job's coordinator can be at none: the agent ends."""
-        if not all_foreign or self._met:
-            self._foreign_since_s = None
-        elif self._foreign_since_s is None:
-            self._foreign_since_s = self._loop.time()
-        elif self._loop.time() - self._foreign_since_s >= _FOREIGN_S:
-            why = f"no coordinator of this job can be reached: {self.last_problem}"
-            self._post(t.Refused(ExitCode.COORDINATOR_LOST, why))
-            self._closing = True
+    def _note(self, problem: str) -> None:
+        self.last_problem = problem
+        if problem not in self._said:
+            self._said.add(problem)
+            self._say(f"{problem}; looking on")
 
     async def _try(self, host: str, port: int) -> None:
-        """One endpoint: returns when a stream to our coordinator has ended; raises _NotThere if it never began."""
-        problem: _NotThere = _NotThere("it has no address")
-        for family, _, _, _, address in await _addresses(host, port):
+        """One endpoint: returns when a stream to our coordinator has ended. Raises an error if it never began."""
+        problem: Exception = OSError("it has no address")
+        for family, _, _, _, address in await addresses.find(host, port):
             try:
                 if not self._token:
                     self._token = await _in_time(self._ask_for_token(family, address), HANDSHAKE_TIMEOUT_S)
                 return await self._talk(family, address)
-            except (AuthError, ProtocolError) as error:
-                self._say_once(f"{host}:{port} is not our coordinator: {error}; looking on")
-                problem = _Foreign(str(error))
-            except OSError as error:
-                problem = _NotThere(error.strerror or str(error))
-                problem.__cause__ = error
+            except (AuthError, ProtocolError, OSError) as error:
+                problem = error
         raise problem
 
-    def _say_once(self, sentence: str) -> None:
-        """The listener may be a stranger, so the search goes on; each problem is said once."""
-        if sentence not in self._said and len(self._said) < _PROBLEMS_SAID:
-            self._said.add(sentence)
-            self._say(sentence)
-
     async def _ask_for_token(self, family: int, address: Any) -> str:
-        credentials = self._credentials
-        if credentials is None:
-            raise AuthError(f"{auth.TOKEN_ENV} is not set and there is no MUNGE to get the job's token with")
-        sealed = await auth.in_thread(lambda: auth.seal_request(credentials, self._job))
         with await _connect(family, address) as connection:
-            request = pb.TokenRequest(job=self._job, credential=sealed)
-            await send_frame(connection, request.SerializeToString())
-            reply = codec.parse(pb.TokenReply, await receive_frame(connection))
-        return await auth.in_thread(lambda: auth.read_answer(credentials, self._job, reply.credential))
+            return await handover.ask(connection, self._credentials, self._job)
 
     # --- the stream ------------------------------------------------------------------------------------
 
@@ -184,7 +146,9 @@ class ControlClient:
         connection = await _connect(family, address)
         self._ended = self._loop.create_future()
         late = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._too_late)
-        self._stream = stream = Stream(connection, identity(self._token, self._job), False, self)
+        self._stream = stream = Stream(
+            connection, identity(self._token, self._job), False, self._received, self._on_end, self._on_proved
+        )
         try:
             why = await self._ended
         finally:
@@ -202,16 +166,16 @@ class ControlClient:
         if self._stream is not None and not self._open:
             self._stream.abort(ConnectionError("no answer in time"))
 
-    def proved(self) -> None:
+    def _on_proved(self) -> None:
         """It is our coordinator."""
-        self._open = self._met = True
+        self._open = True
         assert self._stream is not None
         self._stream.send(pb.FromAgent(hello=pb.Hello(version=auth.VERSION)).SerializeToString())
         self._beat_s, self._answered = self._loop.time(), True
         self._wake(self._beat_s + self._interval_s)
         self._post(ev.Connected())
 
-    def received(self, frame: bytes) -> None:
+    def _received(self, frame: bytes) -> None:
         """A message, or the answer to a beat. Raises ProtocolError."""
         if frame != BEAT:
             return self._post(codec.decode(codec.parse(pb.FromCoordinator, frame)))
@@ -219,7 +183,7 @@ class ControlClient:
         self.on_beat(self._beat_s)
         self._wake(self._beat_s + self._interval_s)
 
-    def ended(self, why: Exception) -> None:
+    def _on_end(self, why: Exception) -> None:
         """The stream has ended."""
         if self._timer is not None:
             self._timer.cancel()
@@ -267,18 +231,6 @@ async def _connect(family: int, address: Any) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-async def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
-    """The addresses of `host` as getaddrinfo gives them. Raises _NotThere."""
-    with contextlib.suppress(OSError):  # a number needs no resolver, and no thread
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    try:
-        return await bounded.call_async(
-            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), _RESOLVE_TIMEOUT_S, "the resolver"
-        )
-    except (OSError, bounded.Overrun, RuntimeError) as error:
-        raise _NotThere(str(error)) from None
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

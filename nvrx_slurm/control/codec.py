@@ -35,30 +35,17 @@ _BOUNDS = {
     "signum": (0, 64),
     "iteration": (-1, 1 << 62),
 }
-_AGENT_FIELDS = {
-    t.Register: "register",
-    t.Failed: "failed",
-    t.Succeeded: "succeeded",
-    t.Stopped: "stopped",
-    t.EndJob: "end_job",
-    t.Asked: "asked",
-    t.WarnJob: "warn_job",
-    t.Ended: "ended",
-    t.Look: "look",
-}
-_COORDINATOR_FIELDS = {
-    t.Plan: "plan",
-    t.Stop: "stop",
-    t.Finish: "finish",
-    t.Refused: "refused",
-    t.Warn: "warn",
-    t.RanksGone: "ranks_gone",
-    t.Leave: "leave",
-    t.Lead: "lead",
-    t.Elsewhere: "elsewhere",
-}
-_NESTED = (t.Node, t.Peer, t.History, t.KindCount, t.RankFault)
-_RECORDS: dict[str, type] = {cls.__name__: cls for cls in (*_AGENT_FIELDS, *_COORDINATOR_FIELDS, *_NESTED)}
+# Records have the names of their messages; a message without a record (Hello) is handled before the codec.
+_RECORDS: dict[str, type] = {name: getattr(t, name) for name in pb.DESCRIPTOR.message_types_by_name if hasattr(t, name)}
+
+
+def _fields(envelope: type[Message]) -> dict[type, str]:
+    """The field of an envelope by the class of the record that goes there."""
+    named = ((field.name, field.message_type) for field in envelope.DESCRIPTOR.fields)
+    return {_RECORDS[kind.name]: name for name, kind in named if kind is not None and kind.name in _RECORDS}
+
+
+_AGENT_FIELDS, _COORDINATOR_FIELDS = _fields(pb.FromAgent), _fields(pb.FromCoordinator)
 
 
 def from_agent(message: t.AgentMessage) -> pb.FromAgent:

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import ssl
 import struct
-from typing import Protocol
+from collections.abc import Callable
 
 from nvrx_slurm.control.codec import MAX_MESSAGE_BYTES
 from nvrx_slurm.control.identity import Identity
@@ -25,27 +25,26 @@ _LENGTH = struct.Struct("!I")
 _buffer = memoryview(bytearray(64 * 1024))  # for one read of one stream; emptied before the next
 
 
-class Owner(Protocol):
-    """Gets what happens on a stream."""
-
-    def proved(self) -> None:
-        """The peer holds the token."""
-
-    def received(self, frame: bytes) -> None:
-        """A whole frame. A NvrxError that it raises ends the stream."""
-
-    def ended(self, why: Exception) -> None:
-        """Called once, last: the peer or a limit ended the stream, or `abort` did."""
-
-
 class Stream:
-    """A connected, non-blocking socket with TLS. It works until `ended` was called."""
+    """A connected, non-blocking socket with TLS.
 
-    def __init__(self, connection: socket.socket, identity: Identity, server_side: bool, owner: Owner) -> None:
+    `on_proved()`: the peer holds the token. `on_frame(frame)`: a whole frame; a NvrxError that it raises ends the
+    stream. `on_end(why)`: called once, last; the peer, a limit or `abort` ended the stream.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        identity: Identity,
+        server_side: bool,
+        on_frame: Callable[[bytes], None],
+        on_end: Callable[[Exception], None],
+        on_proved: Callable[[], None] = lambda: None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket, self._fd = connection, connection.fileno()  # asyncio is slower with sockets than with numbers
         self._certificate = identity.certificate
-        self._owner = owner
+        self._on_frame, self._on_end, self._on_proved = on_frame, on_end, on_proved
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = identity.server if server_side else identity.client
         self._tls = context.wrap_bio(self._in, self._out, server_side)
@@ -85,7 +84,7 @@ class Stream:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._socket.close()
-        self._owner.ended(why)
+        self._on_end(why)
 
     # --- what arrives ---------------------------------------------------------------------------------------
 
@@ -128,7 +127,7 @@ class Stream:
         if self._tls.getpeercert(True) != self._certificate:
             raise AuthError("its certificate is not that of this job")
         self._proved = True
-        self._owner.proved()
+        self._on_proved()
 
     def _read(self) -> None:
         while not (self._ended or self._finishing):
@@ -147,7 +146,7 @@ class Stream:
             end = at + _LENGTH.size + size
             if len(frames) < end:
                 break
-            self._owner.received(bytes(frames[at + _LENGTH.size : end]))
+            self._on_frame(bytes(frames[at + _LENGTH.size : end]))
             at = end
         del frames[:at]
 
@@ -183,22 +182,6 @@ class Stream:
     def _shut(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-
-
-async def receive_frame(connection: socket.socket) -> bytes:
-    """A frame of at most 16 KiB from a connection without TLS. Raises ProtocolError, OSError."""
-    loop, data = asyncio.get_running_loop(), b""
-    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        more = await loop.sock_recv(connection, 4096)
-        data += more
-        if not more or len(data) > UNPROVED_BYTES or int.from_bytes(data[:4], "big") > UNPROVED_BYTES:
-            raise ProtocolError("the peer sent no whole frame" if not more else "the peer sent too long a frame")
-    return data[4:]
-
-
-async def send_frame(connection: socket.socket, frame: bytes) -> None:
-    """Send a frame on a connection without TLS. Raises OSError."""
-    await asyncio.get_running_loop().sock_sendall(connection, len(frame).to_bytes(4, "big") + frame)
 
 
 def _explained(error: ssl.SSLError) -> NvrxError:

@@ -11,6 +11,7 @@ then the agent is dead, and the monitor first kills the worker's process group.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -85,7 +86,6 @@ class Monitor:
 
     def run(self) -> int:
         self._loop.add(self._control.fileno(), self._on_control)
-        self._tell("ready", pid=os.getpid())
         due_s = monotonic()
         while self._running:
             due_s = self._loop.wait(_earliest(self._look_at_lease(), self._look(due_s)))
@@ -112,7 +112,8 @@ class Monitor:
             judgement = watched.judge(due_s)
             if not judgement.hung:
                 return judgement.deadline_s
-            self._tell(
+            _send(
+                self._control,
                 "hang",
                 cycle=watched.cycle,
                 rank=watched.rank,
@@ -163,22 +164,14 @@ class Monitor:
         if action == _CONTINUE:  # for the log only: never an error
             if watched.requests_passed < MAX_CONTINUES:
                 watched.requests_passed += 1
-                self._tell("control", **{**told, "description": description[:MAX_CONTINUE_CHARS]})
+                _send(self._control, "control", **{**told, "description": description[:MAX_CONTINUE_CHARS]})
         elif strength > watched.strongest:
-            if not self._tell("control", **told):
+            if not _send(self._control, "control", **told):
                 raise wire.WireError("the launcher cannot be told: it is gone, or this node is out of memory")
             watched.strongest = strength
         return wire.encode("ok")
 
     # --- the agent --------------------------------------------------------------------------------
-
-    def _tell(self, kind: str, **fields: object) -> bool:
-        """Send a message to the agent; False if its channel is full or closed."""
-        try:
-            self._control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:
-            return False
-        return True
 
     def _on_control(self) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -243,22 +236,52 @@ def _remove_sockets(directory: str, prefix: str) -> None:
         pass  # not empty yet, or another monitor was faster
 
 
+def _fork(which: dict[int, socket.socket]) -> bool:
+    """Fork a process for each monitor. In that, return True and leave only its own in `which`."""
+    gc.freeze()  # garbage collection in the children would copy the pages of this process
+    reader, writer = os.pipe()
+    for local_rank, control in list(which.items()):
+        if os.fork() == 0:
+            os.setsid()
+            _send(control, "forked", pid=os.getpid())
+            which.clear()  # closes the sockets of the others
+            which[local_rank] = control
+            os.close(reader)
+            os.close(writer)
+            return True
+    os.close(writer)
+    os.read(reader, 1)  # the end, once all have left this process group: the agent kills what is left of it
+    return False
+
+
+def _send(control: socket.socket, kind: str, **fields: object) -> bool:
+    """Tell the agent; False if its channel is full or closed."""
+    try:
+        control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
+
+
 def main(argv: list[str]) -> int:
-    """`argv`: fd of the control socket, fd of the lease (-1: none), name for ps, directory of the sockets, and the
-    prefix of this monitor's sockets."""
+    """`argv`: directory of the sockets, fd of the lease (-1: none), and per monitor: local rank, fd of its control
+    socket. One monitor is this process. Several are forked, and the pid of each is told on its control socket."""
     for name in _IGNORED:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
+    lease = None if argv[1] == "-1" else Lease(int(argv[1]))
+    which = {int(rank): socket.socket(fileno=int(fd)) for rank, fd in zip(argv[2::2], argv[3::2], strict=True)}
+    if len(which) > 1 and not _fork(which):
+        return 0
+    ((local_rank, control),) = which.items()
     with open("/proc/self/comm", "w") as comm:
-        comm.write(argv[2][:15])
-    control = socket.socket(fileno=int(argv[0]))
+        comm.write(f"nvrx-monitor-{local_rank}"[:15])
     control.set_inheritable(False)
     control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHANNEL_BYTES)
     # Events on the control socket send SIGCONT, its end above all: a stopped monitor continues when its agent dies.
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    lease = None if argv[1] == "-1" else Lease(int(argv[1]))
-    return Monitor(control, argv[3], argv[4], lease).run()
+    return Monitor(control, argv[0], wire.socket_prefix(local_rank), lease).run()
 
 
 if __name__ == "__main__":

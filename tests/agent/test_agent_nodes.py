@@ -8,7 +8,7 @@ import socket
 
 import minicluster_init as init
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, up
+from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, free_port, kill, up
 
 
 def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(rig: Rig) -> None:
@@ -76,6 +76,38 @@ def test_silent_agent_is_lost_by_keepalive_and_wakes_up_as_a_spare(rig: Rig) -> 
     assert [first.wait(), second.wait(), spare.wait()] == [0, 0, 0]
 
 
+def test_of_two_nodes_the_coordinator_goes_on_alone_where_it_is_enough(rig: Rig) -> None:
+    first, second = rig.nodes(2, "2", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
+    up(first, 0), up(second, 0)
+    first.signal(signal.SIGSTOP)
+    second.line("the lease of this node is over")
+    first.signal(signal.SIGCONT)
+    assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
+    rig.open("end1")
+    assert [first.wait(), second.wait()] == [0, 0]
+
+
+def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig: Rig) -> None:
+    """Node 0 never comes up. The node of the second endpoint coordinates; a late node asks there."""
+    place = [f"127.0.0.1:{rig.port}", f"127.0.0.1:{free_port()}"]
+    flags = (
+        "--nnodes=2:3",
+        f"--rdzv-endpoint={','.join(place)}",
+        "--rdzv-conf=last_call_timeout=0.1",
+        "--max-restarts=3",
+    )
+    script = rig.script(UNTIL_TOLD)
+    second, third = [rig.run(script, f"--node-rank={rank}", *flags) for rank in (1, 2)]
+    assert (up(second, 0)[0], up(third, 0)[0]) == (0, 1)
+    late = rig.run(script, "--node-rank=0", *flags)  # at the first endpoint
+    late.line("this node is a hot spare")
+    kill(second, up(second, 0)[1])
+    later = rig.run(script, "--node-rank=1", *flags)
+    later.line("this node is a hot spare")
+    rig.open("end1")
+    assert [one.wait() for one in (third, late, later)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("rank", "conf", "code", "why"),
     [
@@ -110,9 +142,7 @@ def test_stranger_with_another_token_or_job_is_refused(rig: Rig) -> None:
     other = rig.node(2, "2:3", script, "--rdzv-id=another", **good)
     wrong.line("is not our coordinator: .*does not hold this job's token")
     other.line("is not our coordinator: .*belongs to another job")
-    for one in (wrong, other):
-        one.signal(signal.SIGTERM)
-        assert one.wait() == 143
+    assert [wrong.wait(), other.wait()] == [96, 96]
     first.line("refused a connection")
     rig.open("end0")
     assert [first.wait(), second.wait()] == [0, 0]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 
-import minicluster_init as init
-import pytest
-from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, until, up
+from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, stat, until, up
 
 # Each rank writes time, rank and pid all the time, until the gate of its cycle is open.
 WRITES = (
@@ -45,7 +43,7 @@ def test_two_coordinators_are_killed_one_after_the_other(rig: Rig) -> None:
     rig.open("end2")
     assert [third.wait(), fourth.wait()] == [0, 0]
     assert rig.result["code"] == 0 and len(list(rig.dir.rglob("result.json"))) == 1
-    assert [one["host"] for one in rig.result["faults"]] and len(rig.result["restarts"]) == 2
+    assert rig.result["restarts_used"] == 2
 
 
 def test_ranks_of_a_silent_coordinator_end_before_they_start_elsewhere(rig: Rig) -> None:
@@ -54,10 +52,11 @@ def test_ranks_of_a_silent_coordinator_end_before_they_start_elsewhere(rig: Rig)
     first, second, spare = rig.nodes(3, "2:3", script, "--max-restarts=3", *QUICK)
     spare.line("this node is a hot spare")
     old = up(first, 0)[1]
+    until(first.monitors, "its rank is monitored")
     up(second, 0)
     first.signal(signal.SIGSTOP)
     assert {up(second, 1)[0], up(spare, 1)[0]} == {0, 1}
-    until(lambda: init.process(old) is None or init.process(old).state == "Z", "its rank is dead")
+    assert stat(old)[1] == "Z"  # its parent is stopped, and cannot reap it
     first.signal(signal.SIGCONT)
     first.line("this node is a hot spare")
     rig.open("end1")

@@ -9,10 +9,11 @@ import os
 import resource
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from wire_harness import HELLO, JOB, NODE, TOKEN, Client, Raw, Server, good_agent, story
+from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import codec, door
@@ -122,32 +123,89 @@ async def test_agents_of_a_job_get_in_while_strangers_hold_thousands_of_connecti
 
 
 @story
-async def test_without_descriptors_the_coordinator_goes_on_and_accepts_later() -> None:
-    async with Server() as server, good_agent(server) as client:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        taken = os.open(os.devnull, os.O_RDONLY)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 2, limits[1]))
-        fillers = []
-        try:
-            waiting = socket.socket()
-            with contextlib.suppress(OSError):
-                while True:
-                    fillers.append(os.open(os.devnull, os.O_RDONLY))
-            waiting.connect(("127.0.0.1", server.port))
-            while not server.said:
-                await asyncio.sleep(0.01)
-            assert os.strerror(errno.EMFILE) in server.said[0]
-            assert server.server.send("n0", t.Stop(1, 0, "go on"))
-            assert (await client.inbox.next(t.Stop)).reason == "go on"
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            for fd in (*fillers, taken):
-                os.close(fd)
-            waiting.close()
-        async with Client(server.port, node=replace(NODE, node_id="late")) as late:
+async def test_without_descriptors_a_coordinator_keeps_its_agents_and_accepts_later() -> None:
+    with Process("server", 0, (0.3, 0.7)) as peer:
+        port = int(await peer.line())
+        async with Client(port, keepalive=(0.3, 0.7)) as client:
+            await client.inbox.next(ag.Connected)
+            assert "Joined" in await peer.line()
+            limits = resource.prlimit(peer.process.pid, resource.RLIMIT_NOFILE)
+            used = len(os.listdir(f"/proc/{peer.process.pid}/fd"))
+            resource.prlimit(peer.process.pid, resource.RLIMIT_NOFILE, (used + 3, limits[1]))
+            strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+            assert os.strerror(errno.EMFILE) in await peer.line()
+            with pytest.raises(asyncio.TimeoutError):  # beats are answered
+                await client.inbox.next(object, 2.0)
+        while "Lost" not in (line := await peer.line()):
+            assert os.strerror(errno.EMFILE) in line
+        for one in strangers:
+            one.close()
+        async with Client(port) as late:
             await late.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
-        await server.inbox.next(ev.Lost)
+
+
+class Relay:
+    """A stranger that was first at a port: passes on what comes, and can add bytes of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.writers: dict[str, asyncio.StreamWriter] = {}  # to whom
+        self.records: dict[str, bytes] = {"agent": b"", "coordinator": b""}  # the last that went there
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self.writers.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, onward = await asyncio.open_connection("127.0.0.1", self._port)
+        self.writers |= {"agent": writer, "coordinator": onward}
+        ways = ((reader, onward, "coordinator"), (there, writer, "agent"))
+        self._tasks += [asyncio.ensure_future(self._pass_on(*way)) for way in ways]
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: str) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                self.records[whom] = data
+                writer.write(data)
+        writer.close()
+
+
+def _clear(record: bytes) -> bytes:
+    """A plan without encryption, as a TLS record and as a frame."""
+    frame = codec.from_coordinator(replace(PLAN, master_addr="6.6.6.6")).SerializeToString()
+    return b"\x17\x03\x03" + (len(frame) + 4).to_bytes(2, "big") + len(frame).to_bytes(4, "big") + frame
+
+
+def _changed(record: bytes) -> bytes:
+    return record[:-1] + bytes([record[-1] ^ 1])
+
+
+@pytest.mark.parametrize("whom", ["agent", "coordinator"])
+@pytest.mark.parametrize("forge", [_clear, _changed, bytes], ids=["clear", "changed", "replayed"])
+@story
+async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], bytes], whom: str) -> None:
+    """It has the first candidate port. What it adds ends the stream, and neither end takes a message from it."""
+    async with Server() as server, Relay(server.port) as relay, Client(relay.port, server.port) as client:
+        await client.inbox.next(ag.Connected)
+        await server.inbox.next(ev.Joined)
+        assert server.server.send("n0", t.Stop(1, 0, "of the coordinator"))
+        assert (await client.inbox.next(t.Stop)).reason == "of the coordinator"
+        assert relay.records[whom]
+        relay.writers[whom].write(forge(relay.records[whom]))
+        await client.inbox.next(ag.Disconnected)
+        assert "broke the protocol" in (await server.inbox.next(ev.Lost)).why or whom == "agent"
+        await relay.__aexit__()
+        await client.inbox.next(ag.Connected)  # at the second candidate
+        await server.inbox.next(ev.Joined)
+        assert client.inbox.empty() and server.inbox.empty()
 
 
 @story

@@ -13,9 +13,8 @@ import pytest
 from wire_harness import PLAN, SLOW, Client, Process, Raw, Server, story
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import auth
+from nvrx_slurm.control import addresses, auth
 from nvrx_slurm.control import client as client_module
-from nvrx_slurm.control import server as server_module
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import ExitCode, NvrxError
@@ -147,21 +146,23 @@ async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(
     monkeypatch.setattr(client_module, "_FOREIGN_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    async with Server(**other) as fake, Client(fake.port, port) as client:
+    async with Server(**other) as fake, Client(fake.port, port, first=True) as client:
         await client.hear("another job, or does not hold this job's token")
-        await asyncio.sleep(0.6)  # our coordinator may still come: one endpoint is free
+        with pytest.raises(asyncio.TimeoutError):  # our coordinator may still come: one endpoint is free
+            await client.inbox.next(t.Refused, 0.6)
         async with Server(ports=(port,)) as server:
             await client.inbox.next(ag.Connected)
             await server.inbox.next(ev.Joined)
-            assert len(client.said) == 1 and fake.inbox.empty()
+            assert fake.inbox.empty()
             assert "does not hold this job's token" in fake.said[0]
 
 
 @story
 async def test_an_agent_ends_when_another_job_has_the_only_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_FOREIGN_S", 0.2)
-    async with Server(token="other") as fake, Client(fake.port) as client:
+    async with Server(token="other") as fake, Client(fake.port, first=True) as client:
         end = await client.inbox.next(t.Refused)
+        assert len(client.said) == 1  # though it tried again and again
         assert end.code == ExitCode.COORDINATOR_LOST and f"127.0.0.1:{fake.port}" in end.reason
 
 
@@ -229,4 +230,4 @@ async def test_a_name_never_means_loopback_only(
     host: str, found: list[str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (one, 0)) for one in found])
-    assert await server_module.resolve(host) == address
+    assert await addresses.resolve(host) == address

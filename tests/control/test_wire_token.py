@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
-from nvrx_slurm.control import auth
+from nvrx_slurm.control import auth, door, handover
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
@@ -117,9 +117,9 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None
     ours, theirs = credentials
     for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
         with pytest.raises(AuthError, match="another job"):
-            auth.answer_request(ours, JOB, TOKEN, theirs.seal(payload))
+            handover.Desk(ours, JOB, TOKEN).answer(theirs.seal(payload))
     with pytest.raises(AuthError, match="another job"):
-        auth.read_answer(theirs, "other", auth.answer_request(ours, JOB, TOKEN, auth.seal_request(theirs, JOB)))
+        handover.read_answer(theirs, "other", handover.Desk(ours, JOB, TOKEN).answer(handover.request(theirs, JOB)))
 
 
 async def _ask(port: int, credential: str) -> bool:
@@ -134,7 +134,7 @@ async def _ask(port: int, credential: str) -> bool:
 @story
 async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> None:
     ours, theirs = credentials
-    request = auth.seal_request(theirs, JOB)
+    request = handover.request(theirs, JOB)
     async with Server(credentials=ours) as server:
         assert await _ask(server.port, request)
         for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 16_000):
@@ -165,6 +165,30 @@ async def test_a_munged_that_hangs_delays_no_member() -> None:
             assert not any(one.done() for one in asking)
             go.set()
             assert await asyncio.gather(*asking) == [False] * 5 and most == 1
+
+
+@story
+async def test_strangers_that_have_left_wait_for_no_munged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """munged hangs. The next agent's request comes right after the call that is under way, and is alone."""
+    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.5)
+    at_once: list[int] = []
+    opened: list[str] = []
+    go = threading.Event()
+
+    class Hangs(FakeMunge):
+        def open(self, credential: str) -> bytes:
+            at_once.append(len(at_once) - len(opened) + 1)
+            go.wait(10)
+            opened.append(credential)
+            return super().open(credential)
+
+    vault: dict[str, tuple[str, bytes]] = {}
+    async with Server(credentials=Hangs(vault, "me")) as server:
+        assert await asyncio.gather(*(_ask(server.port, "x") for _ in range(20))) == [False] * 20
+        assert at_once == [1]  # the others' time was over before theirs
+        asking = asyncio.ensure_future(_ask(server.port, handover.request(FakeMunge(vault, "me"), JOB)))
+        go.set()
+        assert await asking and at_once == [1, 1]
 
 
 @story

@@ -76,11 +76,12 @@ class Server:
         keepalive: tuple[float, float] = SLOW,
         credentials: Any = None,
         ports: tuple[int, ...] = (0,),
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.inbox = Inbox()
         self.said: list[str] = []
         self._ports = ports
-        self.server = ControlServer(job, token, self.inbox.post, self.said.append, keepalive, credentials)
+        self.server = ControlServer(job, token, self.inbox.post, say or self.said.append, keepalive, credentials)
         self.port = 0
 
     async def __aenter__(self) -> Server:
@@ -93,7 +94,7 @@ class Server:
 
 
 class Client:
-    """`async with Client(port) as client`: a ControlClient that registers whenever it is connected."""
+    """`async with Client(port) as client`: ControlClients, one after the other as in the agent, that register."""
 
     def __init__(
         self,
@@ -103,13 +104,18 @@ class Client:
         token: str = TOKEN,
         keepalive: tuple[float, float] = SLOW,
         credentials: Any = None,
+        first: bool = False,
     ) -> None:
         self.inbox = Inbox()
         self.said: list[str] = []
         self._node = node
         endpoints = [("127.0.0.1", port) for port in ports]
         self._news = asyncio.Event()
-        self.client = ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
+        self._closed = False
+        self._make = lambda: ControlClient(
+            endpoints, job, token, self._post, keepalive, credentials, self._say, first=first
+        )
+        self.client = self._make()
 
     def _say(self, sentence: str) -> None:
         self.said.append(sentence)
@@ -124,13 +130,22 @@ class Client:
     def _post(self, event: Any) -> None:
         if isinstance(event, ag.Connected):
             self.client.send(t.Register(self._node, 4711))
-        self.inbox.post(event)
+        if isinstance(event, (ag.Disconnected, ag.Unreached)):
+            asyncio.get_running_loop().call_later(0.05, self._again)
+        if not isinstance(event, ag.Unreached):
+            self.inbox.post(event)
+
+    def _again(self) -> None:
+        if not self._closed:
+            self.client = self._make()
+            self.client.start()
 
     async def __aenter__(self) -> Client:
         self.client.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._closed = True
         await self.client.close(0.5)
 
 
