@@ -121,6 +121,11 @@ class Launcher:
             self._eof = not chunk
             self.text += chunk.decode("utf-8", "replace")
 
+    def read(self, timeout_s: float) -> None:
+        """Take what it prints within `timeout_s` seconds."""
+        if not self._eof:
+            self._read_some(time.monotonic() + timeout_s)
+
     def line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
         """The first match of `pattern` in the lines of the output; waits for it."""
         deadline_s = time.monotonic() + timeout_s
@@ -169,6 +174,16 @@ def up(one: Launcher, cycle: int) -> tuple[int, int]:
     """(group rank, pid) of the one worker of this node in `cycle`."""
     found = one.line(rf"up {cycle} group (\d+) pid (\d+)$")
     return int(found[1]), int(found[2])
+
+
+def says(pattern: str, *nodes: Launcher) -> Launcher:
+    """The node that prints a line with `pattern` first; waits for it."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not (found := [one for one in nodes if re.search(pattern, one.text)]):
+        assert time.monotonic() < deadline_s, f"no node says {pattern!r}"
+        for one in nodes:
+            one.read(0.02)
+    return found[0]
 
 
 def kill(one: Launcher, *workers: int) -> None:
