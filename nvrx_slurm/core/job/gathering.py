@@ -113,12 +113,13 @@ class Gathering(JobPart):
     def _plan_if_possible(self, now: float) -> None:
         """Plan a restart with enough nodes at once; the first cycle when all nodes are here, or after a last call."""
         job, s, state = self.job, self.job.settings, self.core.state
+        took_over = job.quorum.needed and job.inherited.last_cycle >= 0  # a fence bounds the wait for missing nodes
         if state is Phase.PAUSED:
             return
         if job.members.ready < s.min_nodes:
             if state is Phase.LAST_CALL:
                 self._wait(now)
-        elif not job.fresh or job.members.ready >= job.nodes_left:
+        elif not job.fresh or took_over or job.members.ready >= job.nodes_left:
             self._start(now)
         elif state is Phase.JOINING:
             self.last_call_until = min(now + s.last_call_s, self.join_by)
