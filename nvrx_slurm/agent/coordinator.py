@@ -133,9 +133,13 @@ class CoordinatorRole:
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
 
-    async def finish(self) -> int:
-        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code."""
-        done: ev.Done = await self.shell.result
+    async def finish(self) -> int | None:
+        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code, or None
+        where this node coordinates no more."""
+        await asyncio.wait({self.shell.result})
+        if self.shell.result.cancelled():
+            return None
+        done: ev.Done = self.shell.result.result()
         await self.members.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say)

@@ -226,6 +226,7 @@ class Elections:
     async def _look_at(self, peer: t.Peer) -> None:
         from nvrx_slurm.control.client import ControlClient
 
+        role = self._coordinator
         answer: asyncio.Future[t.Elsewhere | None] = self._loop.create_future()
 
         def post(event: Any) -> None:
@@ -244,7 +245,7 @@ class Elections:
         except asyncio.TimeoutError:
             found = None
         await client.close(0.0)
-        if found is not None and not self._closed:
+        if found is not None and role is not None and role is self._coordinator:  # a late answer is worth nothing
             self._shell.post(found)
 
     # --- this node coordinates --------------------------------------------------------------------------------

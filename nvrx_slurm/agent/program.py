@@ -29,7 +29,7 @@ from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.quorum import peer_key
+from nvrx_slurm.core.job.quorum import peer_key, peer_of
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, limits
@@ -181,7 +181,11 @@ class Program:
             if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
                 self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
+            if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
+                self._coordinator.shell.post(ev.ProvenDead(peer_of(job.node)))
             code = await self._coordinator.finish()
+            if code is None:  # another node coordinates the job
+                return end.code
             if job.slurm is not None and self._coordinator.nodes_are_lost:
                 await self._end_job(job.slurm.job_id, code)
             return code

@@ -160,8 +160,9 @@ class JobPart:
 
     def mind_quorum(self, now: float) -> None:
         """Without a quorum nothing is planned, and after a while this coordinator resigns."""
-        quorum = self.job.quorum
-        if quorum.enough(self.job.members.keys_of_nodes):
+        quorum, peer = self.job.quorum, self.job.settings.peer
+        own = {peer.key} if peer is not None else set()  # also where the agent of this node was refused
+        if quorum.enough(self.job.members.keys_of_nodes | own):
             quorum.resign_at = None
         elif quorum.resign_at is None:
             quorum.resign_at = now + self.job.settings.prove_s
@@ -174,7 +175,7 @@ class JobPart:
         others = [peer_of(node) for node in self.job.members.in_order() if peer_key(node) != peer.key and node.port]
         step = max(1, len(others) / MOST_SUCCESSORS)
         successors = tuple(others[int(i * step)] for i in range(min(len(others), MOST_SUCCESSORS)))
-        quorum.electors = max(quorum.electors, len(self.job.members))
+        quorum.electors = max(quorum.electors, len(quorum.dead.union(self.job.members.keys_of_nodes)))
         quorum.plan(plan.term, plan.cycle, self.job.members.keys_of_nodes)
         return replace(plan, leader=peer, successors=successors, electors=quorum.electors)
 
