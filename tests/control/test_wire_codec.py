@@ -42,7 +42,7 @@ def _values(record: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
         limit = codec._LONG_TEXT.get(name, codec._ID_CHARS)
         return st.text(max_size=40) | st.just("x" * limit)
     field = getattr(pb, record.__name__).DESCRIPTOR.fields_by_name[name]
-    low, high = codec._BOUNDS.get(name, (-1, codec._MAX_COUNT)) if name != "order" else (0, 2**64 - 1)
+    low, high = codec._BOUNDS.get(name, (-1, codec._MAX_COUNT))
     return st.integers(max(low, 0) if field.type in UNSIGNED else low, high)
 
 
