@@ -68,12 +68,10 @@ class Members:
 
 
 class CoordinatorRole:
-    """Role of the node's program: coordinates the job. It can be added while the program runs.
+    """Coordinates the job, from `begin` on.
 
     `on_defect(error)`: the coordinator broke and decides nothing any more.
     """
-
-    commands: ClassVar[tuple[type, ...]] = ()
 
     def __init__(
         self,
@@ -90,11 +88,6 @@ class CoordinatorRole:
         self.members = Members()
         self.members.server = server
         self.shell: Shell
-
-    async def start(self) -> None:
-        """Listen for the other nodes, if there are any. Raises UsageError where that is impossible."""
-        self.begin()
-        self._job.run_dir.link_latest()
 
     def begin(self) -> None:
         """Begin to coordinate."""
@@ -133,15 +126,12 @@ class CoordinatorRole:
 
     def retire(self) -> None:
         """End without an end of the job: another node coordinates it."""
-        self.shell.result.cancel()
+        self.shell.retire()
 
     def connect(self, node_id: str, to_agent: Post) -> LocalTransport:
         """A transport for the agent in the same program."""
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
-
-    def handle(self, command: Any) -> None:
-        """The agent's core has no commands for it."""
 
     async def finish(self) -> int:
         """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code."""

@@ -38,6 +38,8 @@ _FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
 _PROBE_CONNECT_S = 2.0
 _PROBE_LEASES = 3  # a probe gives up after so many leases
 _RESOLVE_S = 25.0
+_STAND_SHARE = 0.9  # of the time after which agents without a coordinator end with 96: before that they end with 94
+_LEAST_STAND_S = 1.0
 _STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
 
 
@@ -76,6 +78,7 @@ class Elections:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
         self._to_agent: Post
+        self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._link: Link
         self._client: ControlClient | None = None
         self._leader: el.Peer | None = None
@@ -89,7 +92,9 @@ class Elections:
         self._closed = False
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
         settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), patience_s=self._meeting.patience_s)
-        candidates = tuple(me if peer.key == me.key else peer for peer in self._meeting.candidates)
+        endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
+        mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
+        candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
         core = el.Election(me, candidates, settings, self._loop.time())
         self._shell = Shell(core, _NoLog(), type(None), say)
         self._shell.add(self)
@@ -129,6 +134,14 @@ class Elections:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_MESSAGES_S)
 
+    def _tell(self, event: Any) -> None:
+        """Hand an event to the agent's core."""
+        if isinstance(event, t.Lead):
+            self._alone_since = None
+        elif isinstance(event, ag.Disconnected) and self._alone_since is None:
+            self._alone_since = self._loop.time()
+        self._to_agent(event)
+
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -151,7 +164,7 @@ class Elections:
         client, self._client, self._leader = self._client, None, None
         if client is not None:
             self._spawn(client.close(0.0))
-            self._to_agent(ag.Disconnected(why))
+            self._tell(ag.Disconnected(why))
 
     async def _seek(self, peer: t.Peer) -> None:
         from nvrx_slurm.control.client import ControlClient
@@ -192,7 +205,7 @@ class Elections:
             self._shell.post(event)
         elif isinstance(event, ag.Disconnected):
             self._client = self._leader = None
-            self._to_agent(event)
+            self._tell(event)
             self._shell.post(el.StreamEnded(_how(client)))
         elif isinstance(event, ag.Unreached):
             self._client = None
@@ -202,10 +215,10 @@ class Elections:
             self._leader = peer
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
-            self._to_agent(event)
+            self._tell(event)
         else:
             self._learn(event)
-            self._to_agent(event)
+            self._tell(event)
 
     def _on_lookat(self, command: el.LookAt) -> None:
         self._spawn(self._look_at(command.peer))
@@ -238,6 +251,8 @@ class Elections:
 
     def _on_stand(self, command: el.Stand) -> None:
         before = self.core.leader
+        alone_s = 0.0 if self._alone_since is None else self._loop.time() - self._alone_since
+        patience_s = self._job.agent.join_timeout_s if before is None else self._job.agent.reconnect_timeout_s
         self._leave("this node stands for coordinator")
         settings = replace(
             self._settings,
@@ -248,6 +263,7 @@ class Elections:
             last_leader=before.key if before is not None else "",
             fence_s=command.fence_s,
             leader_fence_s=command.leader_fence_s,
+            quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * patience_s - alone_s),
             lease_s=sum(self._meeting.keepalive),
         )
         role = CoordinatorRole(self._job, settings, self._say, self._on_defect, _Admitted(self._server, self._admitted))
@@ -273,7 +289,7 @@ class Elections:
         if isinstance(event, t.Lead):
             self._leader = self.core.me
         self._learn(event)
-        self._to_agent(event)
+        self._tell(event)
 
     def _learn(self, event: Any) -> None:
         """A plan says what the next election needs."""
@@ -308,7 +324,7 @@ class Elections:
             self._server.drop(node_id)
         self._admitted.clear()
         self._leader = None
-        self._to_agent(ag.Disconnected("this node coordinates no more"))
+        self._tell(ag.Disconnected("this node coordinates no more"))
 
     def _heard(self) -> float | None:
         """When a quorum was heard last (monotonic seconds); None: this node does not lead."""

@@ -64,8 +64,8 @@ class LeaseKeeper:
         if self._timer is not None:
             self._timer.cancel()
         due = self.lease.until_s or 0.0
-        if self._heard is not None:
-            due = min(due, self._loop.time() + self._every_s)
+        if self._heard is not None:  # first a quarter before the end, then more often
+            due = min(due, max(due - self._length_s / 4, self._loop.time() + self._every_s))
         self._timer = self._loop.call_at(due, self.look)
 
     def look(self) -> None:

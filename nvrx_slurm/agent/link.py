@@ -70,12 +70,6 @@ class Link:
             message = replace(message, port=self._port.port)
         self.transport.send(message)
 
-    async def switch(self, transport: Transport) -> None:
-        """Talk to another coordinator from now on."""
-        previous, self.transport = self.transport, transport
-        await previous.close(0.0)
-        transport.start()
-
     async def close(self) -> None:
         """Deliver what is queued, then disconnect."""
         if not self._closed:

@@ -29,7 +29,6 @@ from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
@@ -112,13 +111,19 @@ class Program:
             await self._start_elections(lease)
             return
         assert job.coordinator is not None  # one node
-        await self.become_coordinator(job.coordinator)
+        role = CoordinatorRole(job, job.coordinator, say, shell.finish_with)
+        role.begin()
+        self._on_coordinator(role)
+        self._link = Link(shell.post, role.connect(job.node.node_id, shell.post))
         await self.add(self._link)
         shell.begin()
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""
-        from nvrx_slurm.control.addresses import resolve  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control.addresses import (
+            ANY_ADDRESS,
+            resolve,
+        )  # TLS and protobuf: only where there are several nodes
         from nvrx_slurm.control.auth import new_token
         from nvrx_slurm.control.server import ControlServer
 
@@ -131,16 +136,18 @@ class Program:
         self._server = server = ControlServer(
             job.meeting.key, self._token, lambda event: None, say, job.meeting.keepalive, proof
         )
-        first, address = job.coordinator is not None, job.node.addr
-        ports = job.meeting.ports_of(peer_key(job.node))
+        first, address = job.coordinator is not None, job.node.addr or ANY_ADDRESS
+        ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
+        others = [*(ports if job.slurm else mine), 0]
         try:
-            address = await resolve(job.meeting.endpoints[0][0] if first or not address else address)
-            where = await server.start(address, ports if first else [*(ports if job.slurm else ()), 0])
+            if first or job.node.addr:
+                address = await resolve(job.meeting.endpoints[0][0] if first else address)
+            where = await server.start(address, ports if first else others)
         except UsageError:
             if not job.may_yield:
                 raise
             first = False  # another agent of this host has the endpoint
-            where = await server.start(address, [0])
+            where = await server.start(address, others)
             job = replace(job, coordinator=None)
         if first:
             say(f"coordinator listens on {where}")
@@ -224,25 +231,6 @@ class Program:
             self._shell.add(role)
             await role.start()
 
-    async def become_coordinator(self, settings: CoordinatorSettings) -> None:
-        """Coordinate the job from now on; this node's agent leaves its coordinator, if it has one.
-
-        Raises UsageError where this node cannot listen for the other nodes.
-        """
-        role = CoordinatorRole(self._job, settings, self._console.say, self._shell.finish_with)
-        try:
-            await role.start()
-        except BaseException:
-            await role.close()
-            raise
-        self._coordinator = role
-        self._signals.coordinator = role.shell
-        transport = role.connect(self._job.node.node_id, self._shell.post)
-        if hasattr(self, "_link"):
-            await self._link.switch(transport)
-        else:
-            self._link = Link(self._shell.post, transport)
-
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception was not caught, in a callback or task: end with it rather than go on half-done."""
         error = context.get("exception")
@@ -255,4 +243,6 @@ class Program:
 def run(job: Job, early: Early, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
     job.run_dir.create()
+    if job.meeting is None:  # else each coordinator of the job does it
+        job.run_dir.link_latest()
     return asyncio.run(Program(job, early, notes).run())

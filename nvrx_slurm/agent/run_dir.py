@@ -13,12 +13,16 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import bounded
 from nvrx_slurm.types import Node
+
+ERROR_FILE = ".error.json"  # torchelastic's, behind the stem of the logs
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,61 @@ class RunDir:
             temporary.unlink(missing_ok=True)
 
 
+class Logs:
+    """The log files of one node's ranks in one cycle, opened in a thread: their file system may hang.
+
+    `problem`: why a file is /dev/null instead, "" if none is.
+    """
+
+    def __init__(self, directory: Path, ranks: range) -> None:
+        self._directory, self._ranks = directory, ranks
+        self._files: dict[int, list[IO[bytes]]] = {}
+        self.problem = ""
+
+    def stem(self, rank: int) -> Path:
+        """The path of a rank's files, without their suffix."""
+        return self._directory / f"rank_{rank}"
+
+    def of(self, rank: int) -> list[IO[bytes]]:
+        """Standard output and error of a rank. Raises OSError for lack of descriptors."""
+        if rank not in self._files:
+            self._files[rank] = [_nowhere(), _nowhere()]
+        return self._files[rank]
+
+    async def open(self, timeout_s: float) -> None:
+        """Open the files, and remove older error files. After `timeout_s` seconds all are /dev/null."""
+        try:
+            self._files, self.problem = await bounded.call_async(self._open, timeout_s, "the log file system")
+        except (bounded.Overrun, RuntimeError) as error:  # RuntimeError: no thread can be made
+            self.problem = str(error)
+
+    def _open(self) -> tuple[dict[int, list[IO[bytes]]], str]:
+        """In the thread. The files of one that is abandoned are closed when it ends."""
+        files: dict[int, list[IO[bytes]]] = {}
+        why = ""
+        for rank in self._ranks:
+            with suppress(OSError):
+                self.stem(rank).with_suffix(ERROR_FILE).unlink()
+            with suppress(OSError):  # no descriptors: `of` raises it
+                opened = [open_log(self.stem(rank).with_suffix(suffix)) for suffix in (".out", ".err")]
+                files[rank] = [file for file, _ in opened]
+                why = why or next(filter(None, (problem for _, problem in opened)), "")
+        return files, why
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as stack:
+            for files in self._files.values():
+                for file in files:
+                    stack.callback(file.close)
+
+
+def _nowhere() -> IO[bytes]:
+    return open(os.devnull, "ab")
+
+
 def open_log(path: Path) -> tuple[IO[bytes], str]:
     """Open `path` to append to it: (file, "") or, where that is impossible, (/dev/null, why).
 
@@ -96,7 +155,7 @@ def open_log(path: Path) -> tuple[IO[bytes], str]:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return open(os.devnull, "ab"), error.strerror or str(error)
+        return _nowhere(), error.strerror or str(error)
     size = file.tell()
     try:
         os.write(file.fileno(), b"\n")
@@ -104,5 +163,5 @@ def open_log(path: Path) -> tuple[IO[bytes], str]:
         file.seek(size)
     except OSError as error:
         file.close()
-        return open(os.devnull, "ab"), error.strerror or str(error)
+        return _nowhere(), error.strerror or str(error)
     return file, ""

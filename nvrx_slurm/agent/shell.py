@@ -80,6 +80,11 @@ class Shell:
             self.result.set_exception(error)
             self._log.close()
 
+    def retire(self) -> None:
+        """The core decides nothing more, and has no result."""
+        if self.result.cancel():
+            self._log.close()
+
     def _process(self) -> None:
         self._waits = True
         try:

@@ -17,12 +17,11 @@ from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system import numa
-from nvrx_slurm.types import KindCount, Peer, RestartPolicy
+from nvrx_slurm.types import KindCount, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
@@ -52,9 +51,6 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
         coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
-        if hosts and not of_slurm:
-            me = Peer(peer_key(node), node.host, node.addr, meeting.endpoints[0][1])
-            meeting = replace(meeting, candidates=(me,))
     return Job(
         node,
         directory,

@@ -26,6 +26,9 @@ async def find(host: str, port: int) -> Found:
         raise OSError(str(error)) from None
 
 
+ANY_ADDRESS = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - strangers hold no token
+
+
 async def resolve(host: str) -> str:
     """The IP address to listen on so that `host` reaches it. Raises UsageError if it does not resolve.
 

@@ -193,6 +193,7 @@ class Election(Machine):
         self._candidates = candidates
         self._fresh = True  # no leader has been followed yet
         self._silent = False  # the last leader was lost by silence
+        self._doubt_until = 0.0  # nodes that have not noticed that silence yet say that it leads
         self._target: Peer | None = None  # the node that is sought or followed
         self._hinted = False  # the target is a hint of another node, not the candidate of the term
         self._failures = 0  # in a row
@@ -207,8 +208,10 @@ class Election(Machine):
 
     @property
     def others(self) -> tuple[Peer, ...]:
-        """The candidates without this node."""
-        return tuple(peer for peer in self._candidates if peer.key != self.me.key)
+        """The candidates and the last leader, without this node."""
+        last = () if self.leader is None else (self.leader,)
+        others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
+        return tuple(others.values())
 
     # --- candidates in turn ---------------------------------------------------------------------------------------
 
@@ -272,8 +275,7 @@ class Election(Machine):
         """A hint to a leader, or to a candidate of a later term, is followed at once."""
         self._first_try_until = None
         self._hints += 1
-        worth_it = event.leads or self._is_later(event)
-        if not worth_it or event.peer.key == self.me.key:
+        if not self._is_better(event, now):
             self.state = Place.SEEKING
             self.on_ended_seeking(StreamEnded(Ended.CLOSED), now)
             return
@@ -284,9 +286,16 @@ class Election(Machine):
 
     def on_elsewhere_standing(self, event: Elsewhere, now: float) -> None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
-        if event.peer.key != self.me.key and (event.leads or self._is_later(event)):
+        if self._is_better(event, now):
             self.emit(Retire())
             self.on_elsewhere(event, now)
+
+    def _is_better(self, event: Elsewhere, now: float) -> bool:
+        """Whether to register where this hint says."""
+        if event.peer.key == self.me.key:
+            return False
+        doubted = event.term <= self._led_term and now < self._doubt_until
+        return (event.leads and not doubted) or self._is_later(event)
 
     def _is_later(self, event: Elsewhere) -> bool:
         """Two candidates can stand for one term where agents know different successors; their keys decide."""
@@ -338,6 +347,7 @@ class Election(Machine):
         """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
         self.state = Place.SEEKING
         self._silent = event.how is Ended.SILENT
+        self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
         leader = self.leader
         if event.how is Ended.CLOSED and leader is not None:
             self._target, self._hinted = leader, False

@@ -95,6 +95,8 @@ class Takeover(JobPart):
             self._carry_on(now)
         else:
             self.wait_until = now + s.last_call_s
+            if self.job.quorum.needed:  # after its fence a missing node runs no ranks to carry on with
+                self.wait_until = min(self.wait_until, self.job.quorum.fenced_until())
             self.unfenced(now)
 
     def _carry_on(self, now: float) -> None:
