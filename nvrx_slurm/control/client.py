@@ -145,14 +145,13 @@ class ControlClient:
     async def _talk(self, family: int, address: Any) -> None:
         connection = await _connect(family, address)
         self._ended = self._loop.create_future()
-        late = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._too_late)
+        self._wake(self._loop.time() + HANDSHAKE_TIMEOUT_S)
         self._stream = stream = Stream(
             connection, identity(self._token, self._job), False, self._received, self._on_end, self._on_proved
         )
         try:
             why = await self._ended
         finally:
-            late.cancel()
             stream.abort(ConnectionError("it was closed"))
             self._stream = None
         if not self._open:
@@ -161,10 +160,6 @@ class ControlClient:
         self.last_problem = str(why)
         if not self._closing:
             self._post(ev.Disconnected(str(why)))
-
-    def _too_late(self) -> None:
-        if self._stream is not None and not self._open:
-            self._stream.abort(ConnectionError("no answer in time"))
 
     def _on_proved(self) -> None:
         """It is our coordinator."""
@@ -196,10 +191,12 @@ class ControlClient:
         self._timer = self._loop.call_at(at_s, self._beat)
 
     def _beat(self) -> None:
-        """The interval is over, or the time for an answer."""
+        """The interval is over, or the time for an answer or for the handshake."""
         now = self._loop.time()
         assert self._stream is not None
         since_s = now - self._beat_s
+        if not self._open:
+            return self._stream.abort(ConnectionError("no answer in time"))
         self.silent = True
         if not self._answered:
             self._stream.abort(ConnectionError(f"the coordinator was silent for {since_s:.1f} s"))

@@ -55,6 +55,7 @@ class Entrance:
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._tending = False
 
     @property
     def port(self) -> int:
@@ -137,12 +138,13 @@ class Entrance:
             self._loop.add_reader(self._listener, self._accept)
 
     def _tend_soon(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(0, self._tend)
+        if not self._tending:
+            self._tending = True
+            self._loop.call_soon(self._tend)
 
     def _tend(self) -> None:
         """Let strangers in or out, and set the timer for the next time."""
+        self._tending = False
         if self._listener is None:
             return
         now = self._loop.time()
