@@ -113,13 +113,12 @@ class Gathering(JobPart):
     def _plan_if_possible(self, now: float) -> None:
         """Plan a restart with enough nodes at once; the first cycle when all nodes are here, or after a last call."""
         job, s, state = self.job, self.job.settings, self.core.state
-        took_over = job.quorum.needed and job.inherited.last_cycle >= 0  # a fence bounds the wait for missing nodes
         if state is Phase.PAUSED:
             return
         if job.members.ready < s.min_nodes:
             if state is Phase.LAST_CALL:
                 self._wait(now)
-        elif not job.fresh or took_over or job.members.ready >= job.nodes_left:
+        elif not job.fresh or job.members.ready >= job.nodes_left or self._are_all_here():
             self._start(now)
         elif state is Phase.JOINING:
             self.last_call_until = min(now + s.last_call_s, self.join_by)
@@ -142,6 +141,12 @@ class Gathering(JobPart):
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
         job.fresh, job.faults = False, {}
         self._send_plans(placement, now)
+
+    def _are_all_here(self) -> bool:
+        """After a takeover: whether every node is ready or proven dead, so that no last call is needed."""
+        quorum, members = self.job.quorum, self.job.members
+        known = quorum.needed and self.job.inherited.last_cycle >= 0
+        return known and members.ready == len(members) and not quorum.missing(members.keys_of_nodes)
 
     def _is_fenced(self, now: float) -> bool:
         """Whether ranks of an older cycle may run on a node that is not a member, or this may be no quorum."""
