@@ -195,3 +195,26 @@ def test_logs_that_cannot_be_opened_hold_no_agent(rig: Rig) -> None:
     assert [first.wait(), second.wait()] == [0, 0]
     assert [len(spans) for spans in writers(rig).values()] == [2, 2]
     assert "out of reach" not in first.text and rig.result["restarts_used"] == 1
+
+
+def test_of_two_nodes_the_survivor_waits_for_another_one_and_no_longer_than_the_join_timeout(rig: Rig) -> None:
+    """The host proves that the coordinator is dead, so the survivor may act alone; it has too few nodes."""
+    conf = "--rdzv-conf=join_timeout=2"
+    first, second = rig.nodes(2, "2", rig.script(UNTIL_TOLD), "--max-restarts=3", conf)
+    pid = up(second, 0)[1]
+    kill(first, up(first, 0)[1])
+    second.line("1 of at least 2 nodes")
+    assert second.wait() == 94 and stat(pid)[1] in ("", "Z")
+    assert rig.result["code"] == 94
+
+
+def test_under_min_healthy_the_ranks_of_the_others_run_on(rig: Rig) -> None:
+    flags = ("--ft-restart-policy=min-healthy", "--max-restarts=3")
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags)
+    pids = [up(one, 0)[1] for one in (first, second, third)]
+    kill(first, pids[0])
+    says("term . carries on with cycle 0", second, third)
+    rig.open("end0")
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert [up(one, 0)[1] for one in (second, third)] == pids[1:] and second.cycles == third.cycles == [0]
+    assert rig.result["code"] == 0
