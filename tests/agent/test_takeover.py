@@ -218,3 +218,30 @@ def test_under_min_healthy_the_ranks_of_the_others_run_on(rig: Rig) -> None:
     assert [second.wait(), third.wait()] == [0, 0]
     assert [up(one, 0)[1] for one in (second, third)] == pids[1:] and second.cycles == third.cycles == [0]
     assert rig.result["code"] == 0
+
+
+DIES_AT_THE_END = """
+import os, signal
+from nvrx_slurm.agent.coordinator import Members
+from nvrx_slurm.types import Finish
+handle = Members.handle
+def die(members, command):
+    handle(members, command)
+    if isinstance(getattr(command, "message", None), Finish) and command.node_id != members.local.node_id:
+        os.kill(os.getpid(), signal.SIGKILL)
+Members.handle = die
+"""
+
+
+def test_a_coordinator_is_killed_while_it_tells_the_end(rig: Rig) -> None:
+    """One node at most has heard of it. The others end alike, after another cycle if no node has."""
+    script = rig.script(UP + 'gate("end")')
+    rig.before = DIES_AT_THE_END
+    first = rig.node(0, "2:3", script, "--max-restarts=3")
+    rig.before = ""
+    second, third = (rig.node(rank, "2:3", script, "--max-restarts=3") for rank in (1, 2))
+    up(first, 0), up(second, 0), third.line("this node is a hot spare")
+    rig.open("end")
+    assert first.wait() == -signal.SIGKILL
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert rig.result["code"] == 0
