@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -229,6 +230,7 @@ class Elections:
             leader_fence_s=command.leader_fence_s,
             quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * patience_s - alone_s),
             lease_s=sum(self._meeting.keepalive),
+            began_s=time.time(),
         )
         role = CoordinatorRole(
             self._job, settings, self._say, self._on_defect, peers.Admitted(self._server, self._admitted)

@@ -128,7 +128,7 @@ def test_the_report_is_bounded() -> None:
     for cycle in range(report.LISTED + 1):
         builder.cycle_failed(cycle, a_fault(0), float(cycle))
         builder.cycle_began([], cycle + 0.5)
-    found = builder.build(History(), 1.0)
+    found = builder.build(History(), 0, 1.0)
     assert (len(found.faults), found.faults_not_listed) == (report.LISTED, report.LISTED + 2)
     assert (len(found.last_faults), len(found.restarts)) == (report.LISTED, report.LISTED)
     assert found.down_s == (report.LISTED + 1) / 2

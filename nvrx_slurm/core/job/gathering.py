@@ -168,11 +168,11 @@ class Gathering(JobPart):
         job, s = self.job, self.job.settings
         before = set(job.assignment.places.values())
         active = [job.members[node_id] for node_id in placement.active]
-        job.assignment = Assignment.plan(active, s.term, job.cycle, job.budget.history, s.max_restarts)
-        job.assignment.shared = self.elected(job.assignment.plan_for(""))
-        self.note_dead()
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
         down_s = job.report.cycle_began(promoted, now)
+        job.assignment = Assignment.plan(active, s.term, job.cycle, job.history, s.max_restarts)
+        job.assignment.shared = self.elected(job.assignment.plan_for(""))
+        self.note_dead()
         took = "" if down_s is None else f"; {in_words(down_s)} after the fault"
         self.say(f"cycle {job.cycle}: {placement.why}{took}")
         for node_id in (*placement.active, *placement.spares):
