@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.coordinator import CoordinatorRole
+from nvrx_slurm.agent.foreign import Foreign
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
@@ -24,7 +25,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import election as el
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.system import bounded
 
@@ -84,6 +85,7 @@ class Elections:
         self._leader: el.Peer | None = None
         self._coordinator: CoordinatorRole | None = None
         self._visitors: dict[str, ev.Joined] = {}
+        self._foreign = Foreign(len(job.meeting.candidates), say)
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
@@ -179,9 +181,8 @@ class Elections:
             if self._client is client:
                 self._from_coordinator(peer, client, event)
 
-        first = self._number == 0 and peer.key == self._meeting.candidates[0].key
         client = ControlClient(
-            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, first
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._foreign.say
         )
         client.on_beat = self._lease.heard
         self._client = client
@@ -209,6 +210,9 @@ class Elections:
             self._shell.post(el.StreamEnded(_how(client)))
         elif isinstance(event, ag.Unreached):
             self._client = None
+            if self._foreign.hold_all(peer.key, client.foreign, self._loop.time()) and self._number == 0:
+                why = f"no coordinator of this job can be reached: {event.why}"
+                return self._tell(t.Refused(ExitCode.COORDINATOR_LOST, why))
             self._shell.post(el.StreamEnded(_how(client)))
         elif isinstance(event, t.Lead):
             self._token = client.token
