@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.agent import peers
 from nvrx_slurm.agent.coordinator import CoordinatorRole
+from nvrx_slurm.agent.foreign import Foreign
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
@@ -26,6 +27,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import election as el
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Elections:
         self._client: ControlClient | None = None
         self._coordinator: CoordinatorRole | None = None
         self._visitors: dict[str, ev.Joined] = {}
+        self._foreign = Foreign(len(job.meeting.candidates), say)
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
@@ -175,9 +178,8 @@ class Elections:
             if self._client is client:
                 self._from_coordinator(peer, client, event)
 
-        first = self._number == 0 and peer.key == self._meeting.candidates[0].key
         client = ControlClient(
-            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, first
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._foreign.say
         )
         client.on_beat = self._lease.heard
         self._client = client
@@ -193,6 +195,9 @@ class Elections:
             self._client = None
             if isinstance(event, ag.Disconnected):
                 self._tell(event)
+            elif self._foreign.hold_all(peer.key, client.foreign, self._loop.time()) and self._number == 0:
+                why = f"no coordinator of this job can be reached: {event.why}"
+                return self._tell(t.Refused(ExitCode.COORDINATOR_LOST, why))
             self._shell.post(el.StreamEnded(peers.how_ended(client)))
         elif isinstance(event, t.Lead):
             self._token = client.token
