@@ -96,9 +96,18 @@ def signal_process(target: Process, signum: int) -> bool:
 def kill_tree(pid: int) -> list[Process]:
     """SIGKILL all descendants of `pid` (not `pid`), parents first, until none is left; returns the killed ones.
 
-    `pid` must be a child subreaper, else orphans escape while their parents die.
+    First all are stopped: on a dead node none sees another one's end. A process of srun would end the step when srun
+    dies. `pid` must be a child subreaper, else orphans escape while their parents die.
     """
     killed: dict[tuple[int, int], Process] = {}
+    stopped: set[tuple[int, int]] = set()
+    for _ in range(_KILL_ROUNDS):
+        new = [one for one in descendants(pid) if (one.pid, one.start) not in stopped]
+        for one in new:
+            signal_process(one, signal.SIGSTOP)
+            stopped.add((one.pid, one.start))
+        if not new:
+            break
     for _ in range(_KILL_ROUNDS):
         alive = descendants(pid)
         if not alive:
