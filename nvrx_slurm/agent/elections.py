@@ -247,16 +247,16 @@ class Elections:
         role.shell.on(ev.Probe, lambda command: self._spawn(self._probe(role, command.peer)))
         self._lease.lead(self._heard)
         self._on_coordinator(role)
-        self._spawn(self._link_latest())
+        self._spawn(self._write(self._job.run_dir.link_latest))
         if role.leads:
             self._on_won(ev.Won())
         self._link.transport = role.connect(self._job.node.node_id, self._from_own_coordinator)
         self._link.transport.start()
 
-    async def _link_latest(self) -> None:
+    async def _write(self, work: Callable[[], None]) -> None:
         """Also on a file system that hangs this costs no more than a thread."""
         with contextlib.suppress(OSError, RuntimeError, bounded.Overrun):
-            await bounded.call_async(self._job.run_dir.link_latest, _LINK_S, "the log directory")
+            await bounded.call_async(work, _LINK_S, "the log directory")
 
     def _from_own_coordinator(self, event: Any) -> None:
         self._learn(event)
@@ -273,6 +273,7 @@ class Elections:
         self._coordinator.shell.post(ev.Raised(command.term))
 
     def _on_won(self, command: ev.Won) -> None:
+        self._spawn(self._write(self._job.run_dir.take_console))
         self._lease.look()
         self._shell.post(el.Elected())
 
