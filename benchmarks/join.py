@@ -50,10 +50,10 @@ class _Program:
         assert self._popen.stdout is not None
         return bool(self._received or select.select([self._popen.stdout], [], [], 0)[0])
 
-    def go(self) -> None:
+    def go(self, word: str = "go") -> None:
         """Let it begin."""
         assert self._popen.stdin is not None
-        self._popen.stdin.write(b"go\n")
+        self._popen.stdin.write(word.encode() + b"\n")
         self._popen.stdin.flush()
 
 
@@ -69,7 +69,7 @@ class _Joined(NamedTuple):
 
 
 def _join(agents: int) -> _Joined:
-    port = (server := _Program("server", str(agents))).hear()
+    port = (server := _Program("server", str(agents), "1")).hear()
     share = agents // _CLIENT_PROCESSES
     clients = [_Program("clients", port, str(i * share), str(share)) for i in range(_CLIENT_PROCESSES)]
     for client in clients:
@@ -81,6 +81,16 @@ def _join(agents: int) -> _Joined:
     took_s = max(float(client.hear()) for client in clients) - began_s
     used_s, grown_mb = procfs.cpu_s(server.pid) - cpu_s, procfs.pss_mb({server.pid}) - memory_mb
     return _Joined(server, port, clients, took_s, used_s, grown_mb)
+
+
+def _take_over(agents: int) -> float:
+    """Seconds until all agents of a job that runs have the plan of the next coordinator."""
+    clients = _join(agents).clients
+    port = _Program("server", str(agents), "2").hear()
+    began_s = time.monotonic()
+    for client in clients:
+        client.go(port)
+    return max(float(client.hear()) for client in clients) - began_s
 
 
 def _share(server: _Program, seconds: float) -> float:
@@ -117,6 +127,7 @@ FIGURES = [
     _figure("join-1000", "1,000 agents join one coordinator over TLS", "s", 1.0, lambda: _join(_AGENTS).took_s),
     _figure("join-1000-cpu", "its processor time per agent", "ms", 1.0, lambda: _join(_AGENTS).cpu_s * 1000 / _AGENTS),
     _figure("join-1000-memory", "its memory per agent", "KB", 100.0, lambda: _join(_AGENTS).memory_mb * 1000 / _AGENTS),
+    _figure("takeover-1000", "another coordinator takes over from it", "s", 1.5, lambda: _take_over(_AGENTS)),
     _figure(
         "idle-1000", "coordinator of 1,000 idle agents", "%", 2.0, lambda: _share(_join(_AGENTS).server, _WINDOW_S)
     ),

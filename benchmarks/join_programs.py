@@ -1,7 +1,8 @@
 """The programs of `benchmarks.join`: a coordinator, a process with many agents, one with strangers; run as modules.
 
-server AGENTS                 prints its port
+server AGENTS TERM            prints its port; a coordinator of a later term than 1 takes over
 clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays;
+                              for each further line, a port, the agents move there, and it prints the same again;
                               "lost" when an agent loses its connection
 strangers PORT                prints "ready", waits for a line, does what strangers may try until it is killed
 """
@@ -17,6 +18,7 @@ import ssl
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.types import Node, Plan, Register, Stopped
+from nvrx_slurm.types import Node, Peer, Plan, Register, Stopped
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
@@ -44,10 +46,12 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-async def serve(agents: int) -> None:
+async def serve(agents: int, term: int) -> None:
     """The real core, shell, event log and control server of a coordinator."""
     loop = asyncio.get_running_loop()
-    core = Coordinator(CoordinatorSettings(min_nodes=agents, max_nodes=agents), loop.time())
+    me = Peer("0", "host0", "127.0.0.1", 0)
+    settings = CoordinatorSettings(term, min_nodes=agents, max_nodes=agents, peer=me, electors=agents)
+    core = Coordinator(settings, loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
         log = EventLog(Path(directory) / "events.jsonl", core, _say)
         shell, members = Shell(core, log, ev.Done, _say), Members()
@@ -62,43 +66,47 @@ async def serve(agents: int) -> None:
 class _Agent:
     """The real core and client of one agent; its workers are left out."""
 
-    def __init__(self, port: int, number: int, all_planned: Any) -> None:
+    def __init__(self, number: int, planned: Callable[[], None]) -> None:
         node = Node(f"{number}", number, f"host{number}", "127.0.0.1", 8)
-        self._core = Agent(node, ag.AgentSettings(), 0.0)
-        self._planned = all_planned
+        self._core = Agent(node, ag.AgentSettings(elects=True), 0.0)
+        self._planned = planned
+        self.client: ControlClient | None = None
+
+    def move(self, port: int) -> None:
+        """Register with the coordinator at this port of loopback."""
+        before, self.client = self.client, None
+        if before is not None:
+            asyncio.ensure_future(before.close(0.0))
+            self._take(ag.Disconnected("it moves"))
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
+        self.client.start()
 
     def _post(self, event: Any) -> None:
-        events = [event, ag.Prepared()] if isinstance(event, ag.Connected) else [event]
-        for command in [command for one in events for command in self._core.step(one, time.monotonic())]:
-            if isinstance(command, ag.Send):
-                message = command.message
-                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Stopped)) else message)
+        self._take(event)
+        if isinstance(event, ag.Connected) and self._core.plan is None:
+            self._take(ag.Prepared())
         if isinstance(event, Plan):
             self._planned()
         if isinstance(event, ag.Disconnected):
             print("lost", event.why, flush=True)
 
+    def _take(self, event: Any) -> None:
+        for command in self._core.step(event, time.monotonic()):
+            if isinstance(command, ag.Send) and self.client is not None:
+                message = command.message
+                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Stopped)) else message)
+
 
 async def join(port: int, first: int, count: int) -> None:
-    """`count` agents at once."""
+    """`count` agents at once. The harness ends us."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[float] = loop.create_future()
-    missing = count
-
-    def planned() -> None:
-        nonlocal missing
-        missing -= 1
-        if missing == 0:
-            done.set_result(time.monotonic())
-
-    agents = [_Agent(port, first + i, planned) for i in range(count)]
+    plans: asyncio.Queue[float] = asyncio.Queue()
+    agents = [_Agent(first + i, lambda: plans.put_nowait(time.monotonic())) for i in range(count)]
     print("ready", flush=True)
-    await loop.run_in_executor(None, sys.stdin.readline)
-    for agent in agents:
-        agent.client.start()
-    print(await asyncio.wait_for(done, _LONGEST_LIFE_S), flush=True)
-    await asyncio.sleep(_LONGEST_LIFE_S)  # the harness ends us
+    while line := await asyncio.wait_for(loop.run_in_executor(None, sys.stdin.readline), _LONGEST_LIFE_S):
+        for agent in agents:
+            agent.move(port if line == "go\n" else int(line))
+        print(max([await asyncio.wait_for(plans.get(), _LONGEST_LIFE_S) for _ in agents]), flush=True)
 
 
 async def annoy(port: int) -> None:
@@ -148,7 +156,7 @@ def main(words: list[str]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if words[0] == "server":
-        asyncio.run(serve(int(words[1])))
+        asyncio.run(serve(int(words[1]), int(words[2])))
     elif words[0] == "strangers":
         asyncio.run(annoy(int(words[1])))
     else:

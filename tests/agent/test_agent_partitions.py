@@ -23,7 +23,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
     place = ("--nnodes=2:4", f"--rdzv-endpoint={network.address(0)}:29400", "--rdzv-conf=last_call_timeout=30")
     script, nodes = rig.script(WRITES), []
     for host in range(4):
-        rig.prefix = ("ip", "netns", "exec", network.host(host))
+        rig.prefix = network.inside(host)
         nodes.append(rig.run(script, f"--node-rank={host}", *place, "--max-restarts=3", *QUICK, NVRX_TOKEN="7" * 64))
     for spare in nodes[2:]:
         spare.line("this node is a hot spare")

@@ -42,6 +42,10 @@ class Network:
         """The namespace of a host."""
         return f"nvrx-{os.getpid()}-{name}"
 
+    def inside(self, host: int) -> tuple[str, ...]:
+        """The words before a command that is to run on this host."""
+        return ("ip", "netns", "exec", self.host(host))
+
     def address(self, host: int) -> str:
         """Its IPv4 address."""
         return f"10.77.0.{host + 1}"
