@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.agent import peers
 from nvrx_slurm.agent.coordinator import CoordinatorRole
+from nvrx_slurm.agent.foreign import Foreign
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
@@ -26,6 +27,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import election as el
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Elections:
         self._client: ControlClient | None = None
         self._coordinator: CoordinatorRole | None = None
         self._visitors: dict[str, ev.Joined] = {}
+        self._foreign = Foreign(len(job.meeting.candidates), say)
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
@@ -175,9 +178,8 @@ class Elections:
             if self._client is client:
                 self._from_coordinator(peer, client, event)
 
-        first = self._number == 0 and peer.key == self._meeting.candidates[0].key
         client = ControlClient(
-            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, first
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._foreign.say
         )
         client.on_beat = self._lease.heard
         self._client = client
@@ -193,6 +195,9 @@ class Elections:
             self._client = None
             if isinstance(event, ag.Disconnected):
                 self._tell(event)
+            elif self._foreign.hold_all(peer.key, client.foreign, self._loop.time()) and self._number == 0:
+                why = f"no coordinator of this job can be reached: {event.why}"
+                return self._tell(t.Refused(ExitCode.COORDINATOR_LOST, why))
             self._shell.post(el.StreamEnded(peers.how_ended(client)))
         elif isinstance(event, t.Lead):
             self._token = client.token
@@ -242,16 +247,16 @@ class Elections:
         role.shell.on(ev.Probe, lambda command: self._spawn(self._probe(role, command.peer)))
         self._lease.lead(self._heard)
         self._on_coordinator(role)
-        self._spawn(self._link_latest())
+        self._spawn(self._write(self._job.run_dir.link_latest))
         if role.leads:
             self._on_won(ev.Won())
         self._link.transport = role.connect(self._job.node.node_id, self._from_own_coordinator)
         self._link.transport.start()
 
-    async def _link_latest(self) -> None:
+    async def _write(self, work: Callable[[], None]) -> None:
         """Also on a file system that hangs this costs no more than a thread."""
         with contextlib.suppress(OSError, RuntimeError, bounded.Overrun):
-            await bounded.call_async(self._job.run_dir.link_latest, _LINK_S, "the log directory")
+            await bounded.call_async(work, _LINK_S, "the log directory")
 
     def _from_own_coordinator(self, event: Any) -> None:
         self._learn(event)
@@ -268,6 +273,7 @@ class Elections:
         self._coordinator.shell.post(ev.Raised(command.term))
 
     def _on_won(self, command: ev.Won) -> None:
+        self._spawn(self._write(self._job.run_dir.take_console))
         self._lease.look()
         self._shell.post(el.Elected())
 

@@ -2,7 +2,7 @@
 
 <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
                                    /events/{coordinator,agent_<infra rank>}.jsonl
-                                   /result.json, /srun_command
+                                   /result.json, /srun_command, /console
 <log-dir>/latest -> <job id>/r<Slurm restart>
 
 Without infra ranks, the node id (<host>-<rank>-<life>) replaces <infra rank>_<host> and <infra rank>.
@@ -20,8 +20,10 @@ from typing import IO
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.types import Node
 
+_CONSOLE = "console"  # names the file that the coordinator writes its lines to
 ERROR_FILE = ".error.json"  # torchelastic's, behind the stem of the logs
 
 
@@ -80,6 +82,24 @@ class RunDir:
             raise UsageError(
                 f"the log directory {directory} cannot be made: {error.strerror}; give another with --log-dir"
             ) from None
+
+    def console_of(self) -> tuple[Path, int] | None:
+        """The file that holds the newest coordinator's lines, and the byte where they begin; None: none has said so."""
+        try:
+            name, begin = (self.path / _CONSOLE).read_text().split()
+            return self.path / "agents" / name, int(begin)
+        except (OSError, ValueError):
+            return None
+
+    def take_console(self) -> None:
+        """Tell the nvrx-run that started the step: the coordinator's lines are in this process's output from now on.
+
+        Does nothing where the output is no file of this run.
+        """
+        with suppress(OSError):
+            out = Path(os.readlink("/proc/self/fd/1"))
+            if out.parent.name == "agents" and out.parent.parent.name == self.path.name:
+                write_atomic(self.path / _CONSOLE, f"{out.name} {os.fstat(1).st_size}\n".encode())
 
     def link_latest(self) -> None:
         """Point `<log-dir>/latest` here, atomically; a directory of that name is kept."""

@@ -21,6 +21,7 @@ from nvrx_slurm.system.probe import is_refused
 _COMPLETE_S = 20.0  # libslurm itself waits for MessageTimeout, 10 s by default
 _SLURMD_PORT = 6818
 _CONNECT_S = 2.0
+_NO_VAL = 0xFFFFFFFE  # slurm.h
 
 
 class BatchHost(Enum):
@@ -63,9 +64,23 @@ def end_job(job_id: int, code: int) -> str:
 # --- in the child process -------------------------------------------------------------------------------------------
 
 
-def _library() -> ctypes.CDLL:
+class _StepId(ctypes.Structure):
+    """slurm_step_id_t of slurm.h, 25.11 and 26.05."""
+
+    _fields_ = (("sluid", ctypes.c_uint64), *((name, ctypes.c_uint32) for name in ("job", "het_comp", "step")))
+
+
+def _job(job_id: int, config: str) -> ctypes.c_uint32 | ctypes._Pointer[_StepId]:
+    """What this Slurm's slurm_complete_job takes: from 25.11 on a pointer to a step's id, before it a job's number."""
+    version = re.search(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", config, re.MULTILINE)
+    if version is None or (int(version[1]), int(version[2])) < (25, 11):
+        return ctypes.c_uint32(job_id)
+    return ctypes.pointer(_StepId(0, job_id, _NO_VAL, _NO_VAL))
+
+
+def _library(config: str) -> ctypes.CDLL:
     """libslurm of this Slurm: in its PluginDir, or where the linker finds it. Raises OSError."""
-    found = re.search(r"^PluginDir\s*=\s*(\S+)", control.configuration(), re.MULTILINE)
+    found = re.search(r"^PluginDir\s*=\s*(\S+)", config, re.MULTILINE)
     folders = found[1].split(":") if found else []
     candidates = [path for folder in folders for path in glob.glob(f"{folder}/libslurmfull*.so")]
     for path in (*candidates, "libslurm.so"):
@@ -78,11 +93,11 @@ def _library() -> ctypes.CDLL:
 
 def complete(job_id: int, code: int) -> None:
     """Call slurm_complete_job. Raises OSError with Slurm's reason."""
-    slurm = _library()
+    config = control.configuration()
+    slurm = _library(config)
     if hasattr(slurm, "slurm_init"):  # from 22.05 on
         slurm.slurm_init(None)
-    slurm.slurm_complete_job.argtypes = [ctypes.c_uint32, ctypes.c_uint32]
-    if slurm.slurm_complete_job(job_id, code << 8):  # as wait(2) tells an exit code
+    if slurm.slurm_complete_job(_job(job_id, config), ctypes.c_uint32(code << 8)):  # as wait(2) tells an exit code
         slurm.slurm_strerror.restype = ctypes.c_char_p
         error = slurm.slurm_get_errno()
         raise OSError(error, (slurm.slurm_strerror(error) or b"").decode(errors="replace"))

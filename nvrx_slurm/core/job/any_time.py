@@ -81,12 +81,12 @@ class AnyTime(JobPart):
         quorum, node = self.job.quorum, message.node
         if not quorum.needed:
             return
-        quorum.back(peer_key(node))
         if message.plan is not None:
             quorum.knows(peer_key(node), message.plan.term, message.plan.cycle)
         elif node.node_id not in self.job.members and quorum.offer[0] > 0:
             quorum.newcomer(node)
             self.note_dead()
+        quorum.back(peer_key(node), self.job.members.keys_of_nodes | {peer_key(node)})
         self.send(node.node_id, t.Lead(self.job.settings.term))
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:

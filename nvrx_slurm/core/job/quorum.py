@@ -107,9 +107,11 @@ class Quorum:
         self.returned = frozenset(key for key in self.dead if key in members)
         self.offer, self.knowing = (term, cycle), set()
 
-    def back(self, key: str) -> None:
-        """This node has registered: its ranks are known again."""
+    def back(self, key: str, members: Collection[str]) -> None:
+        """This node has registered: its ranks are known again. `members`: keys of all members, this one included."""
         self.fences.pop(key, None)
+        if not self.missing(members):
+            self.fence_until = 0.0
 
     def fenced_until(self) -> float:
         """Before this (monotonic seconds) no rank may be started that may still run elsewhere."""
