@@ -283,7 +283,8 @@ class Elections:
 
     def _on_own_lease_over(self) -> None:
         """This node was stopped or cut off: it decides nothing more before the others have agreed."""
-        if self.core.state is el.Place.LEADING:
+        role = self._coordinator
+        if self.core.state is el.Place.LEADING and role is not None and not role.shell.result.done():
             self._on_lapsed(ev.Lapsed("it has not heard from most nodes for the length of a lease"))
 
     def _on_retire(self, command: el.Retire) -> None:

@@ -47,7 +47,7 @@ def test_two_coordinators_are_killed_one_after_the_other(rig: Rig) -> None:
     rig.open("end2")
     assert [third.wait(), fourth.wait()] == [0, 0]
     assert rig.result["code"] == 0 and len(list(rig.dir.rglob("result.json"))) == 1
-    assert rig.result["restarts_used"] == 2
+    assert rig.result["restarts_used"] == len(rig.result["restarts"]) == 2
 
 
 def test_ranks_of_a_silent_coordinator_end_before_they_start_elsewhere(rig: Rig) -> None:
@@ -80,8 +80,8 @@ def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig) -> N
 
 
 def test_node_0_of_a_step_never_comes_up(rig: Rig) -> None:
-    nodes = rig.step((1, 2, 3), 4, "2:4", rig.script(UNTIL_TOLD), "--rdzv-conf=last_call_timeout=0.1")
-    says("cycle 0: 2 active and 1 spare nodes", *nodes)
+    nodes = rig.step((1, 2, 3), 4, "2:4", rig.script(UNTIL_TOLD), *QUICK)
+    says("cycle 0: 2 active and . spare nodes", *nodes)
     rig.open("end0")
     assert [one.wait() for one in nodes] == [0, 0, 0]
     assert rig.result["code"] == 0
