@@ -96,6 +96,16 @@ class KindCount:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartRecord:
+    """One restart of the workers."""
+
+    cycle: int  # the cycle that failed
+    at_s: float  # when its first fault became known, in seconds since the job began
+    down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
+    cause: str  # the sentence of its first cause
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """What the job has behind it. Every plan carries it, so that any agent can tell it to the next coordinator."""
 
@@ -104,13 +114,18 @@ class History:
     no_progress: int = 0  # cycles in a row without checkpoint progress
     iteration: int = -1  # of the last checkpoint that was seen; -1 = none yet
     excluded: tuple[str, ...] = ()  # nodes that are not taken again, as "INFRA_RANK@HOST"
+    began_s: float = 0.0  # when the job began (Unix seconds); 0 = not known
+    down_s: float = 0.0  # the time of all restarts
+    restarts: tuple[RestartRecord, ...] = ()  # the last 8
+    lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
+    promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRecord:
     """One fault in the report of the job."""
 
-    at_s: float  # seconds since the coordinator started
+    at_s: float  # seconds since the job began
     cycle: int  # -1 = before the first one
     kind: FaultKind
     host: str  # "" where no single node failed
@@ -119,16 +134,6 @@ class FaultRecord:
     local_rank: int
     exit_code: int  # negative = ended by that signal
     message: str  # one sentence about rank, node and fault, at most 400 characters
-
-
-@dataclass(frozen=True, slots=True)
-class RestartRecord:
-    """One restart of the workers."""
-
-    cycle: int  # the cycle that failed
-    at_s: float  # when its first fault became known, in seconds since the coordinator started
-    down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
-    cause: str  # the sentence of its first cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class CoordinatorRole:
 def coordinator_shell(settings: CoordinatorSettings, job: Job, say: Callable[[str], None]) -> Shell:
     """The coordinator's core with its log and the readers that it asks; without members."""
     core = Coordinator(settings, asyncio.get_running_loop().time())
-    log = EventLog(job.run_dir.events("coordinator"), core, say)
+    log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
     shell = Shell(core, log, ev.Done, say)
     time_left = TimeLeft(None if job.slurm is None else job.slurm.job_id)
     shell.result.add_done_callback(lambda _: time_left.close())

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.agent import peers
 from nvrx_slurm.agent.coordinator import CoordinatorRole
+from nvrx_slurm.agent.foreign import Foreign
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
@@ -24,8 +27,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import election as el
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
-from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import control
+from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
@@ -33,11 +35,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.control.server import ControlServer
 
 _LINK_S = 5.0
-_LOOK_S = 3.0  # for an answer to a Look
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
-_PROBE_CONNECT_S = 2.0
 _PROBE_LEASES = 3  # a probe gives up after so many leases
-_RESOLVE_S = 25.0
 _STAND_SHARE = 0.9  # of the time after which agents without a coordinator end with 96: before that they end with 94
 _LEAST_STAND_S = 1.0
 _STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
@@ -81,9 +80,9 @@ class Elections:
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._link: Link
         self._client: ControlClient | None = None
-        self._leader: el.Peer | None = None
         self._coordinator: CoordinatorRole | None = None
         self._visitors: dict[str, ev.Joined] = {}
+        self._foreign = Foreign(len(job.meeting.candidates), say)
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
@@ -161,7 +160,7 @@ class Elections:
 
     def _leave(self, why: str) -> None:
         """Leave the present stream, if there is one; the agent hears of it."""
-        client, self._client, self._leader = self._client, None, None
+        client, self._client = self._client, None
         if client is not None:
             self._spawn(client.close(0.0))
             self._tell(ag.Disconnected(why))
@@ -169,7 +168,7 @@ class Elections:
     async def _seek(self, peer: t.Peer) -> None:
         from nvrx_slurm.control.client import ControlClient
 
-        endpoints = await self._endpoints(peer)
+        endpoints = await peers.endpoints(self._meeting, peer)
         if self._closed:
             return
         proof = await credentials(self._meeting) if not self._token else None
@@ -179,40 +178,29 @@ class Elections:
             if self._client is client:
                 self._from_coordinator(peer, client, event)
 
-        first = self._number == 0 and peer.key == self._meeting.candidates[0].key
         client = ControlClient(
-            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._say, first
+            endpoints, self._meeting.key, self._token, post, self._meeting.keepalive, proof, self._foreign.say
         )
         client.on_beat = self._lease.heard
         self._client = client
         self._link.transport = client
         client.start()
 
-    async def _endpoints(self, peer: t.Peer) -> list[tuple[str, int]]:
-        """Where `peer` may listen. Before the first plan its ports are those of the job."""
-        if peer.port:
-            return [(peer.addr, peer.port)]
-        address = peer.addr
-        if not address:
-            with contextlib.suppress(UsageError, bounded.Overrun):
-                address = await bounded.call_async(lambda: control.node_address(peer.host), _RESOLVE_S, "the resolver")
-        return [(address or peer.host, port) for port in self._meeting.ports_of(peer.key)]
-
     def _from_coordinator(self, peer: t.Peer, client: ControlClient, event: Any) -> None:
         """What happens on the stream to the node that is sought."""
         if isinstance(event, t.Elsewhere):
             self._leave("another node coordinates the job")
             self._shell.post(event)
-        elif isinstance(event, ag.Disconnected):
-            self._client = self._leader = None
-            self._tell(event)
-            self._shell.post(el.StreamEnded(_how(client)))
-        elif isinstance(event, ag.Unreached):
+        elif isinstance(event, (ag.Disconnected, ag.Unreached)):
             self._client = None
-            self._shell.post(el.StreamEnded(_how(client)))
+            if isinstance(event, ag.Disconnected):
+                self._tell(event)
+            elif self._foreign.hold_all(peer.key, client.foreign, self._loop.time()) and self._number == 0:
+                why = f"no coordinator of this job can be reached: {event.why}"
+                return self._tell(t.Refused(ExitCode.COORDINATOR_LOST, why))
+            self._shell.post(el.StreamEnded(peers.how_ended(client)))
         elif isinstance(event, t.Lead):
             self._token = client.token
-            self._leader = peer
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)
@@ -224,27 +212,8 @@ class Elections:
         self._spawn(self._look_at(command.peer))
 
     async def _look_at(self, peer: t.Peer) -> None:
-        from nvrx_slurm.control.client import ControlClient
-
         role = self._coordinator
-        answer: asyncio.Future[t.Elsewhere | None] = self._loop.create_future()
-
-        def post(event: Any) -> None:
-            if isinstance(event, ag.Connected):
-                client.send(t.Look())
-            elif not answer.done():
-                answer.set_result(event if isinstance(event, t.Elsewhere) else None)
-
-        if not self._token:
-            return
-        endpoints = await self._endpoints(peer)
-        client = ControlClient(endpoints, self._meeting.key, self._token, post, self._meeting.keepalive)
-        client.start()
-        try:
-            found = await asyncio.wait_for(answer, _LOOK_S)
-        except asyncio.TimeoutError:
-            found = None
-        await client.close(0.0)
+        found = await peers.ask(self._meeting, self._token, peer) if self._token else None
         if found is not None and role is not None and role is self._coordinator:  # a late answer is worth nothing
             self._shell.post(found)
 
@@ -266,8 +235,11 @@ class Elections:
             leader_fence_s=command.leader_fence_s,
             quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * patience_s - alone_s),
             lease_s=sum(self._meeting.keepalive),
+            began_s=time.time(),
         )
-        role = CoordinatorRole(self._job, settings, self._say, self._on_defect, _Admitted(self._server, self._admitted))
+        role = CoordinatorRole(
+            self._job, settings, self._say, self._on_defect, peers.Admitted(self._server, self._admitted)
+        )
         self._coordinator = role
         role.begin()
         role.shell.on(ev.Won, self._on_won)
@@ -287,8 +259,6 @@ class Elections:
             await bounded.call_async(work, _LINK_S, "the log directory")
 
     def _from_own_coordinator(self, event: Any) -> None:
-        if isinstance(event, t.Lead):
-            self._leader = self.core.me
         self._learn(event)
         self._tell(event)
 
@@ -325,7 +295,6 @@ class Elections:
         for node_id in list(self._admitted):
             self._server.drop(node_id)
         self._admitted.clear()
-        self._leader = None
         self._tell(ag.Disconnected("this node coordinates no more"))
 
     def _heard(self) -> float | None:
@@ -339,7 +308,7 @@ class Elections:
         """Try to connect to where an agent listened, until its host refuses; then that agent is dead."""
         delay_s, until_s = _FIRST_PROBE_S, self._loop.time() + _PROBE_LEASES * sum(self._meeting.keepalive)
         while role is self._coordinator and self._loop.time() < until_s:
-            if await _refuses(peer):
+            if await peers.refuses(peer):
                 return role.shell.post(ev.ProvenDead(peer))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
@@ -374,48 +343,3 @@ class Elections:
             if command.elsewhere is not None:
                 self._server.send(command.visitor, command.elsewhere)
             self._server.drop(command.visitor)
-
-
-class _Admitted:
-    """The members' connections, as the coordinator of this node sees them; the server goes on after it."""
-
-    def __init__(self, server: ControlServer, admitted: dict[str, t.Node]) -> None:
-        self._server, self._nodes = server, admitted
-
-    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
-        """Push a message to one member."""
-        return node_id in self._nodes and self._server.send(node_id, message)
-
-    def send_all(self, message: t.CoordinatorMessage) -> None:
-        """Push a message to every member."""
-        for node_id in self._nodes:
-            self._server.send(node_id, message)
-
-    def drop(self, node_id: str) -> None:
-        """Disconnect one member."""
-        if self._nodes.pop(node_id, None) is not None:
-            self._server.drop(node_id)
-
-    async def close(self, grace_s: float) -> None:
-        """Disconnect all."""
-        for node_id in list(self._nodes):
-            self.drop(node_id)
-        await self._server.all_left(grace_s)
-
-
-def _how(client: ControlClient) -> el.Ended:
-    if client.refused:
-        return el.Ended.REFUSED
-    return el.Ended.SILENT if client.silent else el.Ended.CLOSED
-
-
-async def _refuses(peer: t.Peer) -> bool:
-    """Whether the host answers that nothing listens at the port of this agent."""
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(peer.addr, peer.port), _PROBE_CONNECT_S)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, asyncio.TimeoutError):
-        return False
-    writer.close()
-    return False

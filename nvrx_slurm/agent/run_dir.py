@@ -54,9 +54,13 @@ class RunDir:
         """Event log `name` ("coordinator"; for an agent see `agent_events`)."""
         return self.path / "events" / f"{name}.jsonl"
 
+    def coordinator_events(self, term: int, node: Node) -> Path:
+        """Event log of the coordinator that stood for `term` on `node`. The first one's has the plain name."""
+        return self.events("coordinator" if term == 1 else f"coordinator_term_{term}_node_{_node_name(node)}")
+
     def agent_events(self, node: Node) -> Path:
         """Event log of the agent of `node`."""
-        return self.events(f"agent_{node.infra_rank if node.infra_rank >= 0 else node.node_id}")
+        return self.events(f"agent_{_node_name(node)}")
 
     def node_dir(self, cycle: int, node: Node) -> Path:
         """Directory of the logs of the ranks of `node` in one cycle."""
@@ -106,6 +110,10 @@ class RunDir:
             os.replace(temporary, link)
         except OSError:
             temporary.unlink(missing_ok=True)
+
+
+def _node_name(node: Node) -> str:
+    return str(node.infra_rank) if node.infra_rank >= 0 else node.node_id
 
 
 class Logs:

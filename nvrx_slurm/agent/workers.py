@@ -246,6 +246,9 @@ class Workers:
         if not self._alive and not self._ending:
             self._none_left.set()
 
+    # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
+    # agent; then the lease of this node runs out, its monitors kill its ranks, and `_start_one` starts none after that.
+
     def _launch(self, local_rank: int, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> processes.Child:
         """The worker's process: the one that is held, or else a new one. Raises OSError."""
         held = self._held.pop(local_rank, None)

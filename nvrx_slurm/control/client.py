@@ -18,10 +18,9 @@ from nvrx_slurm.control.door import HANDSHAKE_TIMEOUT_S
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
 from nvrx_slurm.core.job import agent_events as ev
-from nvrx_slurm.errors import AuthError, ExitCode, ProtocolError
+from nvrx_slurm.errors import AuthError, ProtocolError
 
 _CONNECT_TIMEOUT_S = 3.0
-_FOREIGN_S, _FOREIGN_RETRY_S = 2.0, 0.1  # a coordinator of the last job may still be ending
 _EARLIER = 0.6  # an agent sees silence this much earlier than its coordinator, and has begun to stop its workers
 T = TypeVar("T")
 
@@ -30,9 +29,8 @@ class ControlClient:
     """One agent's stream, whose owner it is. `post` gets Connected, messages, Disconnected; or Unreached.
 
     `endpoints`: candidates as (host, port), tried once, in order. `token` "" = ask for it with `credentials`.
-    `keepalive`: interval and timeout, seconds. `say` gets each different problem once. `refused` and `silent` say how
-    it ended. `first`: no coordinator of this job was met yet, and it can be at no other endpoint; `Refused` is posted
-    where programs that do not hold the token have held all endpoints for 2 s.
+    `keepalive`: interval and timeout, seconds. `say` is told of programs that do not hold the token. How it ended:
+    `refused`, `silent`, `foreign` (such programs have all endpoints).
     `on_beat(sent_s)` is called with each answer to a beat. Raises UsageError.
     """
 
@@ -45,7 +43,6 @@ class ControlClient:
         keepalive: tuple[float, float],
         credentials: auth.Credentials | None = None,
         say: Callable[[str], None] = lambda sentence: None,
-        first: bool = False,
     ) -> None:
         self._endpoints = list(endpoints)
         self._job, self._token = job, token
@@ -53,15 +50,13 @@ class ControlClient:
         self._interval_s, self._timeout_s = (seconds * _EARLIER for seconds in keepalive)
         self._credentials = credentials
         self._say = say
-        self._said: set[str] = set()
-        self._first = first
         self._stream: Stream | None = None
         self._open = self._closing = False
         self._ended: asyncio.Future[Exception]  # of the stream
         self._beat_s, self._answered = 0.0, True
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self.refused = self.silent = False  # how it ended
+        self.refused = self.silent = self.foreign = False  # how it ended
         self.on_beat: Callable[[float], None] = lambda sent_s: None
         self.last_problem = "not tried yet"
         if token:
@@ -97,32 +92,23 @@ class ControlClient:
     # --- finding the coordinator ----------------------------------------------------------------------
 
     async def _run(self) -> None:
-        until_s = self._loop.time() + _FOREIGN_S
-        while not self._closing:  # up to Python 3.11 wait_for() may lose a cancellation
-            refused = foreign = 0
-            for host, port in self._endpoints:
-                try:
-                    return await self._try(host, port)
-                except (AuthError, ProtocolError) as error:
-                    foreign += 1
-                    self._note(f"{host}:{port} is not our coordinator: {error}")
-                except OSError as error:
-                    refused += isinstance(error, ConnectionRefusedError)
-                    self.silent = self.silent or isinstance(error, TimeoutError)
-                    self.last_problem = f"{host}:{port}: {error.strerror or error}"
-            self.refused = refused + foreign == len(self._endpoints)
-            if not self._first or foreign < len(self._endpoints):
-                return self._post(ev.Unreached(self.last_problem))
-            if self._loop.time() >= until_s:
-                why = f"no coordinator of this job can be reached: {self.last_problem}"
-                return self._post(t.Refused(ExitCode.COORDINATOR_LOST, why))
-            await asyncio.sleep(_FOREIGN_RETRY_S)
-
-    def _note(self, problem: str) -> None:
-        self.last_problem = problem
-        if problem not in self._said:
-            self._said.add(problem)
-            self._say(f"{problem}; looking on")
+        refused = foreign = 0
+        for host, port in self._endpoints:
+            try:
+                return await self._try(host, port)
+            except (AuthError, ProtocolError) as error:
+                foreign += 1
+                self.last_problem = f"{host}:{port} is not our coordinator: {error}"
+                self._say(f"{self.last_problem}; looking on")
+            except OSError as error:
+                refused += isinstance(error, ConnectionRefusedError)
+                self.silent = self.silent or isinstance(error, TimeoutError)
+                self.last_problem = f"{host}:{port}: {error.strerror or error}"
+            if self._closing:  # up to Python 3.11 wait_for() may lose a cancellation
+                return
+        self.foreign = foreign == len(self._endpoints)
+        self.refused = refused + foreign == len(self._endpoints)
+        self._post(ev.Unreached(self.last_problem))
 
     async def _try(self, host: str, port: int) -> None:
         """One endpoint: returns when a stream to our coordinator has ended. Raises an error if it never began."""

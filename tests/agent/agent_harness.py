@@ -165,6 +165,10 @@ class Launcher:
         """Its child processes: monitors and workers."""
         return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
+    def monitored(self) -> None:
+        """Wait until each rank has its monitor."""
+        until(self.monitors, "its ranks are monitored")
+
     def monitors(self) -> list[int]:
         """Its rank monitors."""
         return [pid for pid in self.children if stat(pid)[0].startswith("nvrx-monitor")]
@@ -204,6 +208,7 @@ class Rig:
         self.port = free_port()
         self.launchers: list[Launcher] = []
         self._opened: list[int] = []  # gates
+        self.prefix: tuple[str, ...] = ()  # words before the command of each launcher
         self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
 
@@ -229,7 +234,7 @@ class Rig:
     def run(self, script: str, *flags: str, args: tuple[str, ...] = (), split: bool = False, **env: str) -> Launcher:
         """Start one `nvrx-run` for one node (or with the flags given)."""
         program = f"import sys\n{self.before}\nfrom nvrx_slurm.cli.run import main\nmain(sys.argv[1:])"
-        argv = [sys.executable, "-c", program, f"--log-dir={self.logs}", *flags, script, *args]
+        argv = [*self.prefix, sys.executable, "-c", program, f"--log-dir={self.logs}", *flags, script, *args]
         launcher = Launcher(argv, self.env(**env), self.dir, split)
         self.launchers.append(launcher)
         return launcher

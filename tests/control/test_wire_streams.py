@@ -133,30 +133,25 @@ async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() ->
 
 @pytest.mark.parametrize("other", [{"token": "wrong"}, {"job": "job-2"}])
 @story
-async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(
-    other: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "_FOREIGN_S", 0.2)
+async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    async with Server(**other) as fake, Client(fake.port, port, first=True) as client:
+    async with Server(**other) as fake, Client(fake.port, port) as client:
         await client.hear("another job, or does not hold this job's token")
-        with pytest.raises(asyncio.TimeoutError):  # our coordinator may still come: one endpoint is free
-            await client.inbox.next(t.Refused, 0.6)
         async with Server(ports=(port,)) as server:
             await client.inbox.next(ag.Connected)
             await server.inbox.next(ev.Joined)
-            assert fake.inbox.empty()
-            assert "does not hold this job's token" in fake.said[0]
+            assert fake.inbox.empty() and "does not hold this job's token" in fake.said[0]
 
 
+@pytest.mark.parametrize("free", [0, 1])
 @story
-async def test_an_agent_ends_when_another_job_has_the_only_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_FOREIGN_S", 0.2)
-    async with Server(token="other") as fake, Client(fake.port, first=True) as client:
-        end = await client.inbox.next(t.Refused)
-        assert len(client.said) == 1  # though it tried again and again
-        assert end.code == ExitCode.COORDINATOR_LOST and f"127.0.0.1:{fake.port}" in end.reason
+async def test_it_is_told_apart_whether_others_have_all_endpoints(free: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    async with Server(token="other") as fake, Client(fake.port, *[port] * free) as client:
+        await client.ended.wait()
+        assert (client.client.foreign, client.client.refused) == (not free, True)
 
 
 @story

@@ -104,17 +104,15 @@ class Client:
         token: str = TOKEN,
         keepalive: tuple[float, float] = SLOW,
         credentials: Any = None,
-        first: bool = False,
     ) -> None:
         self.inbox = Inbox()
         self.said: list[str] = []
         self._node = node
         endpoints = [("127.0.0.1", port) for port in ports]
         self._news = asyncio.Event()
+        self.ended = asyncio.Event()  # one of its clients is done
         self._closed = False
-        self._make = lambda: ControlClient(
-            endpoints, job, token, self._post, keepalive, credentials, self._say, first=first
-        )
+        self._make = lambda: ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
         self.client = self._make()
 
     def _say(self, sentence: str) -> None:
@@ -131,6 +129,7 @@ class Client:
         if isinstance(event, ag.Connected):
             self.client.send(t.Register(self._node, 4711))
         if isinstance(event, (ag.Disconnected, ag.Unreached)):
+            self.ended.set()
             asyncio.get_running_loop().call_later(0.05, self._again)
         if not isinstance(event, ag.Unreached):
             self.inbox.post(event)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nvrx_slurm.core.job.election import LEASE_SHARE, MEMBER_SHARE
 from nvrx_slurm.types import Register
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
     from .world import World
 
-AGENT_KEEPALIVE_S = 4.0  # the agent notices silence a little before the coordinator does, as in control/options.py
 COORDINATOR_KEEPALIVE_S = 5.0
+AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
+LEASE_S = LEASE_SHARE * COORDINATOR_KEEPALIVE_S
 _DELAY_S = (0.0002, 0.004)
 _SLOW_DELAY_S = (0.2, 2.0)
 

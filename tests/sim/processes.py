@@ -25,7 +25,7 @@ from nvrx_slurm.core.job.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
 
-from .network import AGENT_KEEPALIVE_S, Connection, Host
+from .network import LEASE_S, Connection, Host
 from .process import Process
 from .sim_election import SimElection
 from .worker import SIGKILL, Worker
@@ -45,7 +45,7 @@ class SimCoordinator(Process):
     def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
-        self.valid_until = world.clock.now + AGENT_KEEPALIVE_S  # its own lease
+        self.valid_until = world.clock.now + LEASE_S  # its own lease
         self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
         self.accepted: list[Connection] = []
         self.numbers: dict[str, int] = {}
@@ -86,7 +86,7 @@ class SimCoordinator(Process):
         """Its own lease goes on while it hears from a quorum."""
         heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
         if self.leads and self.core.job.quorum.enough(heard):
-            self.valid_until = self.world.clock.now + AGENT_KEEPALIVE_S
+            self.valid_until = self.world.clock.now + LEASE_S
 
     def _probe(self, peer: Peer, until: float) -> None:
         """Connect to where an agent listened, until its host refuses."""
@@ -307,7 +307,7 @@ class SimAgent(Process):
         if leader is None or self.stream is None or not (self.stream.local or self.stream.healthy):
             return
         if leader.valid_until > self.world.clock.now:
-            own = leader.valid_until if self.stream.local else self.world.clock.now + AGENT_KEEPALIVE_S
+            own = leader.valid_until if self.stream.local else self.world.clock.now + LEASE_S
             self.lease_until = own
 
     def _beat(self) -> None:

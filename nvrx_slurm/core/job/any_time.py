@@ -66,6 +66,7 @@ class AnyTime(JobPart):
         job.inherited.running.remove(message.node.node_id)  # unless the agent says otherwise in a moment
         if message.plan is None:
             return
+        job.report.inherit(message.plan.history)
         if job.budget.inherit(message.plan.history):  # one that joined before this was known may have been excluded
             for node in job.members.in_order():
                 if job.budget.excludes(node):

@@ -164,6 +164,7 @@ class Electing(JobPart):
         """Nodes that did not register may run ranks until their leases are over."""
         s, quorum = self.job.settings, self.job.quorum
         missing = quorum.missing(self.voters)
+        quorum.absent = tuple(peer for key, peer in self.known.items() if key not in self.voters)
         leader = s.last_leader
         only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
         if missing and quorum.offer[0]:

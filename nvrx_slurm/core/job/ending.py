@@ -115,5 +115,5 @@ class Ending(JobPart):
         assert job.end is not None
         self.core.go(Phase.CLOSED, now)
         cause = None if job.end.code == ExitCode.OK else first_cause(job.faults)
-        report = job.report.build(job.budget.history, now)
+        report = job.report.build(job.budget.history, job.cycle, now)
         self.core.emit(ev.Done(job.end.code, job.end.reason, cause, report))

@@ -118,7 +118,7 @@ class Gathering(JobPart):
         if job.members.ready < s.min_nodes:
             if state is Phase.LAST_CALL:
                 self._wait(now)
-        elif not job.fresh or job.members.ready >= job.nodes_left:
+        elif not job.fresh or job.members.ready >= job.nodes_left or self._are_all_here():
             self._start(now)
         elif state is Phase.JOINING:
             self.last_call_until = min(now + s.last_call_s, self.join_by)
@@ -142,6 +142,12 @@ class Gathering(JobPart):
         job.fresh, job.faults = False, {}
         self._send_plans(placement, now)
 
+    def _are_all_here(self) -> bool:
+        """After a takeover: whether every node is ready or proven dead, so that no last call is needed."""
+        quorum, members = self.job.quorum, self.job.members
+        known = quorum.needed and self.job.inherited.last_cycle >= 0
+        return known and members.ready == len(members) and not quorum.missing(members.keys_of_nodes)
+
     def _is_fenced(self, now: float) -> bool:
         """Whether ranks of an older cycle may run on a node that is not a member, or this may be no quorum."""
         until = self.job.quorum.fenced_until()
@@ -162,11 +168,11 @@ class Gathering(JobPart):
         job, s = self.job, self.job.settings
         before = set(job.assignment.places.values())
         active = [job.members[node_id] for node_id in placement.active]
-        job.assignment = Assignment.plan(active, s.term, job.cycle, job.budget.history, s.max_restarts)
-        job.assignment.shared = self.elected(job.assignment.plan_for(""))
-        self.note_dead()
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
         down_s = job.report.cycle_began(promoted, now)
+        job.assignment = Assignment.plan(active, s.term, job.cycle, job.history, s.max_restarts)
+        job.assignment.shared = self.elected(job.assignment.plan_for(""))
+        self.note_dead()
         took = "" if down_s is None else f"; {in_words(down_s)} after the fault"
         self.say(f"cycle {job.cycle}: {placement.why}{took}")
         for node_id in (*placement.active, *placement.spares):

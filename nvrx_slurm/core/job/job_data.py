@@ -16,7 +16,7 @@ from nvrx_slurm.core.job.quorum import Quorum
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
 from nvrx_slurm.core.machine import Follows
-from nvrx_slurm.types import Finish, Peer, RankFault, RestartPolicy, Warn
+from nvrx_slurm.types import Finish, History, Peer, RankFault, RestartPolicy, Warn
 
 SIGUSR1 = 10
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
@@ -93,6 +93,7 @@ class CoordinatorSettings:
     quorum_timeout_s: float = (
         0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
     )
+    began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
 
@@ -128,7 +129,7 @@ class JobData:
             s,
             Budget(s.max_restarts, s.limits),
             clock,
-            ReportBuilder(now),
+            ReportBuilder(now, s.began_s),
             cycle_started_at=now,
             quorum=Quorum(s.electors),
         )
@@ -137,6 +138,11 @@ class JobData:
     def min_healthy(self) -> bool:
         """Whether faults are tolerated while enough nodes are good."""
         return self.settings.policy is RestartPolicy.MIN_HEALTHY
+
+    @property
+    def history(self) -> History:
+        """What a plan tells."""
+        return self.report.add_to(self.budget.history)
 
     @property
     def nodes_left(self) -> int:

@@ -39,6 +39,7 @@ class Quorum:
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
         self.silent: set[str] = set()  # keys of members that are about to be removed for their silence
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
+        self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
         self.resign_at: float | None = None  # without a quorum
 

@@ -102,7 +102,7 @@ class Takeover(JobPart):
     def _carry_on(self, now: float) -> None:
         job = self.job
         job.fresh = False
-        job.assignment = job.inherited.assignment(job.settings.term, job.budget.history)
+        job.assignment = job.inherited.assignment(job.settings.term, job.history)
         job.assignment.shared = self.elected(job.assignment.plan_for(""))
         self.note_dead()
         job.inherited.forget()
@@ -116,14 +116,20 @@ class Takeover(JobPart):
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         job = self.job
         job.fresh = False
-        still = len(job.inherited.running)
         job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
         job.inherited.forget()
         if not job.faults:
-            why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
-            job.add_faults((t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why),), now)
+            gone = [peer for peer in job.quorum.absent if peer.key not in job.members.keys_of_nodes]
+            job.add_faults(map(_lost, gone or (t.Peer("", "", "", 0),)), job.report.started_at)
         self.fail_cycle(first_cause(job.faults), now)
 
     def _leave_if_nothing_runs(self, now: float) -> None:
         if self.core.state is Phase.TAKEOVER and not self.job.inherited.running:
             self.core.go(Phase.JOINING, now)
+
+
+def _lost(peer: t.Peer) -> t.RankFault:
+    rank = int(peer.key) if peer.key.isdecimal() else -1
+    what = "it" if peer.host else "a node of the last cycle"
+    why = f"{what} did not register with the new coordinator"
+    return t.RankFault(t.FaultKind.NODE_LOST, peer.host, rank, message=why)
