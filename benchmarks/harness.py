@@ -107,6 +107,10 @@ class Job:
         os.close(self._fifo)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
+    def said(self, node: int) -> str:
+        """The output of a node so far."""
+        return (self.scratch / f"node_{node}.log").read_text(errors="replace")
+
     def start(
         self, nnodes: str, nproc: int, mode: str, flags: Sequence[str] = (), network: Network | None = None
     ) -> None:

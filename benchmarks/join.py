@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,10 @@ class _Program:
         assert self._popen.stdout is not None
         return bool(self._received or select.select([self._popen.stdout], [], [], 0)[0])
 
+    def stop(self) -> None:
+        """It takes no step any more."""
+        self._popen.send_signal(signal.SIGSTOP)
+
     def go(self, word: str = "go") -> None:
         """Let it begin."""
         assert self._popen.stdin is not None
@@ -84,8 +89,10 @@ def _join(agents: int) -> _Joined:
 
 
 def _take_over(agents: int) -> float:
-    """Seconds until all agents of a job that runs have the plan of the next coordinator."""
-    clients = _join(agents).clients
+    """Seconds until all agents of a job that runs have registered with the next coordinator, and have its plan."""
+    joined = _join(agents)
+    joined.server.stop()
+    clients = joined.clients
     port = _Program("server", str(agents), "2").hear()
     began_s = time.monotonic()
     for client in clients:

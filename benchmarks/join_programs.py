@@ -57,6 +57,8 @@ async def serve(agents: int, term: int) -> None:
         shell, members = Shell(core, log, ev.Done, _say), Members()
         members.server = server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
         shell.add(members)
+        for command in (ev.Won, ev.Lapsed, ev.Probe):  # of an election, which is left out
+            shell.on(command, lambda command: None)
         shell.begin()
         where = await server.start("127.0.0.1", [0])
         print(where.rpartition(":")[2], flush=True)

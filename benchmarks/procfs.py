@@ -28,14 +28,6 @@ def family(pid: int) -> set[int]:
     return members
 
 
-def runs(pid: int) -> bool:
-    """Whether it is there, and no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def cpu_s(pid: int) -> float:
     """Processor time that it has used so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
