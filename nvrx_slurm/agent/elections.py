@@ -22,6 +22,7 @@ from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.shell import Shell
+from nvrx_slurm.control.auth import new_token
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import election as el
@@ -64,7 +65,6 @@ class Elections:
         self,
         job: Job,
         server: ControlServer,
-        token: str,
         say: Callable[[str], None],
         on_defect: Callable[[Any], None],
         on_coordinator: Callable[[CoordinatorRole | None], None],
@@ -72,7 +72,7 @@ class Elections:
     ) -> None:
         assert job.meeting is not None and job.electable is not None
         self._job, self._meeting, self._settings = job, job.meeting, job.electable
-        self._server, self._token, self._say = server, token, say
+        self._server, self._token, self._say = server, job.meeting.token, say
         self._on_defect, self._on_coordinator = on_defect, on_coordinator
         self._lease = lease
         self._loop = asyncio.get_running_loop()
@@ -200,13 +200,19 @@ class Elections:
                 return self._tell(t.Refused(ExitCode.COORDINATOR_LOST, why))
             self._shell.post(el.StreamEnded(peers.how_ended(client)))
         elif isinstance(event, t.Lead):
-            self._token = client.token
+            self._adopt(client.token)
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)
         else:
             self._learn(event)
             self._tell(event)
+
+    def _adopt(self, token: str) -> None:
+        """The job's token, which this agent has got from the coordinator or makes itself; "": it made it in vain."""
+        if token != self._token:
+            self._token = token
+            self._server.adopt(token)
 
     def _on_lookat(self, command: el.LookAt) -> None:
         self._spawn(self._look_at(command.peer))
@@ -224,6 +230,7 @@ class Elections:
         alone_s = 0.0 if self._alone_since is None else self._loop.time() - self._alone_since
         patience_s = self._job.agent.join_timeout_s if before is None else self._job.agent.reconnect_timeout_s
         self._leave("this node stands for coordinator")
+        self._adopt(self._token or new_token())
         settings = replace(
             self._settings,
             term=command.term,
@@ -293,6 +300,8 @@ class Elections:
             return
         self._on_coordinator(None)
         role.retire()
+        if self.core.fresh and not self._meeting.token:  # others have met without it
+            self._adopt("")
         for node_id in list(self._admitted):
             self._server.drop(node_id)
         self._admitted.clear()

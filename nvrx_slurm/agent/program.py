@@ -124,17 +124,15 @@ class Program:
             ANY_ADDRESS,
             resolve,
         )  # TLS and protobuf: only where there are several nodes
-        from nvrx_slurm.control.auth import new_token
         from nvrx_slurm.control.server import ControlServer
 
         job, say = self._job, self._console.say
         assert job.meeting is not None and job.electable is not None
         if job.coordinator is not None and (sentence := limits.files_for(job.electable.max_nodes)):
             say(sentence)
-        self._token = job.meeting.token or (new_token() if job.coordinator is not None else "")
         proof = await credentials(job.meeting)
         self._server = server = ControlServer(
-            job.meeting.key, self._token, lambda event: None, say, job.meeting.keepalive, proof
+            job.meeting.key, job.meeting.token, lambda event: None, say, job.meeting.keepalive, proof
         )
         first, address = job.coordinator is not None, job.node.addr or ANY_ADDRESS
         ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
@@ -158,7 +156,7 @@ class Program:
         assert self._server is not None and job.meeting is not None
         self._lease = LeaseKeeper(lease, sum(job.meeting.keepalive), shell.post)
         self._elections = elections = Elections(
-            job, self._server, self._token, say, shell.finish_with, self._on_coordinator, self._lease
+            job, self._server, say, shell.finish_with, self._on_coordinator, self._lease
         )
         self._link = Link(shell.post, NoTransport())
         elections.connect(shell.post, self._link)

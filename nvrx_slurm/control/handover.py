@@ -20,8 +20,9 @@ _REQUEST, _TOKEN = b"nvrx-token-request\0", b"nvrx-token\0"
 class Desk:
     """The coordinator's end. MUNGE is asked for one request at a time."""
 
-    def __init__(self, credentials: Credentials, job: str, token: str) -> None:
-        self._credentials, self._job, self._token = credentials, job, token
+    def __init__(self, credentials: Credentials, job: str) -> None:
+        self._credentials, self._job = credentials, job
+        self.token = ""  # not known yet
         self._one_by_one = asyncio.Lock()
 
     async def serve(self, connection: socket.socket) -> None:
@@ -35,9 +36,11 @@ class Desk:
 
     def answer(self, credential: str) -> str:
         """The token, sealed for the user that sealed `credential`. Raises AuthError."""
+        if not self.token:
+            raise AuthError("a token was asked for, and this agent does not know it yet")
         if self._credentials.open(credential) != _REQUEST + self._job.encode():
             raise AuthError("a token was asked for with a credential of another job")
-        return self._credentials.seal(_TOKEN + self._job.encode() + b"\0" + self._token.encode())
+        return self._credentials.seal(_TOKEN + self._job.encode() + b"\0" + self.token.encode())
 
     def _answered(self, answer: asyncio.Future[str]) -> None:
         self._one_by_one.release()

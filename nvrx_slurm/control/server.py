@@ -34,6 +34,7 @@ class ControlServer:
     """The members' connections. `post` gets the coordinator's events; `say` gets sentences for the log.
 
     `keepalive`: interval and timeout, seconds. `credentials`: hand the token to agents that prove their user by them.
+    `token` "": not known yet. Then no peer is let in before `adopt`.
     """
 
     def __init__(
@@ -47,15 +48,22 @@ class ControlServer:
     ) -> None:
         self._post = post
         self._silence_s = sum(keepalive)
-        self._identity = identity(token, job)
-        desk = Desk(credentials, job, token) if credentials is not None else None
-        self._entrance = Entrance(self._begin, desk, say)
+        self._job = job
+        self._desk = Desk(credentials, job) if credentials is not None else None
+        self._entrance = Entrance(self._begin, self._desk, say)
+        self.adopt(token)
         self._members: dict[str, Peer] = {}
         self._heard: dict[Peer, float] = {}  # when a member was heard last, oldest first
         self._leaving: set[Peer] = set()
         self._all_left = asyncio.Event()
         self._where: Callable[[], t.Elsewhere] | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the first member that may be silent
+
+    def adopt(self, token: str) -> None:
+        """From now on peers have to hold this token; "": none can."""
+        self._identity = identity(token or auth.new_token(), self._job)
+        if self._desk is not None:
+            self._desk.token = token
 
     def listen_to(self, post: Callable[[Any], None], where: Callable[[], t.Elsewhere]) -> None:
         """From now on `post` gets the events. `where()` answers agents that ask for the coordinator."""

@@ -105,6 +105,27 @@ def test_contract_of_credentials(credentials: Both) -> None:
             ours.open(wrong)
 
 
+def desk(credentials: auth.Credentials) -> handover.Desk:
+    """Of a coordinator that knows the token."""
+    one = handover.Desk(credentials, JOB)
+    one.token = TOKEN
+    return one
+
+
+@story
+async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credentials: Both) -> None:
+    """Not even a peer without one. Then it serves as a coordinator that was elected."""
+    ours, theirs = credentials
+    async with Server(token="", credentials=ours) as server:
+        for token in ("", TOKEN):
+            async with Client(server.port, token=token, credentials=theirs) as client:
+                await client.ended.wait()
+                assert server.said and client.inbox.empty()
+        server.server.adopt(TOKEN)
+        async with Client(server.port, token="", credentials=theirs) as client:
+            await client.inbox.next(ag.Connected)
+
+
 @story
 async def test_agent_without_a_token_gets_it_and_joins(credentials: Both) -> None:
     ours, theirs = credentials
@@ -117,9 +138,9 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None
     ours, theirs = credentials
     for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
         with pytest.raises(AuthError, match="another job"):
-            handover.Desk(ours, JOB, TOKEN).answer(theirs.seal(payload))
+            desk(ours).answer(theirs.seal(payload))
     with pytest.raises(AuthError, match="another job"):
-        handover.read_answer(theirs, "other", handover.Desk(ours, JOB, TOKEN).answer(handover.request(theirs, JOB)))
+        handover.read_answer(theirs, "other", desk(ours).answer(handover.request(theirs, JOB)))
 
 
 async def _ask(port: int, credential: str) -> bool:

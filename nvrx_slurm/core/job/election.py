@@ -191,7 +191,7 @@ class Election(Machine):
         self.leader: Peer | None = None  # the last one
         self._led_term = 0  # in which it led
         self._candidates = candidates
-        self._fresh = True  # no leader has been followed yet
+        self.fresh = True  # no leader has been followed yet
         self._silent = False  # the last leader was lost by silence
         self._doubt_until = 0.0  # nodes that have not noticed that silence yet say that it leads
         self._target: Peer | None = None  # the node that is sought or followed
@@ -264,7 +264,7 @@ class Election(Machine):
         elapsed_s = MEMBER_SHARE * s.lease_s if self._silent else 0.0
         leader_fence_s = s.lease_s - elapsed_s + FENCE_MARGIN_S
         fence_s = leader_fence_s + MEMBER_SHARE * s.lease_s
-        if not self._fresh:
+        if not self.fresh:
             self.emit(Say(f"term {self.term}: this node stands for coordinator"))
         self.emit(Stand(self.term, fence_s, leader_fence_s))
         self._next_at = now + _FIRST_LOOK_S
@@ -304,7 +304,7 @@ class Election(Machine):
 
     def on_elsewhere_leading(self, event: Elsewhere, now: float) -> None:
         """A node that has just started, as all of its members, may have missed that the job runs."""
-        if self._fresh and event.leads and event.peer.key != self.me.key:
+        if self.fresh and event.leads and event.peer.key != self.me.key:
             self.emit(Retire())
             self.on_elsewhere(event, now)
 
@@ -330,7 +330,7 @@ class Election(Machine):
     def _follow(self, event: Led) -> None:
         self.term = event.term
         self.leader, self._led_term = event.leader, self.term
-        self._fresh = self._silent = False
+        self.fresh = self._silent = False
         self._failures = self._pauses = self._hints = 0
         self._next_at = self._first_try_until = None
         if event.successors:
@@ -340,7 +340,7 @@ class Election(Machine):
         """This node leads. Before its first plan it goes on asking the others."""
         self.state = Place.LEADING
         self.leader, self._led_term = self.me, self.term
-        if not self._fresh:
+        if not self.fresh:
             self._next_at = None
 
     def on_ended_following(self, event: StreamEnded, now: float) -> None:
