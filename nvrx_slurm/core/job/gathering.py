@@ -122,6 +122,8 @@ class Gathering(JobPart):
             self._start(now)
         elif state is Phase.JOINING:
             self.last_call_until = min(now + s.last_call_s, self.join_by)
+            if job.quorum.needed and job.inherited.last_cycle >= 0:  # a member registers before its lease is over
+                self.last_call_until = min(self.last_call_until, max(now, job.quorum.fenced_until()))
             self.core.go(Phase.LAST_CALL, now)
 
     def _start(self, now: float) -> None:
