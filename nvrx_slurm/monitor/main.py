@@ -1,8 +1,8 @@
 """The rank monitor: one small process per rank. It ends the rank when it hangs, or when the agent is gone.
 
-The agent starts it as `python -I -S -c ... FD` with one end of a SOCK_SEQPACKET pair. The agent's `watch` message
-brings file descriptors: the worker's pidfd, the shared page, and the rank's socket. A killed monitor therefore loses
-nothing: its successor gets the same message.
+The monitors of a node are forked from one interpreter, so that they share its memory; a replacement is started alone.
+Each has one end of a SOCK_SEQPACKET pair. The agent's `watch` message brings file descriptors: the worker's pidfd, the
+shared page, and the rank's socket. A killed monitor therefore loses nothing: its successor gets the same message.
 
 The monitor sleeps in poll(2) until the rank's next deadline. It ends on `quit`, or at the end of the control socket:
 then the agent is dead, and the monitor first kills the worker's process group.
