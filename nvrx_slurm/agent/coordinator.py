@@ -142,7 +142,7 @@ class CoordinatorRole:
         done: ev.Done = self.shell.result.result()
         await self.members.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        await publish(done, self._job.run_dir.result, requeues, self._say)
+        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
         return int(done.code)
 
     async def close(self, last: t.Finish | None = None) -> None:

@@ -219,7 +219,8 @@ class Elections:
 
     async def _look_at(self, peer: t.Peer) -> None:
         role = self._coordinator
-        found = await peers.ask(self._meeting, self._token, peer) if self._token else None
+        token = "" if self.core.fresh else self._token  # what a fresh node has made itself is worth nothing elsewhere
+        found = await peers.ask(self._meeting, self._meeting.token or token, peer)
         if found is not None and role is not None and role is self._coordinator:  # a late answer is worth nothing
             self._shell.post(found)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.job import Meeting
+from nvrx_slurm.agent.link import credentials
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import election as el
 from nvrx_slurm.errors import UsageError
@@ -46,7 +47,8 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
         elif not answer.done():
             answer.set_result(event if isinstance(event, t.Elsewhere) else None)
 
-    client = ControlClient(await endpoints(meeting, peer), meeting.key, token, post, meeting.keepalive)
+    proof = None if token else await credentials(meeting)
+    client = ControlClient(await endpoints(meeting, peer), meeting.key, token, post, meeting.keepalive, proof)
     client.start()
     try:
         return await asyncio.wait_for(answer, _LOOK_S)

@@ -184,7 +184,8 @@ class Program:
             code = await self._coordinator.finish()
             if code is None:  # another node coordinates the job
                 return end.code
-            if job.slurm is not None and self._coordinator.nodes_are_lost:
+            # Without a quorum another part of the job may go on.
+            if job.slurm is not None and self._coordinator.leads and self._coordinator.nodes_are_lost:
                 await self._end_job(job.slurm.job_id, code)
             return code
         why = end.reason
