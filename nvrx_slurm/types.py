@@ -140,9 +140,9 @@ class FaultRecord:
 class JobReport:
     """What happened in the whole job, as far as this coordinator has seen it."""
 
-    duration_s: float = 0.0  # since the coordinator started
+    duration_s: float = 0.0  # since the job began
     cycles: int = 0  # that were planned or carried on
-    restarts_used: int = 0  # over all terms; `restarts` holds those of this term
+    restarts_used: int = 0  # over all terms; of earlier terms `restarts` holds the last 8
     restarts: tuple[RestartRecord, ...] = ()  # oldest first, at most 1,000
     faults: tuple[FaultRecord, ...] = ()  # in order of arrival, at most the first 1,000
     faults_not_listed: int = 0  # faults beyond these

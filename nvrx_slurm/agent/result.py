@@ -96,7 +96,7 @@ def _ended_by(fault: t.FaultRecord) -> str:
 
 
 def content(done: Done, requeues: int | None, now: float) -> dict[str, Any]:
-    """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the coordinator's start."""
+    """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
     cause, job = done.cause, asdict(done.report)
     began = now - done.report.duration_s
     for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):
