@@ -59,7 +59,7 @@ UP = """
 say("up", CYCLE, "group", GROUP, "pid", os.getpid())
 """
 UNTIL_TOLD = UP + 'gate(f"end{CYCLE}")\n'  # by rig.open("endN"), N the cycle in which it may end
-QUICK = ("--ft-keepalive-interval=0.4", "--ft-keepalive-timeout=0.4")
+QUICK = ("--ft-keepalive-interval=0.7", "--ft-keepalive-timeout=0.7")  # a busy machine delays a beat by some tenths
 
 
 def free_port() -> int:
