@@ -124,7 +124,7 @@ def test_a_coordinator_is_killed_while_ranks_stop_after_a_fault(rig: Rig) -> Non
 
 def test_a_coordinator_is_killed_during_a_drain(rig: Rig) -> None:
     """The job was ended by a signal: the others end with its code, and one of them writes the result."""
-    script = rig.script(UP + 'signal.signal(signal.SIGTERM, lambda *_: say("saving", RANK))\ngate("saved")')
+    script = rig.script('signal.signal(signal.SIGTERM, lambda *_: say("saving", RANK))\n' + UP + 'gate("saved")')
     nodes = first, second, third = rig.nodes(3, "3", script, "--max-restarts=5")
     pids = [up(one, 0)[1] for one in nodes]
     second.signal(signal.SIGTERM)
