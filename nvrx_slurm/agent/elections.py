@@ -117,7 +117,8 @@ class Elections:
         message = command.message
         if isinstance(message, t.Register):
             self._number += 1
-            command = ag.Send(replace(message, vote=self.core.term, number=self._number))
+            node = replace(message.node, addr=message.node.addr or self.core.me.addr)
+            command = ag.Send(replace(message, node=node, vote=self.core.term, number=self._number))
         self._link.handle(command)
 
     async def leave(self) -> None:
@@ -201,6 +202,8 @@ class Elections:
             self._shell.post(el.StreamEnded(peers.how_ended(client)))
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
+            if not self.core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it
+                self.core.me = replace(self.core.me, addr=client.local_address)
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)

@@ -67,6 +67,11 @@ class ControlClient:
         """The job's token, as far as it is known."""
         return self._token
 
+    @property
+    def local_address(self) -> str:
+        """This host's IP address on the stream; "" without one."""
+        return "" if self._stream is None else self._stream.local_address
+
     def start(self) -> None:
         """Begin to look for the coordinator (on the running loop)."""
         self._loop = asyncio.get_running_loop()

@@ -58,6 +58,14 @@ class Stream:
         else:
             self._work()
 
+    @property
+    def local_address(self) -> str:
+        """This host's IP address on the connection; "" once it is closed."""
+        try:
+            return str(self._socket.getsockname()[0])
+        except OSError:
+            return ""
+
     def send(self, frame: bytes) -> None:
         """Send a frame. After `finish`, and after the end, it is dropped."""
         if not self._proved or self._finishing or self._ended:
