@@ -28,7 +28,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import election as el
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
-from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
@@ -223,7 +223,10 @@ class Elections:
     async def _look_at(self, peer: t.Peer) -> None:
         role = self._coordinator
         token = "" if self.core.fresh else self._token  # what a fresh node has made itself is worth nothing elsewhere
-        found = await peers.ask(self._meeting, self._meeting.token or token, peer)
+        try:
+            found = await peers.ask(self._meeting, self._meeting.token or token, peer)
+        except (NvrxError, OSError, RuntimeError):  # MUNGE is slow, or no thread can be made
+            found = None
         if found is not None and role is not None and role is self._coordinator:  # a late answer is worth nothing
             self._shell.post(found)
 

@@ -14,6 +14,7 @@ from nvrx_slurm.core.job import election as el
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.system import bounded
+from nvrx_slurm.system.probe import is_refused
 
 if TYPE_CHECKING:
     from nvrx_slurm.control.client import ControlClient
@@ -66,15 +67,14 @@ def how_ended(client: ControlClient) -> el.Ended:
 
 
 async def refuses(peer: t.Peer) -> bool:
-    """Whether the host answers that nothing listens at the port of this agent."""
+    """Whether the host answers, at each of its addresses, that nothing listens at the port of this agent."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(peer.addr, peer.port), _PROBE_CONNECT_S)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, asyncio.TimeoutError):
+        answer = await bounded.call_async(
+            lambda: is_refused(peer.addr, peer.port, _PROBE_CONNECT_S), 4 * _PROBE_CONNECT_S, "a probe"
+        )
+    except (bounded.Overrun, RuntimeError):
         return False
-    writer.close()
-    return False
+    return answer is True
 
 
 class Admitted:

@@ -75,11 +75,11 @@ class Program:
         except NvrxError as error:
             self._console.say(str(error))
             why = f"the coordinator's node {self._job.node.host} cannot take part: {error}"
-            await self._close(t.Finish(error.exit_code, why))
+            await self._fail(t.Finish(error.exit_code, why))
             return error.exit_code
         except Exception:
             self._console.say("internal error, please report it:\n" + traceback.format_exc())
-            await self._close(t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke"))
+            await self._fail(t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke"))
             return ExitCode.INTERNAL
         finally:
             await self._close()
@@ -128,7 +128,8 @@ class Program:
 
         job, say = self._job, self._console.say
         assert job.meeting is not None and job.electable is not None
-        if job.coordinator is not None and (sentence := limits.files_for(job.electable.max_nodes)):
+        sentence = limits.files_for(job.electable.max_nodes)  # each agent may have to coordinate the job
+        if job.coordinator is not None and sentence:
             say(sentence)
         proof = await credentials(job.meeting)
         self._server = server = ControlServer(
@@ -212,6 +213,10 @@ class Program:
             self._console.say(
                 f"the batch host of job {job_id} may be gone, and the job may have to be ended by hand: {error}"
             )
+
+    async def _fail(self, end: t.Finish) -> None:
+        """This program cannot go on. Where agents elect their coordinator, the others do, and the job goes on."""
+        await self._close(end if self._elections is None else None)
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""

@@ -29,18 +29,15 @@ async def publish(
 ) -> None:
     """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
 
-    `requeues`: how often Slurm has restarted the job; None without Slurm. Where this coordinator was not `elected`,
-    another part of the job may go on: a file that is there stays.
+    `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
+    no file: another part of the job may go on, and the front ends the step where it finds the file.
     """
     say(sentence(done))
+    if not elected:
+        return
     data = (json.dumps(content(done, requeues, time.time()), indent=1) + "\n").encode()
-
-    def write() -> None:
-        if elected or not path.exists():
-            write_atomic(path, data)
-
     try:
-        await bounded.call_async(write, WRITE_TIMEOUT_S, "result.json")
+        await bounded.call_async(lambda: write_atomic(path, data), WRITE_TIMEOUT_S, "result.json")
     except (OSError, bounded.Overrun, RuntimeError) as error:
         say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
 

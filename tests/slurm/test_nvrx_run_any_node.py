@@ -8,9 +8,12 @@ from nvrx_job import Job, Jobs
 pytestmark = pytest.mark.slurm
 
 WAITS = """
+import time
 LAST, CODE = int(os.environ["LAST"]), int(os.environ["CODE"])
 if CYCLE < LAST:
     signal.pause()
+while not os.path.exists("go"):  # the test has seen all ranks
+    time.sleep(0.01)
 sys.exit(CODE if RANK == 0 else 0)
 """
 THREE_AND_ONE = "--spares=1 --nproc-per-node=2 --max-restarts=4"
@@ -34,6 +37,7 @@ def lose(jobs: Jobs, job: Job, victim: str, ranks: int, cycle: int) -> None:
 
 def assert_ended(job: Job, state: str, code: int, lost: set[str]) -> None:
     """Slurm, result.json and the last coordinator tell the same."""
+    (job.directory / "go").touch()
     end = job.wait_end()
     assert (end.state, end.exit_code) == (state, code), job.said()
     result = job.result()
