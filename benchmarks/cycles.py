@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import time
+from collections.abc import Callable
+
+from namespaces import Network, unusable
 
 from benchmarks import procfs
 from benchmarks.figures import Figure, Launchers, Samples, interleaved
-from benchmarks.harness import Event, Job, Launcher
+from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
 
 _NPROC = 2
 _SETTLE_S = 0.4  # a job that has just started is not what a fault usually hits
@@ -59,6 +63,44 @@ def _lost_node(launcher: Launcher) -> float:
         return _last(job.wait(2 * _NPROC, "started", at_s)) - at_s
 
 
+def _lost_coordinator(launcher: Launcher) -> float:
+    """2 active nodes and 2 spares; the node that coordinates the job, and runs the first ranks, is killed."""
+    with Job(launcher) as job:
+        job.start("2:4", _NPROC, "wait", ["--max-restarts=1"])
+        first = job.wait(2 * _NPROC, "started")
+        _settle()
+        coordinator = job.nodes[0].pid
+        victims = [event.pid for event in first if event.pid in procfs.family(coordinator)]
+        if len(victims) != _NPROC or "coordinator listens" not in job.said(0):
+            raise Failure(f"node 0 does not coordinate the job, or runs {len(victims)} ranks")
+        at_s = time.monotonic()
+        for pid in (coordinator, *victims):
+            os.kill(pid, signal.SIGKILL)
+        return _last(job.wait(2 * _NPROC, "started", at_s)) - at_s
+
+
+def _silent_coordinator(launcher: Launcher) -> float:
+    """The same with a network: the coordinator's link is cut. Its ranks have to end before they start elsewhere."""
+    if why := unusable():
+        raise Failure(why)
+    with Network(4) as network, Job(launcher) as job:
+        keepalive = ["--ft-keepalive-interval=1", "--ft-keepalive-timeout=1", "--max-restarts=1"]
+        job.start("2:4", 1, "wait", keepalive, network)
+        first = job.wait(2, "started")
+        _settle()
+        old = os.pidfd_open(next(event.pid for event in first if event.rank == 0))
+        at_s = time.monotonic()
+        network.unplug({0})
+        select.select([old], [], [], EVENT_TIMEOUT_S)
+        ended_s = time.monotonic()
+        os.close(old)
+        again = job.wait(2, "started", at_s)
+        new = next(event for event in again if event.rank == 0)
+        if new.at_s < ended_s or new.pid in procfs.family(job.nodes[0].pid):
+            raise Failure("rank 0 ran twice, or runs on the node that is cut off")
+        return _last(again) - at_s
+
+
 def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
     def measure(launchers: Launchers, repeats: int) -> Samples:
         return interleaved(one, [*([launchers.floor] if floor else []), *launchers.rivals()], repeats)
@@ -66,8 +108,9 @@ def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure: 
     return Figure(name, what, "s", target_s, False, measure)
 
 
-def _measure_lost(launchers: Launchers, repeats: int) -> Samples:
-    return interleaved(_lost_node, [launchers.ours], repeats)
+def _lost(name: str, what: str, target_s: float, one: Callable[[Launcher], float]) -> Figure:
+    """torchrun ends the job where a node is lost, and so it has no such figure."""
+    return Figure(name, what, "s", target_s, False, lambda who, repeats: interleaved(one, [who.ours], repeats))
 
 
 FIGURES = [
@@ -75,6 +118,8 @@ FIGURES = [
     _figure("start-8", "cold start, 1 node x 8", 0.30, lambda who: _cold_start(who, 1, 8), True),
     _figure("start-2", "cold start, 2 nodes x 2", 0.30, lambda who: _cold_start(who, 2), False),
     _figure("restart-1", "restart after a rank exits, 1 node x 2", 0.08, lambda who: _restart(who, 1), True),
-    _figure("restart-2", "restart after a rank exits, 2 nodes x 2", 0.12, lambda who: _restart(who, 2), False),
-    Figure("lost-node", "lost node to the promoted spare's first line", "s", 0.3, False, _measure_lost),
+    _figure("restart-2", "restart after a rank exits, 2 nodes x 2", 0.11, lambda who: _restart(who, 2), False),
+    _lost("lost-node", "lost node to the promoted spare's first line", 0.3, _lost_node),
+    _lost("lost-coordinator", "lost coordinator to the spare's first line, 4 nodes", 0.4, _lost_coordinator),
+    _lost("silent-coordinator", "the same by a cut link, keepalive 1 s + 1 s", 3.0, _silent_coordinator),
 ]

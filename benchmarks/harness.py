@@ -17,13 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from namespaces import Network
+
 from benchmarks import procfs
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 EVENT_TIMEOUT_S = 60.0
 _CLEAN_UP_S = 20.0
 _PR_SET_CHILD_SUBREAPER = 36
-_FOREIGN = ("SLURM_", "NVRX_", "PET_", "FT_", "TORCHELASTIC_", "GRPC_")
+# An installed package has its bytecode, as torch has here; without the last entry each start compiles ours again.
+_FOREIGN = ("SLURM_", "NVRX_", "PET_", "FT_", "TORCHELASTIC_", "GRPC_", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Launcher:
     flags: tuple[str, ...] = ()
     client: str = "ours"  # whose RankMonitorClient its workers use
 
-    def command(self, nnodes: str, node_rank: int, nproc: int, port: int, flags: Sequence[str]) -> list[str]:
-        """Command line of one node, without the script; `nnodes` as torchrun writes it, "1" = nobody to meet."""
+    def command(self, nnodes: str, node_rank: int, nproc: int, endpoint: str, flags: Sequence[str]) -> list[str]:
+        """Command line of one node, without the script; `nnodes` as torchrun writes it, "1": no other node."""
         meet: list[str] = []
         if nnodes != "1":
-            meet = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"]
+            meet = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench"]
             meet.append(f"--node-rank={node_rank}")
         return [*self.program, f"--nproc-per-node={nproc}", *meet, *self.flags, *flags]
 
@@ -104,18 +107,26 @@ class Job:
         os.close(self._fifo)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def start(self, nnodes: str, nproc: int, mode: str, flags: Sequence[str] = ()) -> None:
+    def said(self, node: int) -> str:
+        """The output of a node so far."""
+        return (self.scratch / f"node_{node}.log").read_text(errors="replace")
+
+    def start(
+        self, nnodes: str, nproc: int, mode: str, flags: Sequence[str] = (), network: Network | None = None
+    ) -> None:
         """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first.
 
-        `mode`: the worker's, with its argument behind a blank.
+        `mode`: the worker's, with its argument behind a blank. `network`: node N runs on its host N.
         """
         if not self._launcher.program:
             self._start_bare(nproc, mode)
             return
-        port = free_port()
+        endpoint = f"127.0.0.1:{free_port()}" if network is None else f"{network.address(0)}:29400"
         script = [self._worker, *mode.split()]
         count = int(nnodes.partition(":")[2] or nnodes)
-        commands = [[*self._launcher.command(nnodes, rank, nproc, port, flags), *script] for rank in range(count)]
+        commands = [[*self._launcher.command(nnodes, rank, nproc, endpoint, flags), *script] for rank in range(count)]
+        if network is not None:
+            commands = [[*network.inside(rank), *command] for rank, command in enumerate(commands)]
         self.started_s = time.monotonic()
         for rank, command in enumerate(commands):
             self.nodes.append(self._spawn(command, self.scratch / f"node_{rank}.log", {}))

@@ -1,17 +1,24 @@
-"""The two programs of `benchmarks.join`: a coordinator, and one process with many agents; run as modules.
+"""The programs of `benchmarks.join`: a coordinator, a process with many agents, one with strangers; run as modules.
 
-server AGENTS                 prints its port
-clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan
+server AGENTS TERM            prints its port; a coordinator of a later term than 1 takes over
+clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays;
+                              for each further line, a port, the agents move there, and it prints the same again;
+                              "lost" when an agent loses its connection
+strangers PORT                prints "ready", waits for a line, does what strangers may try until it is killed
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
+import socket
+import ssl
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +27,13 @@ from nvrx_slurm.agent.coordinator import Members
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.control.client import ControlClient
+from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.types import Node, Plan, Register
+from nvrx_slurm.types import Node, Peer, Plan, Register, Stopped
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
@@ -38,15 +46,19 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-async def serve(agents: int) -> None:
-    """The real core, shell, event log and gRPC server of a coordinator."""
+async def serve(agents: int, term: int) -> None:
+    """The real core, shell, event log and control server of a coordinator."""
     loop = asyncio.get_running_loop()
-    core = Coordinator(CoordinatorSettings(min_nodes=agents, max_nodes=agents), loop.time())
+    me = Peer("0", "host0", "127.0.0.1", 0)
+    settings = CoordinatorSettings(term, min_nodes=agents, max_nodes=agents, peer=me, electors=agents)
+    core = Coordinator(settings, loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
         log = EventLog(Path(directory) / "events.jsonl", core, _say)
         shell, members = Shell(core, log, ev.Done, _say), Members()
         members.server = server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
         shell.add(members)
+        for command in (ev.Won, ev.Lapsed, ev.Probe):  # of an election, which is left out
+            shell.on(command, lambda command: None)
         shell.begin()
         where = await server.start("127.0.0.1", [0])
         print(where.rpartition(":")[2], flush=True)
@@ -56,39 +68,89 @@ async def serve(agents: int) -> None:
 class _Agent:
     """The real core and client of one agent; its workers are left out."""
 
-    def __init__(self, port: int, number: int, all_planned: Any) -> None:
+    def __init__(self, number: int, planned: Callable[[], None]) -> None:
         node = Node(f"{number}", number, f"host{number}", "127.0.0.1", 8)
-        self._core = Agent(node, ag.AgentSettings(), 0.0)
-        self._planned = all_planned
+        self._core = Agent(node, ag.AgentSettings(elects=True), 0.0)
+        self._planned = planned
+        self.client: ControlClient | None = None
+
+    def move(self, port: int) -> None:
+        """Register with the coordinator at this port of loopback."""
+        before, self.client = self.client, None
+        if before is not None:
+            asyncio.ensure_future(before.close(0.0))
+            self._take(ag.Disconnected("it moves"))
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
+        self.client.start()
 
     def _post(self, event: Any) -> None:
-        for command in self._core.step(event, time.monotonic()):
-            if isinstance(command, ag.Send) and isinstance(command.message, Register):
-                self.client.send(replace(command.message, port=1234))
+        self._take(event)
+        if isinstance(event, ag.Connected) and self._core.plan is None:
+            self._take(ag.Prepared())
         if isinstance(event, Plan):
             self._planned()
+        if isinstance(event, ag.Disconnected):
+            print("lost", event.why, flush=True)
+
+    def _take(self, event: Any) -> None:
+        for command in self._core.step(event, time.monotonic()):
+            if isinstance(command, ag.Send) and self.client is not None:
+                message = command.message
+                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Stopped)) else message)
 
 
 async def join(port: int, first: int, count: int) -> None:
-    """`count` agents at once."""
+    """`count` agents at once. The harness ends us."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[float] = loop.create_future()
-    missing = count
+    plans: asyncio.Queue[float] = asyncio.Queue()
+    agents = [_Agent(first + i, lambda: plans.put_nowait(time.monotonic())) for i in range(count)]
+    print("ready", flush=True)
+    while line := await asyncio.wait_for(loop.run_in_executor(None, sys.stdin.readline), _LONGEST_LIFE_S):
+        for agent in agents:
+            agent.move(port if line == "go\n" else int(line))
+        print(max([await asyncio.wait_for(plans.get(), _LONGEST_LIFE_S) for _ in agents]), flush=True)
 
-    def planned() -> None:
-        nonlocal missing
-        missing -= 1
-        if missing == 0:
-            done.set_result(time.monotonic())
 
-    agents = [_Agent(port, first + i, planned) for i in range(count)]
+async def annoy(port: int) -> None:
+    """2,000 idle connections, 300 half handshakes that never read, and 50 that come back: garbage and 1 MB hellos."""
+    loop = asyncio.get_running_loop()
+    out = ssl.MemoryBIO()
+    tls = identity("another", _KEY).client.wrap_bio(ssl.MemoryBIO(), out)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello, large = out.read(), b"\x16\x03\x01\x40\x00\x01\x0f\xff\xff" + bytes(1 << 20)
+
+    async def come_back(first: bytes) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    writer.write(first)
+                    await reader.read()
+                finally:
+                    writer.transport.abort()
+
     print("ready", flush=True)
     await loop.run_in_executor(None, sys.stdin.readline)
-    for agent in agents:
-        agent.client.start()
-    print(await asyncio.wait_for(done, _LONGEST_LIFE_S), flush=True)
-    await asyncio.sleep(5)  # the harness ends us
+    tasks = [loop.create_task(come_back(large if number % 2 else b"\xff" * 5000)) for number in range(50)]
+    held = []
+    while True:
+        while len(held) < 2300:
+            held.append(socket.create_connection(("127.0.0.1", port)))
+            if len(held) > 2000:
+                held[-1].send(hello)
+        await asyncio.sleep(0.1)
+        held = [one for one in held if not _is_closed(one)]
+        assert not any(task.done() for task in tasks)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def main(words: list[str]) -> None:
@@ -96,7 +158,9 @@ def main(words: list[str]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if words[0] == "server":
-        asyncio.run(serve(int(words[1])))
+        asyncio.run(serve(int(words[1]), int(words[2])))
+    elif words[0] == "strangers":
+        asyncio.run(annoy(int(words[1])))
     else:
         asyncio.run(join(*map(int, words[1:])))
     os._exit(0)

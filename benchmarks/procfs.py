@@ -28,6 +28,12 @@ def family(pid: int) -> set[int]:
     return members
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time that it has used so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def pss_mb(pids: set[int]) -> float:
     """Sum of the proportional set sizes in MB (1e6 bytes)."""
     total_kb = 0

@@ -44,6 +44,7 @@ class Doing(str, Enum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"  # all its workers ended with 0
     STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Stopped follows
+    ENDED = "ended"  # it knows the end of the job and has no workers: it waits until all agents know it
     PREPARING = "preparing"  # it has run nothing and is being checked: Stopped follows
 
 
@@ -57,6 +58,17 @@ class Node:
     addr: str  # where the other nodes reach it (MASTER_ADDR); "" = as the coordinator sees it
     nproc: int  # workers it runs, >= 1
     order: tuple[int, ...] = ()  # position in the network topology, sorted before infra_rank
+    port: int = 0  # where its agent listens for the other agents; 0 = it does not
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where another agent of the job listens."""
+
+    key: str  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
+    host: str  # for people
+    addr: str
+    port: int  # 0 = one of the ports that the job may use there
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,16 @@ class KindCount:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartRecord:
+    """One restart of the workers."""
+
+    cycle: int  # the cycle that failed
+    at_s: float  # when its first fault became known, in seconds since the job began
+    down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
+    cause: str  # the sentence of its first cause
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """What the job has behind it. Every plan carries it, so that any agent can tell it to the next coordinator."""
 
@@ -92,13 +114,18 @@ class History:
     no_progress: int = 0  # cycles in a row without checkpoint progress
     iteration: int = -1  # of the last checkpoint that was seen; -1 = none yet
     excluded: tuple[str, ...] = ()  # nodes that are not taken again, as "INFRA_RANK@HOST"
+    began_s: float = 0.0  # when the job began (Unix seconds); 0 = not known
+    down_s: float = 0.0  # the time of all restarts
+    restarts: tuple[RestartRecord, ...] = ()  # the last 8
+    lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
+    promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRecord:
     """One fault in the report of the job."""
 
-    at_s: float  # seconds since the coordinator started
+    at_s: float  # seconds since the job began
     cycle: int  # -1 = before the first one
     kind: FaultKind
     host: str  # "" where no single node failed
@@ -110,22 +137,12 @@ class FaultRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartRecord:
-    """One restart of the workers."""
-
-    cycle: int  # the cycle that failed
-    at_s: float  # when its first fault became known, in seconds since the coordinator started
-    down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
-    cause: str  # the sentence of its first cause
-
-
-@dataclass(frozen=True, slots=True)
 class JobReport:
     """What happened in the whole job, as far as this coordinator has seen it."""
 
-    duration_s: float = 0.0  # since the coordinator started
+    duration_s: float = 0.0  # since the job began
     cycles: int = 0  # that were planned or carried on
-    restarts_used: int = 0  # over all terms; `restarts` holds those of this term
+    restarts_used: int = 0  # over all terms; of earlier terms `restarts` holds the last 8
     restarts: tuple[RestartRecord, ...] = ()  # oldest first, at most 1,000
     faults: tuple[FaultRecord, ...] = ()  # in order of arrival, at most the first 1,000
     faults_not_listed: int = 0  # faults beyond these
@@ -153,6 +170,11 @@ class Plan:
     master_port: int
     group_rank: int = -1
     rank_offset: int = -1
+    leader: Peer | None = None  # the coordinator that sends it; None where the job elects none
+    successors: tuple[Peer, ...] = ()  # that may lead after it, in this order, at most 32
+    electors: int = 0  # nodes of the job, of which a coordinator needs most
+    dead: tuple[str, ...] = ()  # keys of those without a vote: proven dead, or back since then
+    returned: tuple[str, ...] = ()  # those of `dead` that get a vote again once all nodes know it
 
     @property
     def active(self) -> bool:
@@ -173,6 +195,9 @@ class Register:
     doing: Doing = Doing.IDLE
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
+    vote: int = 0  # the term for which it votes by registering
+    number: int = 0  # counts the registrations of this agent; one that comes after a later one is ignored
+    end: Finish | None = None  # the end of the job, where a coordinator has told it
 
     @property
     def busy(self) -> bool:
@@ -235,7 +260,38 @@ class EndJob:
     signum: int = 0  # the signal by which it was told, for the workers of the others; 0 = they are stopped as ever
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This agent knows the end of the job and has no workers left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
+
+
 # --- coordinator -> agent -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """All agents know the end of the job: exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The coordinator has a quorum in this term. Before that, a registration is only a vote."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The node that was asked does not lead. It follows or seeks `peer`; `leads`: that node has said that it leads."""
+
+    term: int
+    peer: Peer
+    leads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,5 +337,5 @@ class RanksGone:
     reason: str
 
 
-AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob
-CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone
+AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
+CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere

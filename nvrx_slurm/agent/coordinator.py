@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
-from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport, credentials
+from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.agent.progress_file import ProgressFile
 from nvrx_slurm.agent.result import publish
 from nvrx_slurm.agent.roles import Post
@@ -17,10 +17,23 @@ from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.system import limits
+from nvrx_slurm.core.job.quorum import Quorum, peer_key
 
-if TYPE_CHECKING:
-    from nvrx_slurm.control.server import ControlServer
+
+class Connections(Protocol):
+    """The members' connections."""
+
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
+        """Push a message to one member."""
+
+    def send_all(self, message: t.CoordinatorMessage) -> None:
+        """Push a message to every member."""
+
+    def drop(self, node_id: str) -> None:
+        """Disconnect one member."""
+
+    async def close(self, grace_s: float) -> None:
+        """Disconnect all after at most `grace_s` seconds."""
 
 
 class Members:
@@ -30,7 +43,7 @@ class Members:
 
     def __init__(self) -> None:
         self.local: LocalTransport | None = None
-        self.server: ControlServer | None = None
+        self.server: Connections | None = None
 
     async def start(self) -> None:
         """Members connect by themselves."""
@@ -55,61 +68,81 @@ class Members:
 
 
 class CoordinatorRole:
-    """Role of the node's program: coordinates the job. It can be added while the program runs.
+    """Coordinates the job, from `begin` on.
 
     `on_defect(error)`: the coordinator broke and decides nothing any more.
     """
 
-    commands: ClassVar[tuple[type, ...]] = ()
-
     def __init__(
-        self, job: Job, settings: CoordinatorSettings, say: Callable[[str], None], on_defect: Callable[[Any], None]
+        self,
+        job: Job,
+        settings: CoordinatorSettings,
+        say: Callable[[str], None],
+        on_defect: Callable[[Any], None],
+        server: Connections | None = None,
     ) -> None:
         self._job = job
         self._say = say
         self._on_defect = on_defect
         self._settings = settings
         self.members = Members()
+        self.members.server = server
         self.shell: Shell
 
-    async def start(self) -> None:
-        """Listen for the other nodes, if there are any. Raises UsageError where that is impossible."""
+    def begin(self) -> None:
+        """Begin to coordinate."""
         self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
         shell.add(self.members)
         shell.result.add_done_callback(self._on_end)
-        if self._job.meeting is not None:
-            await self._listen()
         shell.begin()
-        self._job.run_dir.link_latest()
 
-    async def _listen(self) -> None:
-        from nvrx_slurm.control.auth import new_token  # gRPC: only where there are several nodes
-        from nvrx_slurm.control.server import ControlServer, resolve
+    @property
+    def leads(self) -> bool:
+        """Whether it has been elected."""
+        return self._quorum.elected
 
-        meeting = self._job.meeting
-        assert meeting is not None
-        if sentence := limits.files_for(self._settings.max_nodes):
-            self._say(sentence)
-        token = meeting.token or new_token()
-        server = ControlServer(meeting.key, token, self.shell.post, self._say, meeting.keepalive, credentials(meeting))
-        self.members.server = server
-        where = await server.start(await resolve(meeting.endpoints[0][0]), [port for _, port in meeting.endpoints])
-        self._say(f"coordinator listens on {where}")
+    @property
+    def _quorum(self) -> Quorum:
+        core = self.shell.core
+        assert isinstance(core, Coordinator)
+        return core.job.quorum
+
+    def heard(self, at: Callable[[str], float], members: Mapping[str, t.Node]) -> float:
+        """When a quorum was heard last (monotonic seconds). `at(node_id)`: when that member was."""
+        quorum, now = self._quorum, asyncio.get_running_loop().time()
+        own = {peer_key(self._job.node)}
+        latest = sorted(((at(node_id), peer_key(node)) for node_id, node in members.items()), reverse=True)
+        for heard_s, key in latest:
+            if quorum.enough(own):
+                break
+            own.add(key)
+            now = heard_s
+        return now if quorum.enough(own) else 0.0
+
+    @property
+    def nodes_are_lost(self) -> bool:
+        """Whether a node of the job is dead, or out of reach."""
+        return bool(self._quorum.dead or self._quorum.fences or self._settings.last_leader)
+
+    def retire(self) -> None:
+        """End without an end of the job: another node coordinates it."""
+        self.shell.retire()
 
     def connect(self, node_id: str, to_agent: Post) -> LocalTransport:
         """A transport for the agent in the same program."""
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
 
-    def handle(self, command: Any) -> None:
-        """The agent's core has no commands for it."""
-
-    async def finish(self) -> int:
-        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code."""
-        done: ev.Done = await self.shell.result
+    async def finish(self) -> int | None:
+        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code, or None
+        where this node coordinates no more."""
+        await asyncio.wait({self.shell.result})
+        if self.shell.result.cancelled():
+            return None
+        done: ev.Done = self.shell.result.result()
         await self.members.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        await publish(done, self._job.run_dir.result, requeues, self._say)
+        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
         return int(done.code)
 
     async def close(self, last: t.Finish | None = None) -> None:
@@ -126,7 +159,7 @@ class CoordinatorRole:
 def coordinator_shell(settings: CoordinatorSettings, job: Job, say: Callable[[str], None]) -> Shell:
     """The coordinator's core with its log and the readers that it asks; without members."""
     core = Coordinator(settings, asyncio.get_running_loop().time())
-    log = EventLog(job.run_dir.events("coordinator"), core, say)
+    log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
     shell = Shell(core, log, ev.Done, say)
     time_left = TimeLeft(None if job.slurm is None else job.slurm.job_id)
     shell.result.add_done_callback(lambda _: time_left.close())

@@ -9,11 +9,14 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.types import Node
+from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
+
+
+_PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,15 @@ class Meeting:
     token: str = field(repr=False)  # "" = have MUNGE hand it over
     keepalive: tuple[float, float] = (5.0, 5.0)  # interval and timeout, seconds
     munge_socket: str | None = None
+    ports: tuple[int, ...] = ()  # where an agent of the job may listen on its host, before the first plan
+    candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
+    mine: tuple[tuple[str, int], ...] = ()  # of --rdzv-endpoint's further ones, those of this machine
+    patience_s: float = 5.0  # how long the first of them is tried before the next
+
+    def ports_of(self, key: str) -> list[int]:
+        """Where the agent of a node (`types.Peer.key`) may listen. Several nodes of a test cluster share a host."""
+        shift = int(key) * _PORT_STEP if key.isdecimal() and len(self.ports) > 1 else 0
+        return [_PORTS.start + (port - _PORTS.start + shift) % len(_PORTS) if shift else port for port in self.ports]
 
 
 @dataclass(frozen=True)
@@ -36,8 +48,9 @@ class Job:
     spec: WorkerSpec
     agent: AgentSettings
     preflight: PreflightSpec
-    coordinator: CoordinatorSettings | None  # None: another node is the coordinator
+    coordinator: CoordinatorSettings | None  # None: another node is the first coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
+    electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

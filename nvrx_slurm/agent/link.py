@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -34,6 +33,19 @@ class Transport(Protocol):
         """Deliver what is queued within `grace_s` seconds, then disconnect."""
 
 
+class NoTransport:
+    """Before the first candidate is sought: messages are lost, as without a stream."""
+
+    def start(self) -> None:
+        """There is nothing to begin."""
+
+    def send(self, message: t.AgentMessage) -> None:
+        """Lost."""
+
+    async def close(self, grace_s: float) -> None:
+        """There is nothing to close."""
+
+
 class Link:
     """Role: sends the agent's messages by its transport, which can be replaced while the program runs."""
 
@@ -57,12 +69,6 @@ class Link:
             previous.release()  # only now, so that the new one is another
             message = replace(message, port=self._port.port)
         self.transport.send(message)
-
-    async def switch(self, transport: Transport) -> None:
-        """Talk to another coordinator from now on."""
-        previous, self.transport = self.transport, transport
-        await previous.close(0.0)
-        transport.start()
 
     async def close(self) -> None:
         """Deliver what is queued, then disconnect."""
@@ -100,17 +106,9 @@ class LocalTransport:
         self._to_coordinator(ev.Lost(self.node_id, "its agent left"))
 
 
-def remote_transport(meeting: Meeting, post: Post, say: Callable[[str], None]) -> Transport:
-    """To a coordinator on another node. Raises UsageError where the nodes share no secret."""
-    from nvrx_slurm.control.client import ControlClient  # gRPC: only where there are several nodes
-
-    return ControlClient(
-        meeting.endpoints, meeting.key, meeting.token, post, meeting.keepalive, credentials(meeting), say
-    )
-
-
-def credentials(meeting: Meeting) -> Any:
+async def credentials(meeting: Meeting) -> Any:
     """MUNGE, where the nodes have no token; None where they have one. Raises UsageError where there is neither."""
+    from nvrx_slurm.control.auth import in_thread
     from nvrx_slurm.slurm.munge import Munge
 
     if meeting.token:
@@ -119,7 +117,7 @@ def credentials(meeting: Meeting) -> Any:
     try:
         if munge is None:
             raise AuthError("there is no libmunge")
-        munge.seal(b"can it?")
+        await in_thread(lambda: munge.seal(b"can it?"))
     except AuthError as error:
         raise UsageError(f"{_NO_TOKEN} ({error})") from None
     return munge

@@ -12,17 +12,18 @@ import os
 import signal
 import socket
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.agent import monitor_start
 from nvrx_slurm.agent.restarted import RestartedProcess
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError, create_page
 from nvrx_slurm.system import processes
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
@@ -38,19 +39,8 @@ _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 30.0
 
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from nvrx_slurm.monitor.main import main; sys.exit(main(sys.argv[2:]))"
-)
-
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
-
-
-def _socket_prefix(local_rank: int) -> str:
-    """How the names of the sockets of one rank begin."""
-    return f"rank{local_rank}."
 
 
 class Life:
@@ -60,7 +50,7 @@ class Life:
     """
 
     def __init__(self, private_dir: Path, local_rank: int, number: int) -> None:
-        self.path = private_dir / f"{_socket_prefix(local_rank)}{number}"
+        self.path = private_dir / f"{wire.socket_prefix(local_rank)}{number}"
         if len(os.fsencode(self.path)) > MAX_SOCKET_PATH_BYTES:
             raise UsageError(
                 f"{self.path} is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
@@ -104,13 +94,18 @@ class RankMonitor(RestartedProcess):
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
 
+    `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
+
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
     hear() -> unwatch(); in the end close().
     """
 
-    def __init__(self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked) -> None:
+    def __init__(
+        self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked, lease: Lease | None = None
+    ) -> None:
         super().__init__()
-        self._local_rank = local_rank
+        self._lease_fd = -1 if lease is None else lease.fd
+        self.local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
         self._on_asked = on_asked
@@ -167,7 +162,7 @@ class RankMonitor(RestartedProcess):
             "watch",
             cycle=cycle,
             rank=rank,
-            local_rank=self._local_rank,
+            local_rank=self.local_rank,
             pid=pid,
             started_s=time.monotonic(),
             limits=dict(limits),
@@ -218,7 +213,7 @@ class RankMonitor(RestartedProcess):
         """End and reap the monitor and remove its socket; at most 2 x CLOSE_TIMEOUT_S. The worker is left alone."""
         await self._close(self._quit)
         if self.pid is not None:
-            log.error("rank monitor %d (pid %d) does not end after SIGKILL", self._local_rank, self.pid)
+            log.error("rank monitor %d (pid %d) does not end after SIGKILL", self.local_rank, self.pid)
         if self._life is not None:
             self._life.close()
             self._life = None
@@ -235,7 +230,7 @@ class RankMonitor(RestartedProcess):
             return Page(self._life.page_fd)
         except (OSError, PageError) as error:  # no memory; or not our page any more
             self._life.broken = True
-            log.warning("local rank %d gets no warnings any more: %s", self._local_rank, error)
+            log.warning("local rank %d gets no warnings any more: %s", self.local_rank, error)
             return None
 
     # --- the process ------------------------------------------------------------------------------
@@ -260,37 +255,40 @@ class RankMonitor(RestartedProcess):
                 f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
             )
         self._lives += 1
-        return Life(self._dir, self._local_rank, self._lives - 1)
+        return Life(self._dir, self.local_rank, self._lives - 1)
 
     def _say_unmonitored(self, error: Exception) -> None:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        log.warning("local rank %d goes on without its monitor (%s: %s)", self._local_rank, self._dir, why)
+        log.warning("local rank %d goes on without its monitor (%s: %s)", self.local_rank, self._dir, why)
 
     def spawn(self) -> None:
         """Start a monitor and give it what there is to watch; if that fails, try again later."""
         self._spawned_s = time.monotonic()
         try:
-            child, self._control = self._popen()
+            child, (control,) = monitor_start.start(self._dir, self._lease_fd, [self.local_rank])
         except OSError as error:
-            self._replace(f"rank monitor {self._local_rank} cannot be started ({error})")
-            return
-        self._adopt(child, {self._control.fileno(): self.hear})
+            return self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
+        self.connect(control)
+        self._adopt(child, {control.fileno(): self.hear})
+
+    def connect(self, control: socket.socket) -> None:
+        """A process is being started that will read this."""
+        self._spawned_s = time.monotonic()
+        self._control = control
         if self._life is not None and self._life.watch is not None:
             self._send(self._life.watch, self._life.fds())
 
-    def _popen(self) -> tuple[processes.Child, socket.socket]:
-        """The process and our end of its control socket."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        name = f"nvrx-monitor-{self._local_rank}"
-        place = [os.fspath(self._dir), _socket_prefix(self._local_rank)]
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), name, *place]
+    def take_over(self) -> None:
+        """The process at the other end was forked for this monitor and is our child now, unless that failed."""
+        assert self._control is not None
         try:
-            with theirs:
-                return processes.start_directly(command, pass_fds=(theirs.fileno(),)), ours
-        except OSError:
-            ours.close()
-            raise
+            told = wire.decode(self._control.recv(wire.MAX_LINE_BYTES))
+            self._adopt(processes.adopt(int(str(told["pid"]))), {self._control.fileno(): self.hear})
+        except (OSError, wire.WireError) as error:
+            self._send(wire.encode("unwatch"))
+            self._control.close()
+            self._control = None
+            self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
 
     def _replace(self, what: str) -> None:
         if time.monotonic() - self._spawned_s > _YOUNG_S:
@@ -303,7 +301,7 @@ class RankMonitor(RestartedProcess):
         self._control.close()
         self._control = None
         if not self._closed:
-            self._replace(f"rank monitor {self._local_rank} (pid {pid}) ended with {code}")
+            self._replace(f"rank monitor {self.local_rank} (pid {pid}) ended with {code}")
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -324,7 +322,7 @@ class RankMonitor(RestartedProcess):
         Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the
         worker, so after this on_hang() has been called if that is why it ended; and on_asked() for all it asked for.
         """
-        while self._control is not None:
+        while self._control is not None and self.pid is not None:
             try:
                 line = self._control.recv(wire.MAX_LINE_BYTES)
             except OSError:
@@ -343,7 +341,7 @@ class RankMonitor(RestartedProcess):
             return
         if message["type"] == "hang" and not life.hung:
             life.hung = True  # a monitor restarted in mid-kill says it again
-            self._on_hang(self._local_rank, message)
+            self._on_hang(self.local_rank, message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
-            self._on_asked(self._local_rank, t.WorkloadAction[str(message["action"])], description)
+            self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.console import TRACEBACK_HOLD_S, Console
 from nvrx_slurm.agent.coordinator import CoordinatorRole
 from nvrx_slurm.agent.early import Early
+from nvrx_slurm.agent.elections import Elections
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
-from nvrx_slurm.agent.link import Link, remote_transport
+from nvrx_slurm.agent.lease import LeaseKeeper
+from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, NoTransport, credentials
 from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.agent.shell import Shell
@@ -26,11 +29,18 @@ from nvrx_slurm.agent.workers import Workers
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.errors import ExitCode, NvrxError, signal_exit_code
+from nvrx_slurm.core.job.quorum import peer_key, peer_of
+from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
+from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import HEALTH_NAME
 
+if TYPE_CHECKING:
+    from nvrx_slurm.control.server import ControlServer
+
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
+_BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
+_ASK_SLURM_S = 15.0
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
@@ -47,6 +57,9 @@ class Program:
         self._early = early
         self._roles: list[Role] = []
         self._coordinator: CoordinatorRole | None = None
+        self._elections: Elections | None = None
+        self._server: ControlServer | None = None
+        self._lease: LeaseKeeper | None = None
         self._shell: Shell
         self._link: Link
 
@@ -62,11 +75,11 @@ class Program:
         except NvrxError as error:
             self._console.say(str(error))
             why = f"the coordinator's node {self._job.node.host} cannot take part: {error}"
-            await self._close(t.Finish(error.exit_code, why))
+            await self._fail(t.Finish(error.exit_code, why))
             return error.exit_code
         except Exception:
             self._console.say("internal error, please report it:\n" + traceback.format_exc())
-            await self._close(t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke"))
+            await self._fail(t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke"))
             return ExitCode.INTERNAL
         finally:
             await self._close()
@@ -81,35 +94,129 @@ class Program:
         the coordinator is here.
         """
         job, say = self._job, self._console.say
+        if job.electable is not None:
+            await self._listen()
+            job = self._job
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         self._signals.agent = shell
         path, resident = self._early.private_dir.path, self._early.resident
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, resident)
-        await self.add(preflight, Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path))
+        lease = Lease() if self._server is not None else None
+        workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
+        await self.add(preflight, workers)
         await self.add(self._signals)
-        if job.coordinator is None or not await self._try_to_coordinate(job.coordinator):
-            assert job.meeting is not None
-            self._link = Link(shell.post, remote_transport(job.meeting, shell.post, say))
+        if lease is not None:
+            await self._start_elections(lease)
+            return
+        assert job.coordinator is not None  # one node
+        role = CoordinatorRole(job, job.coordinator, say, shell.finish_with)
+        role.begin()
+        self._on_coordinator(role)
+        self._link = Link(shell.post, role.connect(job.node.node_id, shell.post))
         await self.add(self._link)
         shell.begin()
 
+    async def _listen(self) -> None:
+        """Listen for the other agents: each of them may have to coordinate the job."""
+        from nvrx_slurm.control.addresses import (
+            ANY_ADDRESS,
+            resolve,
+        )  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control.server import ControlServer
+
+        job, say = self._job, self._console.say
+        assert job.meeting is not None and job.electable is not None
+        sentence = limits.files_for(job.electable.max_nodes)  # each agent may have to coordinate the job
+        if job.coordinator is not None and sentence:
+            say(sentence)
+        proof = await credentials(job.meeting)
+        self._server = server = ControlServer(
+            job.meeting.key, job.meeting.token, lambda event: None, say, job.meeting.keepalive, proof
+        )
+        first, address = job.coordinator is not None, job.node.addr or ANY_ADDRESS
+        ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
+        others = [*(ports if job.slurm else mine), 0]
+        try:
+            if first or job.node.addr:
+                address = await resolve(job.meeting.endpoints[0][0] if first else address)
+            where = await server.start(address, ports if first else others)
+        except UsageError:
+            if not job.may_yield:
+                raise
+            first = False  # another agent of this host has the endpoint
+            where = await server.start(address, others)
+            job = replace(job, coordinator=None)
+        if first:
+            say(f"coordinator listens on {where}")
+        self._job = replace(job, node=replace(job.node, port=server.port))
+
+    async def _start_elections(self, lease: Lease) -> None:
+        job, shell, say = self._job, self._shell, self._console.say
+        assert self._server is not None and job.meeting is not None
+        self._lease = LeaseKeeper(lease, sum(job.meeting.keepalive), shell.post)
+        self._elections = elections = Elections(
+            job, self._server, say, shell.finish_with, self._on_coordinator, self._lease
+        )
+        self._link = Link(shell.post, NoTransport())
+        elections.connect(shell.post, self._link)
+        await self.add(elections)
+        shell.begin()
+
+    def _on_coordinator(self, role: CoordinatorRole | None) -> None:
+        self._coordinator = role
+        self._signals.coordinator = None if role is None else role.shell
+
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
+        job = self._job
         for role in (self._link, *self._roles):
-            if role is not self._signals and role is not self._coordinator:
+            if role not in (self._signals, self._coordinator, self._elections):
                 await role.close()
+        if self._elections is not None:
+            await self._elections.leave()
         if self._coordinator is not None:
             if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
                 self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
-            return await self._coordinator.finish()
+            if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
+                self._coordinator.shell.post(ev.ProvenDead(peer_of(job.node)))
+            code = await self._coordinator.finish()
+            if code is None:  # another node coordinates the job
+                return end.code
+            # Without a quorum another part of the job may go on.
+            if job.slurm is not None and self._coordinator.leads and self._coordinator.nodes_are_lost:
+                await self._end_job(job.slurm.job_id, code)
+            return code
         why = end.reason
         if end.code == ExitCode.COORDINATOR_LOST:
             why += f"; last try: {getattr(self._link.transport, 'last_problem', '')}"
         self._console.say(f"node {self._job.node.host} ends with code {end.code}: {why}")
         return end.code
+
+    async def _end_job(self, job_id: int, code: int) -> None:
+        """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
+        from nvrx_slurm.slurm import batch_host
+
+        until_s = asyncio.get_running_loop().time() + _BATCH_HOST_S
+        found = batch_host.BatchHost.SILENT
+        try:
+            while found is batch_host.BatchHost.SILENT and asyncio.get_running_loop().time() < until_s:
+                found = await bounded.call_async(lambda: batch_host.look(job_id), 2 * _ASK_SLURM_S, "Slurm")
+                if found is batch_host.BatchHost.SILENT:
+                    await asyncio.sleep(_ASK_SLURM_S)
+            if found is batch_host.BatchHost.GONE:
+                end = await bounded.call_async(lambda: batch_host.end_job(job_id, code), 3 * _ASK_SLURM_S, "Slurm")
+                self._console.say(end)
+        except (bounded.Overrun, RuntimeError, OSError) as error:
+            self._console.say(
+                f"the batch host of job {job_id} may be gone, and the job may have to be ended by hand: {error}"
+            )
+
+    async def _fail(self, end: t.Finish) -> None:
+        """This program cannot go on. Where agents elect their coordinator, the others do, and the job goes on."""
+        await self._close(end if self._elections is None else None)
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""
@@ -117,6 +224,11 @@ class Program:
             await self._coordinator.close(last)
         for role in reversed(self._roles):
             await role.close()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close(LAST_MESSAGES_S)
+        if self._lease is not None:
+            self._lease.close()
 
     # --- roles ------------------------------------------------------------------------------------------------
 
@@ -126,35 +238,6 @@ class Program:
             self._roles.append(role)  # first: also one half started is closed in the end
             self._shell.add(role)
             await role.start()
-
-    async def become_coordinator(self, settings: CoordinatorSettings) -> None:
-        """Coordinate the job from now on; this node's agent leaves its coordinator, if it has one.
-
-        Raises UsageError where this node cannot listen for the other nodes.
-        """
-        role = CoordinatorRole(self._job, settings, self._console.say, self._shell.finish_with)
-        try:
-            await role.start()
-        except BaseException:
-            await role.close()
-            raise
-        self._coordinator = role
-        self._signals.coordinator = role.shell
-        transport = role.connect(self._job.node.node_id, self._shell.post)
-        if hasattr(self, "_link"):
-            await self._link.switch(transport)
-        else:
-            self._link = Link(self._shell.post, transport)
-
-    async def _try_to_coordinate(self, settings: CoordinatorSettings) -> bool:
-        """False where another agent listens already and this one may yield to it."""
-        try:
-            await self.become_coordinator(settings)
-        except NvrxError:
-            if not self._job.may_yield:
-                raise
-            return False
-        return True
 
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception was not caught, in a callback or task: end with it rather than go on half-done."""
@@ -168,4 +251,6 @@ class Program:
 def run(job: Job, early: Early, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
     job.run_dir.create()
+    if job.meeting is None:  # else each coordinator of the job does it
+        job.run_dir.link_latest()
     return asyncio.run(Program(job, early, notes).run())

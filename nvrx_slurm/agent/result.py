@@ -24,12 +24,17 @@ _ROWS_SHOWN = 32
 _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
-async def publish(done: Done, path: Path, requeues: int | None, say: Callable[[str], None]) -> None:
+async def publish(
+    done: Done, path: Path, requeues: int | None, say: Callable[[str], None], elected: bool = True
+) -> None:
     """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
 
-    `requeues`: how often Slurm has restarted the job; None without Slurm.
+    `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
+    no file: another part of the job may go on, and the front ends the step where it finds the file.
     """
     say(sentence(done))
+    if not elected:
+        return
     data = (json.dumps(content(done, requeues, time.time()), indent=1) + "\n").encode()
     try:
         await bounded.call_async(lambda: write_atomic(path, data), WRITE_TIMEOUT_S, "result.json")
@@ -88,7 +93,7 @@ def _ended_by(fault: t.FaultRecord) -> str:
 
 
 def content(done: Done, requeues: int | None, now: float) -> dict[str, Any]:
-    """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the coordinator's start."""
+    """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
     cause, job = done.cause, asdict(done.report)
     began = now - done.report.duration_s
     for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):

@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.core.machine import Machine, Say, Tick
+
+
+class Log(Protocol):
+    """Gets every step; `event_log.EventLog` is one."""
+
+    def step(self, event: Any, now: float, core: Machine, commands: list[Any]) -> None:
+        """One step."""
+
+    def close(self) -> None:
+        """No step follows."""
 
 
 class Shell:
@@ -21,7 +30,7 @@ class Shell:
     Events wait until `begin`. Therefore no command can be carried out before its receiver exists.
     """
 
-    def __init__(self, core: Machine, log: EventLog, end: type, say: Callable[[str], None]) -> None:
+    def __init__(self, core: Machine, log: Log, end: type, say: Callable[[str], None]) -> None:
         """`end`: the command that ends the core; it becomes `result`."""
         self.core = core
         self._log = log
@@ -69,6 +78,11 @@ class Shell:
         """The core, or a command, broke."""
         if not self.result.done():
             self.result.set_exception(error)
+            self._log.close()
+
+    def retire(self) -> None:
+        """The core decides nothing more, and has no result."""
+        if self.result.cancel():
             self._log.close()
 
     def _process(self) -> None:

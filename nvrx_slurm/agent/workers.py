@@ -16,18 +16,21 @@ from typing import IO, Any, ClassVar
 from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.monitor_start import MonitorStarter
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.roles import Post
-from nvrx_slurm.agent.run_dir import RunDir, open_log
+from nvrx_slurm.agent.run_dir import ERROR_FILE, Logs, RunDir
 from nvrx_slurm.agent.signals import ENDING
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, processes
 from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
+OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
 _BOARD_VERSION = 1
@@ -69,9 +72,17 @@ class Workers:
     commands: ClassVar[tuple[type, ...]]
 
     def __init__(
-        self, node: Node, spec: WorkerSpec, run_dir: RunDir, console: Console, post: Post, private_dir: Path
+        self,
+        node: Node,
+        spec: WorkerSpec,
+        run_dir: RunDir,
+        console: Console,
+        post: Post,
+        private_dir: Path,
+        lease: Lease | None = None,
     ) -> None:
         self._node = node
+        self._lease = lease
         self._spec = spec
         self._run_dir = run_dir
         self._console = console
@@ -85,10 +96,10 @@ class Workers:
         self._private_dir = private_dir  # sockets of the monitors
         self._board = private_dir / BOARD_NAME
         self._monitors: list[RankMonitor] = []
-        self._spawn: asyncio.TimerHandle | None = None  # of the monitors' processes, once
+        self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
         self._orphans = OrphanReaper()
-        self._output_lost = False
+        self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
@@ -99,7 +110,7 @@ class Workers:
             self._board.touch(0o600)
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked)
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._hold()
@@ -114,14 +125,15 @@ class Workers:
             return
         self._closed = True
         try:
+            self._end_opening()
             self._end_held()
             self._signal(signal.SIGKILL)
             if self._alive or self._ending:
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
-        if self._spawn is not None:
-            self._spawn.cancel()
+        if self._starter is not None:
+            await self._starter.close()
         monitors, self._monitors = self._monitors, []
         await asyncio.gather(*(monitor.close() for monitor in monitors))
         if left := await self._orphans.close():
@@ -130,32 +142,50 @@ class Workers:
     # --- commands -----------------------------------------------------------------------------------------------
 
     def _start_all(self, plan: Plan) -> None:
-        """Start all workers for `plan`; one that cannot be started counts as exited."""
+        """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
         if self._spec.wrapped:
             self._orphans.kill()  # of an earlier cycle
-        self._stopping = self._failed = self._output_lost = False
-        directory = self._run_dir.node_dir(plan.cycle, self._node)
-        for local_rank in range(self._node.nproc):
-            rank = plan.rank_offset + local_rank
-            where = RankFault(FaultKind.SPAWN, self._node.host, self._node.infra_rank, rank, local_rank)
-            try:
-                self._start_one(plan, directory, local_rank, where)
-            except OSError as error:
-                fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
-                self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
-        self._client_check.start()
-        if self._monitors and self._spawn is None:
-            self._spawn = self._loop.call_later(_MONITORS_AFTER_S, self._spawn_monitors)
+        self._stopping = self._failed = False
+        self._opening = asyncio.ensure_future(self._open_and_start(plan))
 
-    def _spawn_monitors(self) -> None:
-        for monitor in self._monitors:
-            monitor.spawn()
+    async def _open_and_start(self, plan: Plan) -> None:
+        first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
+        logs = Logs(directory, range(first, first + self._node.nproc))
+        with logs:
+            await logs.open(OPEN_TIMEOUT_S)
+            self._opening = None
+            if logs.problem:
+                said = "what the workers write is lost in this cycle, they go on without"
+                self._console.say(f"{directory}: {logs.problem}: {said}")
+            for local_rank in range(self._node.nproc):
+                where = RankFault(
+                    FaultKind.SPAWN, self._node.host, self._node.infra_rank, first + local_rank, local_rank
+                )
+                try:
+                    self._start_one(plan, logs, local_rank, where)
+                except OSError as error:
+                    fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
+                    self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
+        self._client_check.start()
+        if self._monitors and self._starter is None:
+            lease_fd = -1 if self._lease is None else self._lease.fd
+            self._starter = MonitorStarter(self._private_dir, lease_fd, self._monitors, _MONITORS_AFTER_S)
+
+    def _end_opening(self) -> None:
+        """The workers are stopped before their logs are open: none of them starts."""
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+            for local_rank in range(self._node.nproc):
+                self._loop.call_soon(self._post, ag.WorkerExited(local_rank, None))
 
     def _any_connected(self) -> bool:
         return not self._monitors or any(monitor.connected for monitor in self._monitors)
 
     def _signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
+        if wake:
+            self._end_opening()
         self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
         for worker in self._alive.values():
             worker.child.signal_group(signum)
@@ -163,8 +193,8 @@ class Workers:
                 worker.child.signal_group(signal.SIGCONT)
 
     def _warn_ranks(self) -> None:
-        for local_rank in self._alive if self._monitors else ():
-            self._monitors[local_rank].warn()
+        for monitor in self._monitors:  # also of a worker that is about to start
+            monitor.warn()
 
     def _post_gone(self, gone: ag.PostGone) -> None:
         """Tell the in-process wrappers of this node that ranks are dead: one JSON line in the file of NVRX_BOARD.
@@ -216,6 +246,9 @@ class Workers:
         if not self._alive and not self._ending:
             self._none_left.set()
 
+    # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
+    # agent; then the lease of this node runs out, its monitors kill its ranks, and `_start_one` starts none after that.
+
     def _launch(self, local_rank: int, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> processes.Child:
         """The worker's process: the one that is held, or else a new one. Raises OSError."""
         held = self._held.pop(local_rank, None)
@@ -226,23 +259,22 @@ class Workers:
             self._end_one_held(held)
         return processes.start(self._argv(local_rank), env, out, err, self._spec.warning_signal)
 
-    def _start_one(self, plan: Plan, directory: Path, local_rank: int, where: RankFault) -> None:
-        stem = directory / f"rank_{where.rank}"
-        error_file = stem.with_suffix(".error.json")
-        with contextlib.suppress(OSError):
-            error_file.unlink()
-        rank_vars = rank_env(self._spec.contract, plan, self._node, local_rank, str(error_file))
+    def _start_one(self, plan: Plan, logs: Logs, local_rank: int, where: RankFault) -> None:
+        if self._lease is not None and self._lease.over:  # this program was stopped, and the plan is an old one
+            raise OSError("the lease of this node is over")
+        stem = logs.stem(where.rank)
+        rank_vars = rank_env(self._spec.contract, plan, self._node, local_rank, f"{stem}{ERROR_FILE}")
         monitor = self._monitors[local_rank] if self._monitors else None
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
         if self._spec.wrapped:
             rank_vars["NVRX_BOARD"] = str(self._board)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
-        out_path, err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
-        with self._log(out_path) as out, self._log(err_path) as err:
-            self._show(local_rank, where.rank, (out, err))
-            child = self._launch(local_rank, env, out, err)
-        where = replace(where, pid=child.pid, log=str(err_path))
+        out, err = logs.of(where.rank)
+        self._show(local_rank, where.rank, [out, err])
+        child = self._launch(local_rank, env, out, err)
+        err_path = f"{stem}.err"
+        where = replace(where, pid=child.pid, log=err_path)
         self._alive[local_rank] = _Worker(child, where)
         self._none_left.clear()
         self._loop.add_reader(child.pidfd, self._exited, local_rank)
@@ -257,15 +289,7 @@ class Workers:
                 cfg=self._spec.settings,
             )
 
-    def _log(self, path: Path) -> IO[bytes]:
-        """The file for one stream of a rank; a full disk ends no training, so then it is /dev/null, said once."""
-        file, problem = open_log(path)
-        if problem and not self._output_lost:
-            self._output_lost = True
-            self._console.say(f"{path}: {problem}: what the workers write is lost in this cycle, they go on without")
-        return file
-
-    def _show(self, local_rank: int, rank: int, files: tuple[IO[bytes], IO[bytes]]) -> None:
+    def _show(self, local_rank: int, rank: int, files: list[IO[bytes]]) -> None:
         streams = self._spec.shown(local_rank)
         for bit, file in enumerate(files, 1):
             if streams & bit and file.name != os.devnull:
@@ -314,7 +338,7 @@ class Workers:
     ) -> None:
         """Add to the fault what the worker wrote, then post its exit."""
         stderr = Path(worker.where.log)
-        read = partial(faults.with_details, fault, stderr.with_suffix(".error.json"), stderr)
+        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr)
         try:
             fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made

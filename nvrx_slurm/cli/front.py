@@ -1,7 +1,7 @@
 """nvrx-run in a batch script or salloc shell: starts the step with one agent per node and waits for it.
 
 The agents write to files, because tasks whose output goes through srun die with srun's host. This process copies the
-coordinator's file to its own output, passes signals on, and ends with the job's exit code.
+file of the current coordinator to its own output, passes signals on, and ends with the job's exit code.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     verbose = config.ft.log_level <= logging.DEBUG
     console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
     try:
-        step = Step(argv, _step_env(directory), log, directory.result, now.job_id, console)
+        step = Step(argv, _step_env(directory), log, directory, now.job_id, console)
         return step.wait(config.launch.rdzv_conf.join_timeout)
     finally:
         console.finish(_LAST_WORDS_S)

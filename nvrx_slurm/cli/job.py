@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
@@ -45,16 +46,22 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         warning_signum=config.ft.warning_signal or 0,
     )
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
+    coordinator = _coordinator(config, slurm, nodes, agent, preflight)
+    if meeting is not None:
+        of_slurm = slurm is not None and config.launch.endpoint is None
+        agent = replace(agent, elects=True)
+        coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
     return Job(
         node,
         directory,
         worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
         agent,
         preflight,
-        _coordinator(config, slurm, nodes, agent, preflight) if hosts else None,
+        coordinator if hosts else None,
         meeting,
         slurm,
         _progress_file(config),
+        coordinator if meeting is not None else None,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 

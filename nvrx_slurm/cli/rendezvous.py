@@ -17,7 +17,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import conf, control
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports
 from nvrx_slurm.slurm.munge import Munge
-from nvrx_slurm.types import Node
+from nvrx_slurm.types import Node, Peer
+
+_CANDIDATES = 32
 
 
 def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: Mapping[str, str]) -> Meeting | None:
@@ -33,8 +35,11 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
     if slurm is not None and endpoint is None:
         address = control.node_address(slurm.nodes[0])
         key = f"slurm/{slurm.cluster_name}/{slurm.job_id}.{slurm.step_id}/{slurm.restart_count}"
-        endpoints = tuple((address, port) for port in coordinator_ports(slurm))
-        return Meeting(key, endpoints, env.get(TOKEN_ENV, ""), keepalive, munge_socket)
+        ports = tuple(coordinator_ports(slurm))
+        endpoints = tuple((address, port) for port in ports)
+        first = Peer("0", slurm.nodes[0], address, 0)
+        others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.nodes[:_CANDIDATES]) if rank)
+        return Meeting(key, endpoints, env.get(TOKEN_ENV, ""), keepalive, munge_socket, ports, (first, *others))
     if endpoint is None:
         raise UsageError(
             f"{nodes.max} nodes have to meet somewhere; give all of them the same --rdzv-endpoint HOST:PORT,"
@@ -48,7 +53,10 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
     token = env.get(TOKEN_ENV, "")
     if not token and not (slurm is not None and Munge.answers(munge_socket)):
         token = hashlib.sha256(f"nvrx/{rdzv_id}".encode()).hexdigest()
-    return Meeting(f"rdzv/{rdzv_id}", (endpoint,), token, keepalive, munge_socket)
+    endpoints = config.launch.endpoints
+    mine = tuple(one for one in endpoints[1:] if _is_ours(one[0]))
+    candidates = tuple(Peer(f"{host}:{port}", host, host, port) for host, port in endpoints)
+    return Meeting(f"rdzv/{rdzv_id}", endpoints, token, keepalive, munge_socket, (endpoint[1],), candidates, mine)
 
 
 def token_note(config: Config, found: Meeting | None, env: Mapping[str, str]) -> str:
@@ -90,7 +98,7 @@ def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, npro
         rank, address = rank or 0, address or endpoint_host
     else:
         rank = _group_rank(os.environ) if rank is None else rank
-        address = address or (endpoint_host if _is_ours(endpoint_host) else "")
+        address = address or (endpoint_host if _is_ours(endpoint_host) else _towards(*found.endpoints[0]))
     name = f"{host}-{rank}" if slurm is None and found is not None else f"{rank}"
     return Node(f"{name}-{secrets.token_hex(4)}", rank, host, address, nproc, order)
 
@@ -121,6 +129,17 @@ def _is_ours(host: str) -> bool:
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     return any(_can_bind(address) for address in _addresses(host))
+
+
+def _towards(host: str, port: int) -> str:
+    """The address of this machine that packets to `host` have; "" where it is not known. Sends nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def _can_bind(address: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.slurm import control
 from nvrx_slurm.system import processes
@@ -30,10 +31,11 @@ class Step:
     """The running srun. It dies with this process, also by SIGKILL, and the step dies with it."""
 
     def __init__(
-        self, argv: Sequence[str], env: dict[str, str], log: Path, result: Path, job_id: int, console: Console
+        self, argv: Sequence[str], env: dict[str, str], log: Path, run_dir: RunDir, job_id: int, console: Console
     ) -> None:
-        """`log`: the coordinator's output; `result`: its result.json, written last."""
-        self._log, self._result = log, result
+        """`log`: the first coordinator's output, which the console follows already."""
+        self._log, self._run_dir, self._result = log, run_dir, run_dir.result
+        self._followed = {log}
         self._job_id = job_id
         self._name = step_name()
         self._console = console
@@ -58,6 +60,7 @@ class Step:
         started = False
         while True:
             ready = [fd for fd, _ in poll.poll(REFRESH_S * 1000)]
+            self._follow_the_coordinator()
             if self._srun.pidfd in ready:
                 return self._code(self._srun.reap(), ended_by)
             if self._read_fd in ready:
@@ -68,6 +71,13 @@ class Step:
                 started = self._log_has_begun() or control.step_id(self._job_id, self._name) is not None
                 if not started:
                     return self._give_up(start_timeout_s)
+
+    def _follow_the_coordinator(self) -> None:
+        """After an election the console goes on where another coordinator writes."""
+        found = self._run_dir.console_of()
+        if found is not None and found[0] not in self._followed:
+            self._followed.add(found[0])
+            self._console.follow(found[0], "", 1, found[1])
 
     def _give_up(self, start_timeout_s: float) -> int:
         self._console.say(

@@ -24,22 +24,39 @@ main.add_command(health)
 
 
 @main.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def replay(file: Path) -> None:
-    """Feed the events of an event log FILE (<run>/events/*.jsonl) to a fresh core and compare its decisions.
+@click.argument("place", type=click.Path(exists=True, path_type=Path))
+def replay(place: Path) -> None:
+    """Feed the events of event logs to fresh cores and compare their decisions.
 
-    Exit code 0: the same decisions throughout (a torn last line, as a killed program leaves it, is reported only);
-    1: they differ, with the line and the difference.
+    PLACE is one log (<run>/events/*.jsonl) or the directory of a run: then each coordinator's log is replayed in the
+    order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last line, as a killed
+    program leaves it, is reported only); 1: they differ, with the line and the difference.
     """
+    files = sorted((place / "events").glob("*.jsonl"), key=_in_order) if place.is_dir() else [place]
+    if not files:
+        raise click.UsageError(
+            f"{place} has no events/*.jsonl; give the directory of a run, for example nvrx_logs/latest"
+        )
+    if not all([_replay(file) for file in files]):
+        sys.exit(ExitCode.FAILED)
+
+
+def _in_order(file: Path) -> tuple[bool, list[int], str]:
+    """Coordinators by their terms, then agents by their infra ranks."""
+    return file.stem.startswith("agent"), [int(part) for part in file.stem.split("_") if part.isdecimal()], file.stem
+
+
+def _replay(file: Path) -> bool:
     from nvrx_slurm.core.record import replay as run_again
 
     with file.open(encoding="utf-8", errors="replace") as lines:
         found = run_again(lines)
     for difference in found:
         click.echo(f"{file}: {difference}", err=True)
-    if any(not difference.torn for difference in found):
-        sys.exit(ExitCode.FAILED)
-    click.echo(f"{file}: the same decisions throughout")
+    same = all(difference.torn for difference in found)
+    if same:
+        click.echo(f"{file}: the same decisions throughout")
+    return same
 
 
 if __name__ == "__main__":

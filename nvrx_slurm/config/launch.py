@@ -76,8 +76,9 @@ class LaunchConfig(Section):
         help="c10d or static, for torchrun's sake; both mean the built-in coordinator.",
     )  # fmt: skip
     rdzv_endpoint: str = setting(
-        rendezvous.ENDPOINT, "", g.RENDEZVOUS, env="pet",
-        help="Where the coordinator listens. Default: Slurm's first node, else --master-addr and --master-port.",
+        rendezvous.ENDPOINTS, "", g.RENDEZVOUS, env="pet",
+        help="Where the first coordinator listens, then further nodes that may coordinate and tell late nodes where "
+        "the coordinator is. Default: the nodes of the Slurm job, else --master-addr and --master-port.",
     )  # fmt: skip
     rdzv_id: str = setting(
         k.TEXT, "none", g.RENDEZVOUS, env="pet", help="Name of the job; nodes with another one are refused."
@@ -230,15 +231,20 @@ class LaunchConfig(Section):
             )
 
     @property
-    def endpoint(self) -> tuple[str, int] | None:
-        """(host, port) of the coordinator as the user gave it; None: Slurm or --standalone decides; port 0: any."""
+    def endpoints(self) -> tuple[tuple[str, int], ...]:
+        """(host, port) of the first coordinator and of further ones, as given; (): Slurm or --standalone decides."""
         if self.standalone:
-            return None
+            return ()
         if self.rdzv_endpoint:
-            return rendezvous.split_endpoint(self.rdzv_endpoint)
+            return rendezvous.split_endpoints(self.rdzv_endpoint)
         if self.master_addr is None:
-            return None
-        return self.master_addr, 29500 if self.master_port is None else self.master_port
+            return ()
+        return ((self.master_addr, 29500 if self.master_port is None else self.master_port),)
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """The first of `endpoints`, or None; port 0: any."""
+        return next(iter(self.endpoints), None)
 
 
 def contradictions(launch: LaunchConfig) -> Iterator[tuple[bool, str]]:

@@ -25,15 +25,20 @@ def split_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
     return host, number
 
 
-def _endpoint(raw: object) -> str:
+def split_endpoints(text: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) of each in HOST[:PORT],... Raises ValueError("must be ...")."""
+    return tuple(map(split_endpoint, text.split(",")))
+
+
+def _endpoints(raw: object) -> str:
     if raw == "":
         return ""
     text = as_text(raw, "must be HOST:PORT").strip()
-    split_endpoint(text)
+    split_endpoints(text)
     return text
 
 
-ENDPOINT = Kind("HOST[:PORT]", _endpoint)
+ENDPOINTS = Kind("HOST[:PORT],...", _endpoints)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,21 @@
-"""The job's secret token: made once per job, passed on in the environment, never sent, proved by HMAC.
+"""The job's secret token: made once per job, and passed on in the environment or by `handover.py`.
 
-Both ends of a stream prove that they hold the token over fresh nonces of both ends. A stranger that listens on the
-coordinator's port, or connects to it, learns nothing to replay. The stream is not encrypted: an attacker that alters
-packets between two nodes is not kept out (see docs/architecture.md).
+`identity.py` derives from it what the two ends of a connection prove to each other.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from nvrx_slurm.errors import AuthError
+from nvrx_slurm.system import bounded
 
-VERSION = 1  # of the wire protocol in control.proto
-NONCE_BYTES = 16
+VERSION = 2  # of the wire protocol in control.proto
 TOKEN_ENV = "NVRX_TOKEN"
+_MUNGE_TIMEOUT_S = 8.0
+T = TypeVar("T")
 
 
 class Credentials(Protocol):
@@ -34,41 +33,9 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def new_nonce() -> bytes:
-    """16 random bytes for one stream."""
-    return secrets.token_bytes(NONCE_BYTES)
-
-
-def proof(token: str, role: str, job: str, own_nonce: bytes, peer_nonce: bytes) -> bytes:
-    """HMAC-SHA256 by which `role` ("agent" or "coordinator") of `job` shows that it holds `token`."""
-    text = b"\0".join((b"nvrx", str(VERSION).encode(), role.encode(), job.encode(), own_nonce, peer_nonce))
-    return hmac.new(token.encode(), text, hashlib.sha256).digest()
-
-
-def check(token: str, role: str, job: str, own_nonce: bytes, peer_nonce: bytes, given: bytes) -> None:
-    """Raise AuthError unless `given` is the proof of `role`, which sent `own_nonce`."""
-    if len(own_nonce) != NONCE_BYTES or len(peer_nonce) != NONCE_BYTES:
-        raise AuthError(f"the {role} sent a nonce of a wrong length")
-    if not hmac.compare_digest(proof(token, role, job, own_nonce, peer_nonce), given):
-        raise AuthError(f"the {role} does not hold this job's token")
-
-
-def seal_request(credentials: Credentials, job: str) -> str:
-    """Credential by which an agent without a token asks for it."""
-    return credentials.seal(b"nvrx-token-request\0" + job.encode())
-
-
-def answer_request(credentials: Credentials, job: str, token: str, credential: str) -> str:
-    """The coordinator's answer: the token, sealed for the same user. Raises AuthError."""
-    if credentials.open(credential) != b"nvrx-token-request\0" + job.encode():
-        raise AuthError("a token was asked for with a credential of another job")
-    return credentials.seal(b"nvrx-token\0" + job.encode() + b"\0" + token.encode())
-
-
-def read_answer(credentials: Credentials, job: str, credential: str) -> str:
-    """Token from the coordinator's answer. Raises AuthError."""
-    payload = credentials.open(credential)
-    head = b"nvrx-token\0" + job.encode() + b"\0"
-    if not payload.startswith(head):
-        raise AuthError("the answer with the token is of another job")
-    return payload[len(head) :].decode("ascii", "replace")
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call of MUNGE, which may block, in a thread. Raises AuthError, also after 8 s without an answer."""
+    try:
+        return await bounded.call_async(call, _MUNGE_TIMEOUT_S, "MUNGE")
+    except (bounded.Overrun, RuntimeError) as error:
+        raise AuthError(str(error)) from None

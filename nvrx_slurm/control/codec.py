@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from google.protobuf.message import DecodeError, Message
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
-MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse larger gRPC messages
-_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096}  # longest; cut by the sender
+Envelope = TypeVar("Envelope", bound=Message)
+MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
+_LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
+_LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
-_LONG_TEXT = {
-    "message": 2000,
-    "reason": 4000,
-    "description": 4000,
-    "traceback": 16_000,
-    "log": 4096,
-}  # cut by the sender
+# Longest texts, cut by the sender.
+_LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),
@@ -30,26 +29,19 @@ _BOUNDS = {
     "exit_code": (-255, 255),
     "signum": (0, 64),
     "iteration": (-1, 1 << 62),
+    "order": (0, 2**64 - 1),
 }
-_AGENT_FIELDS = {
-    t.Register: "register",
-    t.Failed: "failed",
-    t.Succeeded: "succeeded",
-    t.Stopped: "stopped",
-    t.EndJob: "end_job",
-    t.Asked: "asked",
-    t.WarnJob: "warn_job",
-}
-_COORDINATOR_FIELDS = {
-    t.Plan: "plan",
-    t.Stop: "stop",
-    t.Finish: "finish",
-    t.Refused: "refused",
-    t.Warn: "warn",
-    t.RanksGone: "ranks_gone",
-}
-_NESTED = (t.Node, t.History, t.KindCount, t.RankFault)
-_RECORDS: dict[str, type] = {cls.__name__: cls for cls in (*_AGENT_FIELDS, *_COORDINATOR_FIELDS, *_NESTED)}
+# Records have the names of their messages; a message without a record (Hello) is handled before the codec.
+_RECORDS: dict[str, type] = {name: getattr(t, name) for name in pb.DESCRIPTOR.message_types_by_name if hasattr(t, name)}
+
+
+def _fields(envelope: type[Message]) -> dict[type, str]:
+    """The field of an envelope by the class of the record that goes there."""
+    named = ((field.name, field.message_type) for field in envelope.DESCRIPTOR.fields)
+    return {_RECORDS[kind.name]: name for name, kind in named if kind is not None and kind.name in _RECORDS}
+
+
+_AGENT_FIELDS, _COORDINATOR_FIELDS = _fields(pb.FromAgent), _fields(pb.FromCoordinator)
 
 
 def from_agent(message: t.AgentMessage) -> pb.FromAgent:
@@ -60,6 +52,14 @@ def from_agent(message: t.AgentMessage) -> pb.FromAgent:
 def from_coordinator(message: t.CoordinatorMessage) -> pb.FromCoordinator:
     """Wrap a coordinator's message for the wire."""
     return pb.FromCoordinator(**{_COORDINATOR_FIELDS[type(message)]: _to_pb(message)})
+
+
+def parse(kind: type[Envelope], data: bytes) -> Envelope:
+    """The message of class `kind` in `data`. Raises ProtocolError if there is none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ProtocolError("the peer sent bytes that are no message") from None
 
 
 def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:
@@ -99,59 +99,39 @@ def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
 def _from_pb(message: Any) -> Any:
     name = type(message).__name__
     cls = _RECORDS[name]
-    values = {field: _value(name, field, hint, message) for field, hint in _hints(cls)}
-    return cls(**values)
+    return cls(**{field: _field(f"{name}.{field}", hint, message) for field, hint in _hints(cls)})
 
 
-def _value(owner: str, field: str, hint: Any, message: Any) -> Any:
+def _field(where: str, hint: Any, message: Any) -> Any:
+    field = where.rpartition(".")[2]
     raw = getattr(message, field)
-    where = f"{owner}.{field}"
-    if hint is str:
-        return _text(where, field, raw)
-    if hint is bool:
-        return raw
-    if hint is int:
-        return _number(where, field, raw)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _member(where, hint, raw)
     if field in _LISTS:
-        return _list(where, field, raw)
-    return _from_pb(raw) if message.HasField(field) else _absent(where, hint)
+        if len(raw) > _LISTS[field]:
+            raise ProtocolError(f"{where} has {len(raw)} entries; at most {_LISTS[field]} are allowed")
+        if where == "Failed.faults" and not raw:
+            raise ProtocolError(f"{where} is empty: nothing failed")
+        return tuple(_value(where, field, get_args(hint)[0], item) for item in raw)
+    if isinstance(raw, Message) and not message.HasField(field):
+        if type(None) not in get_args(hint):
+            raise ProtocolError(f"{where} is missing")
+        return None
+    return _value(where, field, hint, raw)
 
 
-def _text(where: str, field: str, raw: str) -> str:
-    limit = _LONG_TEXT.get(field, _ID_CHARS)
-    if len(raw) > limit:
-        raise ProtocolError(f"{where} has {len(raw)} characters; at most {limit} are allowed")
+def _value(where: str, field: str, hint: Any, raw: Any) -> Any:
+    if isinstance(raw, Message):
+        return _from_pb(raw)
+    if hint is str:
+        limit = _LONG_TEXT.get(field, _ID_CHARS)
+        if len(raw) > limit:
+            raise ProtocolError(f"{where} has {len(raw)} characters; at most {limit} are allowed")
+    elif hint is int:
+        low, high = _BOUNDS.get(field, (-1, _MAX_COUNT))
+        if not low <= raw <= high:
+            raise ProtocolError(f"{where} is {raw}; allowed is {low} to {high}")
+    elif hint is not bool:
+        try:
+            return hint(raw)
+        except ValueError:
+            raise ProtocolError(f"{where} is {str(raw)[:40]!r}, which is no {hint.__name__}") from None
     return raw
-
-
-def _number(where: str, field: str, raw: int) -> int:
-    low, high = _BOUNDS.get(field, (-1, _MAX_COUNT))
-    if not low <= raw <= high:
-        raise ProtocolError(f"{where} is {raw}; allowed is {low} to {high}")
-    return raw
-
-
-def _member(where: str, kind: type[Enum], raw: Any) -> Enum:
-    try:
-        return kind(raw)
-    except ValueError:
-        raise ProtocolError(f"{where} is {str(raw)[:40]!r}, which is no {kind.__name__}") from None
-
-
-def _list(where: str, field: str, raw: Any) -> tuple[Any, ...]:
-    if len(raw) > _LISTS[field]:
-        raise ProtocolError(f"{where} has {len(raw)} entries; at most {_LISTS[field]} are allowed")
-    if where == "Failed.faults" and not raw:
-        raise ProtocolError(f"{where} is empty: nothing failed")
-    if field in ("faults", "spent"):
-        return tuple(_from_pb(item) for item in raw)
-    if field == "excluded":
-        return tuple(_text(where, field, item) for item in raw)
-    return tuple(_number(where, field, item) for item in raw) if field == "ranks" else tuple(raw)
-
-
-def _absent(where: str, hint: Any) -> None:
-    if type(None) not in getattr(hint, "__args__", ()):
-        raise ProtocolError(f"{where} is missing")

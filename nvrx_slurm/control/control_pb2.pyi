@@ -6,9 +6,8 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "proof", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job")
+    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
@@ -16,8 +15,9 @@ class FromAgent(_message.Message):
     END_JOB_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
-    proof: Proof
     register: Register
     failed: Failed
     succeeded: Succeeded
@@ -25,83 +25,77 @@ class FromAgent(_message.Message):
     end_job: EndJob
     asked: Asked
     warn_job: WarnJob
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ...) -> None: ...
+    ended: Ended
+    look: Look
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("challenge", "plan", "stop", "finish", "refused", "warn", "ranks_gone")
-    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     WARN_FIELD_NUMBER: _ClassVar[int]
     RANKS_GONE_FIELD_NUMBER: _ClassVar[int]
-    challenge: Challenge
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    LEAD_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     stop: Stop
     finish: Finish
     refused: Refused
     warn: Warn
     ranks_gone: RanksGone
-    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ...) -> None: ...
+    leave: Leave
+    lead: Lead
+    elsewhere: Elsewhere
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "nonce", "job")
+    __slots__ = ("version",)
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
     version: int
-    nonce: bytes
-    job: str
-    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., job: _Optional[str] = ...) -> None: ...
-
-class Challenge(_message.Message):
-    __slots__ = ("version", "nonce", "proof")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    nonce: bytes
-    proof: bytes
-    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
-
-class Proof(_message.Message):
-    __slots__ = ("proof",)
-    PROOF_FIELD_NUMBER: _ClassVar[int]
-    proof: bytes
-    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "infra_rank", "host", "addr", "nproc", "order")
+    __slots__ = ("node_id", "infra_rank", "host", "addr", "nproc", "order", "port")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDR_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     infra_rank: int
     host: str
     addr: str
     nproc: int
     order: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
+    port: int
+    def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("node", "port", "plan", "doing", "faults", "early")
+    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     node: Node
     port: int
     plan: Plan
     doing: str
     faults: _containers.RepeatedCompositeFieldContainer[RankFault]
     early: bool
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ...) -> None: ...
+    vote: int
+    number: int
+    end: Finish
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
 class RankFault(_message.Message):
     __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log")
@@ -198,21 +192,43 @@ class KindCount(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class History(_message.Message):
-    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded")
+    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted")
     RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_S_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
     restarts_used: int
     spent: _containers.RepeatedCompositeFieldContainer[KindCount]
     no_progress: int
     iteration: int
     excluded: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ...) -> None: ...
+    began_s: float
+    down_s: float
+    restarts: _containers.RepeatedCompositeFieldContainer[RestartRecord]
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    promoted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RestartRecord(_message.Message):
+    __slots__ = ("cycle", "at_s", "down_s", "cause")
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_S_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cycle: int
+    at_s: float
+    down_s: float
+    cause: str
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset")
+    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +239,11 @@ class Plan(_message.Message):
     MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
     GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
+    ELECTORS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     term: int
     cycle: int
     history: History
@@ -233,7 +254,24 @@ class Plan(_message.Message):
     master_port: int
     group_rank: int
     rank_offset: int
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ...) -> None: ...
+    leader: Peer
+    successors: _containers.RepeatedCompositeFieldContainer[Peer]
+    electors: int
+    dead: _containers.RepeatedScalarFieldContainer[str]
+    returned: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., leader: _Optional[_Union[Peer, _Mapping]] = ..., successors: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., electors: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., returned: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("key", "host", "addr", "port")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDR_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    host: str
+    addr: str
+    port: int
+    def __init__(self, key: _Optional[str] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("term", "cycle", "reason")
@@ -270,6 +308,34 @@ class Warn(_message.Message):
     signum: int
     reason: str
     def __init__(self, signum: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Look(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Lead(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
+class Elsewhere(_message.Message):
+    __slots__ = ("term", "peer", "leads")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    peer: Peer
+    leads: bool
+    def __init__(self, term: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., leads: bool = ...) -> None: ...
 
 class RanksGone(_message.Message):
     __slots__ = ("cycle", "ranks", "reason")

@@ -1,8 +1,8 @@
 """The rank monitor: one small process per rank. It ends the rank when it hangs, or when the agent is gone.
 
-The agent starts it as `python -I -S -c ... FD` with one end of a SOCK_SEQPACKET pair. The agent's `watch` message
-brings file descriptors: the worker's pidfd, the shared page, and the rank's socket. A killed monitor therefore loses
-nothing: its successor gets the same message.
+The monitors of a node are forked from one interpreter, so that they share its memory; a replacement is started alone.
+Each has one end of a SOCK_SEQPACKET pair. The agent's `watch` message brings file descriptors: the worker's pidfd, the
+shared page, and the rank's socket. A killed monitor therefore loses nothing: its successor gets the same message.
 
 The monitor sleeps in poll(2) until the rank's next deadline. It ends on `quit`, or at the end of the control socket:
 then the agent is dead, and the monitor first kills the worker's process group.
@@ -11,6 +11,7 @@ then the agent is dead, and the monitor first kills the worker's process group.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ import sys
 from time import monotonic
 
 from nvrx_slurm.monitor import kill, wire
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.requests import Requests
 from nvrx_slurm.monitor.watched import Watched
 
@@ -33,6 +35,7 @@ CHANNEL_BYTES = 1 << 18
 # Slurm, timeouts and terminals signal every process of a step; this one ends with its agent, not before.
 _IGNORED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "TSTP", "TTIN", "TTOU", "PIPE")
 _CONTINUE, *_ = wire.ACTIONS
+_AGAIN_S = 0.1  # a process that forks while its group is killed needs another kill
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,8 +75,9 @@ class _Loop:
 class Monitor:
     """The program. `run()` returns the exit status after `quit` or the agent's death."""
 
-    def __init__(self, control: socket.socket, directory: str, prefix: str) -> None:
+    def __init__(self, control: socket.socket, directory: str, prefix: str, lease: Lease | None = None) -> None:
         self._control = control
+        self._lease = lease
         self._directory, self._prefix = directory, prefix
         self._loop = _Loop()
         self._running = True
@@ -82,13 +86,22 @@ class Monitor:
 
     def run(self) -> int:
         self._loop.add(self._control.fileno(), self._on_control)
-        self._tell("ready", pid=os.getpid())
         due_s = monotonic()
         while self._running:
-            due_s = self._loop.wait(self._look(due_s))
+            due_s = self._loop.wait(_earliest(self._look_at_lease(), self._look(due_s)))
         return 0
 
     # --- the rank ---------------------------------------------------------------------------------
+
+    def _look_at_lease(self) -> float | None:
+        """Kill the rank once the lease of this node is over; returns the time of the next look, as `_look`."""
+        watched, lease = self._watched, self._lease
+        if watched is None or lease is None or self._requests is None:
+            return None
+        if not lease.over:
+            return lease.until_s
+        kill.kill_group(watched.pidfd, watched.pid)
+        return monotonic() + _AGAIN_S
 
     def _look(self, due_s: float) -> float | None:
         """Judge the rank and act on it; returns the time of the next look (monotonic s; None = no limit runs)."""
@@ -99,7 +112,8 @@ class Monitor:
             judgement = watched.judge(due_s)
             if not judgement.hung:
                 return judgement.deadline_s
-            self._tell(
+            _send(
+                self._control,
                 "hang",
                 cycle=watched.cycle,
                 rank=watched.rank,
@@ -150,22 +164,14 @@ class Monitor:
         if action == _CONTINUE:  # for the log only: never an error
             if watched.requests_passed < MAX_CONTINUES:
                 watched.requests_passed += 1
-                self._tell("control", **{**told, "description": description[:MAX_CONTINUE_CHARS]})
+                _send(self._control, "control", **{**told, "description": description[:MAX_CONTINUE_CHARS]})
         elif strength > watched.strongest:
-            if not self._tell("control", **told):
+            if not _send(self._control, "control", **told):
                 raise wire.WireError("the launcher cannot be told: it is gone, or this node is out of memory")
             watched.strongest = strength
         return wire.encode("ok")
 
     # --- the agent --------------------------------------------------------------------------------
-
-    def _tell(self, kind: str, **fields: object) -> bool:
-        """Send a message to the agent; False if its channel is full or closed."""
-        try:
-            self._control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:
-            return False
-        return True
 
     def _on_control(self) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -215,6 +221,10 @@ class Monitor:
             self._loop.remove(self._watched.pidfd)
 
 
+def _earliest(*times: float | None) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
 def _remove_sockets(directory: str, prefix: str) -> None:
     """Clean up for the dead agent; the last of its monitors removes the directory."""
     try:
@@ -226,20 +236,52 @@ def _remove_sockets(directory: str, prefix: str) -> None:
         pass  # not empty yet, or another monitor was faster
 
 
+def _fork(which: dict[int, socket.socket]) -> bool:
+    """Fork a process for each monitor. In that, return True and leave only its own in `which`."""
+    gc.freeze()  # garbage collection in the children would copy the pages of this process
+    reader, writer = os.pipe()
+    for local_rank, control in list(which.items()):
+        if os.fork() == 0:
+            os.setsid()
+            _send(control, "forked", pid=os.getpid())
+            which.clear()  # closes the sockets of the others
+            which[local_rank] = control
+            os.close(reader)
+            os.close(writer)
+            return True
+    os.close(writer)
+    os.read(reader, 1)  # the end, once all have left this process group: the agent kills what is left of it
+    return False
+
+
+def _send(control: socket.socket, kind: str, **fields: object) -> bool:
+    """Tell the agent; False if its channel is full or closed."""
+    try:
+        control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
+
+
 def main(argv: list[str]) -> int:
-    """`argv`: [fd of the control socket, name for ps, directory of the sockets, prefix of this monitor's sockets]."""
+    """`argv`: directory of the sockets, fd of the lease (-1: none), and per monitor: local rank, fd of its control
+    socket. One monitor is this process. Several are forked, and the pid of each is told on its control socket."""
     for name in _IGNORED:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
+    lease = None if argv[1] == "-1" else Lease(int(argv[1]))
+    which = {int(rank): socket.socket(fileno=int(fd)) for rank, fd in zip(argv[2::2], argv[3::2], strict=True)}
+    if len(which) > 1 and not _fork(which):
+        return 0
+    ((local_rank, control),) = which.items()
     with open("/proc/self/comm", "w") as comm:
-        comm.write(argv[1][:15])
-    control = socket.socket(fileno=int(argv[0]))
+        comm.write(f"nvrx-monitor-{local_rank}"[:15])
     control.set_inheritable(False)
     control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHANNEL_BYTES)
     # Events on the control socket send SIGCONT, its end above all: a stopped monitor continues when its agent dies.
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    return Monitor(control, argv[2], argv[3]).run()
+    return Monitor(control, argv[0], wire.socket_prefix(local_rank), lease).run()
 
 
 if __name__ == "__main__":

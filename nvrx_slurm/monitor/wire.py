@@ -7,7 +7,7 @@ monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"ra
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
 agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
-monitor -> agent                               `ready`, `hang`, `control`
+monitor -> agent                               `hang`, `control`; first `forked`, from one of several
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
 ACTIONS = ("Continue", "ExcludeThisNode", "ShutdownWorkload")  # names of types.WorkloadAction, too heavy for a monitor
 MAX_DESCRIPTION_CHARS = 4000  # of a control request
+
+
+def socket_prefix(local_rank: int) -> str:
+    """How the names of the sockets of one rank begin."""
+    return f"rank{local_rank}."
 
 
 class WireError(ValueError):

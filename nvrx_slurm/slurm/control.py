@@ -18,6 +18,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
@@ -63,7 +64,7 @@ def time_left_s(job_id: int, env: Mapping[str, str] | None = None, timeout_s: fl
 
 def kill_wait_s() -> float:
     """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
-    return parse_kill_wait(_ask(["scontrol", "show", "config"]) or "")
+    return parse_kill_wait(configuration())
 
 
 def node_states(names: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, frozenset[str]] | None:
@@ -92,6 +93,39 @@ def job_nodes(job_id: int) -> list[str] | None:
     nodes = nodelist.expand(listed)
     states = node_states(nodes) or {}
     return [node for node in nodes if not is_gone(states.get(node, frozenset()))]
+
+
+class Host(NamedTuple):
+    """Where a node's slurmd listens, and Slurm's state words for the node."""
+
+    address: str
+    port: int  # 0 = unknown
+    states: frozenset[str]
+
+
+def batch_host(job_id: int) -> Host | None:
+    """The node that runs the batch script of the job; None if the job has none, or Slurm does not answer."""
+    job = parse_fields(_ask(["scontrol", "show", "job", str(job_id), "-o"]) or "")
+    name = job.get("BatchHost", "")
+    if not name or job.get("BatchFlag", "1") == "0":
+        return None
+    answer = _ask(["scontrol", "show", "node", name, "-o"])
+    if answer is None:
+        return None
+    node = parse_fields(answer)
+    port = node.get("Port", "")
+    states = parse_node_states(answer).get(name, frozenset())
+    return Host(node.get("NodeAddr") or name, int(port) if port.isdigit() else 0, states)
+
+
+def cancel(job_id: int) -> bool:
+    """scancel the job. False if Slurm refuses, or does not answer."""
+    return _ask(["scancel", str(job_id)]) is not None
+
+
+def configuration() -> str:
+    """The text of `scontrol show config`; "" if Slurm does not answer."""
+    return _ask(["scontrol", "show", "config"]) or ""
 
 
 def step_id(job_id: int, step_name: str) -> str | None:

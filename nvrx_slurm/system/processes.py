@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 from nvrx_slurm.system.bounded_process import children, kill_tree, through_trampoline
 from nvrx_slurm.system.files import write_all
@@ -26,6 +26,16 @@ def own_pids() -> frozenset[int]:
     return frozenset(_own)
 
 
+class _Adopted(NamedTuple):
+    """A child that this process did not start."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Reap it; returns its exit code (negative = signal)."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 class Child:
     """A started process: leader of its own session and process group, killed by the kernel when we die.
 
@@ -33,7 +43,7 @@ class Child:
     process group id belong to it and cannot be recycled.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes] | _Adopted) -> None:
         self._popen = popen
         self.pid = popen.pid
         self.pidfd = os.pidfd_open(popen.pid)
@@ -151,6 +161,11 @@ def start_directly(argv: Sequence[str], pass_fds: Sequence[int]) -> Child:
         popen.kill()
         popen.wait()
         raise
+
+
+def adopt(pid: int) -> Child:
+    """A program of ours that came to this process because its parent, which started it, has ended. Raises OSError."""
+    return Child(_Adopted(pid))
 
 
 def end_with_parent(signum: int) -> None:

@@ -1,4 +1,6 @@
-"""`scripts/demo`: a training job loses a rank, hangs, loses a node, and ends like one that nothing happened to.
+"""`scripts/demo`: a training job loses a rank, hangs, loses two nodes, and ends like one that nothing happened to.
+
+The second of them coordinates the job and, with Slurm, runs the batch script.
 
 Every fault is injected when the training has made progress since the last one, is counted, and must be recognised for
 what it is. Afterwards the same training runs undisturbed, and the last lines of both (step, loss, hash of all
@@ -28,7 +30,7 @@ from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.system.inotify import Inotify
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
-_STEPS, _CHECKPOINT_EVERY, _STEP_TIME_S = 160, 20, 0.04
+_STEPS, _CHECKPOINT_EVERY, _STEP_TIME_S = 200, 20, 0.04
 _PROGRESS_STEPS = 25  # between two faults: more than a checkpoint, so that each restart resumes further on
 _RECOVERY_TIMEOUT_S = 60.0
 _RUN_TIMEOUT_S = 120.0
@@ -63,6 +65,7 @@ class Run:
     started: float = 0.0
     pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, of the cycle that trains
     exit_code: int = -1
+    told: str = ""  # how the place tells the end
 
     def start(self) -> None:
         """Submit it."""
@@ -104,8 +107,8 @@ class Run:
 
     def finish(self) -> None:
         """Wait for the end."""
-        self.exit_code, told = self.stage.wait(_RUN_TIMEOUT_S)
-        self.say(told)
+        self.exit_code, self.told = self.stage.wait(_RUN_TIMEOUT_S)
+        self.say(self.told)
 
     def final_line(self) -> str:
         """The training's own last line; a sentence where there is none."""
@@ -169,7 +172,7 @@ def node_lost(run: Run, infra_rank: int, ranks: tuple[int, ...]) -> str:
 
 
 def disturbed(stage: Stage, directory: Path) -> Run:
-    """The run with a crash, a hang and a lost node."""
+    """The run with a crash, a hang, a lost node, and the loss of the coordinator's node."""
     run = Run(stage, directory)
     run.start()
     run.await_training()
@@ -178,6 +181,8 @@ def disturbed(stage: Stage, directory: Path) -> Run:
     run.inject("hang", lambda: signalled(run, 1, signal.SIGSTOP) + ": it hangs, and with it all ranks")
     run.await_training()
     run.inject("node-lost", lambda: node_lost(run, 1, (2, 3)))
+    run.await_training()
+    run.inject("node-lost", lambda: node_lost(run, 0, (0, 1)) + ": it coordinated the job")
     run.await_training()
     run.finish()
     return run
@@ -208,14 +213,14 @@ def report(run: Run) -> list[timeline.Recovery]:
 def check(run: Run, found: list[timeline.Recovery], calm: Run, checks: Checks) -> None:
     """Print what is right and what is not."""
     kinds = [fault.kind for fault in run.faults]
-    checks("three faults were injected", kinds == ["signal", "hang", "node-lost"], kinds)
+    checks("four faults were injected", kinds == ["signal", "hang", "node-lost", "node-lost"], kinds)
     seen = [r.kind for r in found]
     checks("each was recognised for what it was, and training went on", seen == kinds, seen)
     cycles = sorted(path.name for path in run.run_dir.glob("cycle_*"))
-    checks("three restarts, no more", cycles == [f"cycle_{i}" for i in range(4)], cycles)
+    checks("four restarts, no more", cycles == [f"cycle_{i}" for i in range(5)], cycles)
     stacks = [p for p in run.run_dir.glob("cycle_1/node_*/rank_*.err") if "most recent call first" in p.read_text()]
     checks("the Python stacks of a hung rank are in its log", bool(stacks), f"{run.run_dir}/cycle_1")
-    checks("the disturbed run ended with 0", run.exit_code == 0, run.exit_code)
+    checks(f"the disturbed run ended with 0: {run.told}", run.exit_code == 0, run.exit_code)
     checks("the undisturbed run ended with 0", calm.exit_code == 0, calm.exit_code)
     first, second = run.final_line(), calm.final_line()
     equal = first == second and first.startswith(f"{_FINAL}{_STEPS} ")
@@ -228,7 +233,7 @@ def play(stage: Stage, root: Path, checks: Checks) -> None:
     """Both runs, the report, the checks."""
     started = time.monotonic()
     stage.open()
-    say(f"up in {time.monotonic() - started:.1f} s; now the training with three faults")
+    say(f"up in {time.monotonic() - started:.1f} s; now the training with four faults")
     run = disturbed(stage, root / "faults")
     say("\nand the same training undisturbed")
     calm = undisturbed(stage, root / "calm")

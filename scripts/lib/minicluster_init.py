@@ -94,20 +94,29 @@ def signal_process(target: Process, signum: int) -> bool:
 
 
 def kill_tree(pid: int) -> list[Process]:
-    """SIGKILL all descendants of `pid` (not `pid`), parents first, until none is left; returns the killed ones.
+    """SIGKILL all descendants of `pid` (not `pid`), until none is left; returns the killed ones, parents first.
 
-    `pid` must be a child subreaper, else orphans escape while their parents die.
+    First all are stopped: on a dead node none sees another one's end. A process of srun would end the step when srun
+    dies. Children go first, because the kernel wakes stopped orphans with SIGHUP. `pid` must be a child subreaper.
     """
     killed: dict[tuple[int, int], Process] = {}
+    stopped: set[tuple[int, int]] = set()
+    for _ in range(_KILL_ROUNDS):
+        new = [one for one in descendants(pid) if (one.pid, one.start) not in stopped]
+        for one in new:
+            signal_process(one, signal.SIGSTOP)
+            stopped.add((one.pid, one.start))
+        if not new:
+            break
     for _ in range(_KILL_ROUNDS):
         alive = descendants(pid)
         if not alive:
             break
-        for one in alive:
+        for one in reversed(alive):
             if signal_process(one, signal.SIGKILL):
                 killed.setdefault((one.pid, one.start), one)
         os.sched_yield()
-    return list(killed.values())
+    return list(reversed(killed.values()))
 
 
 def _reap(command_pid: int) -> tuple[int | None, bool]:

@@ -46,7 +46,7 @@ class Stage(Protocol):
         """Whether the job is over, for better or worse."""
 
     def lose_node(self, infra_rank: int) -> str:
-        """Kill everything of that node (not 0) at once; returns its name."""
+        """Kill everything of that node at once; returns its name."""
 
     def wait(self, timeout_s: float) -> tuple[int, str]:
         """Wait for the job's end, have lost nodes repaired; returns the exit code and how the place tells the end."""
@@ -106,6 +106,8 @@ class SlurmStage:
         self._lost = []
         end = self._cluster.wait_job(self._job, 30)
         code = 128 + end.signal if end.signal else end.exit_code
+        if end.state != "COMPLETED":
+            code = code or 1  # a cancelled job has exit code 0
         return code, f"Slurm says {end.state}, exit code {code}"
 
     def close(self) -> None:

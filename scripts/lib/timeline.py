@@ -125,6 +125,8 @@ def _agent_step(story: RunStory, name: str, line: dict[str, Any]) -> None:
     starting = [c["plan"] for c in line["commands"] if c["type"] == "StartWorkers"]
     stopping = any(c["type"] == "SignalWorkers" for c in line["commands"])
     fault = event.get("fault")
+    if event["type"] == "Disconnected":
+        story.noticed.append((wall, f"{name} (broken stream to the coordinator)", {"kind": "node-lost", "rank": -1}))
     if event["type"] == "HangSeen":
         story.noticed.append((wall, f"rank monitor of {name}", fault))
         story.entries.append(Entry(wall, name, f"rank {fault['rank']} hangs: {fault['message']}"))

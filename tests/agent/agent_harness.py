@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ from nvrx_slurm.fault_tolerance import RankMonitorClient
 client = RankMonitorClient()
 client.init_workload_monitoring()
 """
+
+UP = """
+say("up", CYCLE, "group", GROUP, "pid", os.getpid())
+"""
+UNTIL_TOLD = UP + 'gate(f"end{CYCLE}")\n'  # by rig.open("endN"), N the cycle in which it may end
+QUICK = ("--ft-keepalive-interval=0.7", "--ft-keepalive-timeout=0.7")  # a busy machine delays a beat by some tenths
 
 
 def free_port() -> int:
@@ -115,6 +121,11 @@ class Launcher:
             self._eof = not chunk
             self.text += chunk.decode("utf-8", "replace")
 
+    def read(self, timeout_s: float) -> None:
+        """Take what it prints within `timeout_s` seconds."""
+        if not self._eof:
+            self._read_some(time.monotonic() + timeout_s)
+
     def line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
         """The first match of `pattern` in the lines of the output; waits for it."""
         deadline_s = time.monotonic() + timeout_s
@@ -154,9 +165,37 @@ class Launcher:
         """Its child processes: monitors and workers."""
         return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
+    def monitored(self) -> None:
+        """Wait until each rank has its monitor."""
+        until(self.monitors, "its ranks are monitored")
+
     def monitors(self) -> list[int]:
         """Its rank monitors."""
         return [pid for pid in self.children if stat(pid)[0].startswith("nvrx-monitor")]
+
+
+def up(one: Launcher, cycle: int) -> tuple[int, int]:
+    """(group rank, pid) of the one worker of this node in `cycle`."""
+    found = one.line(rf"up {cycle} group (\d+) pid (\d+)$")
+    return int(found[1]), int(found[2])
+
+
+def says(pattern: str, *nodes: Launcher) -> Launcher:
+    """The node that prints a line with `pattern` first; waits for it."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not (found := [one for one in nodes if re.search(pattern, one.text)]):
+        assert time.monotonic() < deadline_s, f"no node says {pattern!r}"
+        for one in nodes:
+            one.read(0.02)
+    return found[0]
+
+
+def kill(one: Launcher, *workers: int) -> None:
+    """SIGKILL an agent: its workers are gone within a second."""
+    processes = [found for pid in workers if (found := init.process(pid))]
+    one.signal(signal.SIGKILL)
+    assert one.wait() == -signal.SIGKILL
+    assert await_end(processes, 1.0) == []
 
 
 class Rig:
@@ -169,6 +208,7 @@ class Rig:
         self.port = free_port()
         self.launchers: list[Launcher] = []
         self._opened: list[int] = []  # gates
+        self.prefix: tuple[str, ...] = ()  # words before the command of each launcher
         self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
 
@@ -194,7 +234,7 @@ class Rig:
     def run(self, script: str, *flags: str, args: tuple[str, ...] = (), split: bool = False, **env: str) -> Launcher:
         """Start one `nvrx-run` for one node (or with the flags given)."""
         program = f"import sys\n{self.before}\nfrom nvrx_slurm.cli.run import main\nmain(sys.argv[1:])"
-        argv = [sys.executable, "-c", program, f"--log-dir={self.logs}", *flags, script, *args]
+        argv = [*self.prefix, sys.executable, "-c", program, f"--log-dir={self.logs}", *flags, script, *args]
         launcher = Launcher(argv, self.env(**env), self.dir, split)
         self.launchers.append(launcher)
         return launcher
@@ -207,6 +247,16 @@ class Rig:
     def nodes(self, count: int, nnodes: str, script: str, *flags: str, **env: str) -> list[Launcher]:
         """Nodes 0 .. count-1."""
         return [self.node(rank, nnodes, script, *flags, **env) for rank in range(count)]
+
+    def step(self, ranks: Iterable[int], size: int, nnodes: str, script: str, *flags: str) -> list[Launcher]:
+        """Agents of these ranks in a Slurm step of `size` nodes, each with an address of its own on loopback."""
+        names = f"127.0.0.[1-{size}]"
+        job = {"SLURM_JOB_ID": str(self.port), "SLURM_STEP_ID": "0", "SLURM_CONF": "/nonexistent"}
+        job |= {"SLURM_JOB_NODELIST": names, "SLURM_STEP_NODELIST": names, "SLURM_TASKS_PER_NODE": f"1(x{size})"}
+        job |= {"SLURM_JOB_END_TIME": str(int(time.time()) + 36_000), "NVRX_TOKEN": "5" * 64}
+        place = (f"--nnodes={nnodes}", *flags)
+        nodes = {rank: {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": f"127.0.0.{rank + 1}"} for rank in ranks}
+        return [self.run(script, *place, **job, **node) for node in nodes.values()]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -232,6 +282,10 @@ class Rig:
             os.close(fd)
         unfinished = [one.pid for one in self.launchers if one.process.returncode is None]
         for one in self.launchers:
+            if one.pid in unfinished:
+                one.process.kill()
+                one.wait()
+            print(f"--- {one.pid}\n{one.text}")  # pytest shows it where a test fails
             one.close()
         left = await_end(running_with(f"{MARK}={self.mark}"), ORPHAN_S)
         for process in left:

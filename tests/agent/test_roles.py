@@ -7,28 +7,18 @@ import json
 import os
 import select
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_harness import WAIT_S, Rig, until
 
-from nvrx_slurm.agent.early import Early
 from nvrx_slurm.agent.event_log import EventLog
-from nvrx_slurm.agent.job import Job, Meeting
-from nvrx_slurm.agent.preflight_settings import PreflightSpec, Reclaim
-from nvrx_slurm.agent.program import Program
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.shell import Shell
-from nvrx_slurm.agent.worker_env import WorkerContract
-from nvrx_slurm.agent.workers import WorkerSpec
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.system import processes
-from nvrx_slurm.system.files import PrivateDir
 from nvrx_slurm.types import Node, Register
 
 NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
@@ -103,33 +93,6 @@ def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str, checks: bool) -> 
     paths = [f"{rig.dir}/slow{os.pathsep}{usual}" if rank in slows else usual for rank in range(2)]
     nodes = [rig.node(r, "2", rig.script("say('rank', RANK)"), *flags, PYTHONPATH=paths[r]) for r in range(2)]
     assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
-
-
-def test_an_agent_becomes_the_coordinator_while_the_program_runs(tmp_path: Path) -> None:
-    """Nothing answers at its endpoint; then it coordinates the job itself, by a plain call."""
-    run_dir = RunDir(tmp_path / "logs", "job", "r0")
-    run_dir.create()
-    argv = (sys.executable, "-c", "print('worked')")
-    spec = WorkerSpec(argv, WorkerContract("job", "default", str(run_dir.path)), {}, 9, lambda rank: 0, monitored=False)
-    preflight = PreflightSpec((), Reclaim(0.0, 512.0, 2.0), checks=False)
-    job = Job(NODE, run_dir, spec, AgentSettings(), preflight, None, Meeting("job", (("127.0.0.1", 0),), "t" * 64))
-
-    async def play() -> int:
-        program = Program(job, Early(PrivateDir(), None))
-        running = asyncio.ensure_future(program.run())
-        while not hasattr(program, "_link") or program._shell.core.state.name != "IDLE":
-            await asyncio.sleep(0.01)
-        await program.become_coordinator(CoordinatorSettings(has_preflight=True))
-        return await asyncio.wait_for(running, WAIT_S)
-
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        assert asyncio.run(play()) == 0
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a program ends with its process, and keeps signals blocked
-    assert processes.own_pids() == frozenset()
-    (log,) = run_dir.path.glob("cycle_0/node_0_here/rank_0.out")
-    assert log.read_text() == "worked\n"
 
 
 # --- processes that are held ----------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
     (v.SECTION_TIMEOUTS, "at most 128", [MANY | {"one more": 1.0}, {"x" * 5000: 1.0}]),
     (v.RESTARTS_BY_FAULT, "FAULT:N", ["hung:2", "hang:-1", "hang:1,hang:2", "hang", 5]),
     (v.PREFLIGHT_FAILURES, "CYCLE:INFRA_RANK", ["1", "1:x", "-1:0", "1:2:3"]),
-    (r.ENDPOINT, "HOST:PORT", [":1", "h:x", "h:65536", "h:-1", "::1", "[::1", "[::1]x", "http://h:1", "a b:1"]),
+    (r.ENDPOINTS, "HOST:PORT", [":1", "h:x", "h:65536", "h:-1", "::1", "[::1", "[::1]x", "http://h:1", "a b:1"]),
+    (r.ENDPOINTS, "HOST:PORT", ["h:1,", ",h:1"]),
     (r.RDZV_CONF, "did you mean join_timeout", ["join_timout=3"]),
     (r.RDZV_CONF, "known: is_host", ["zzz=3"]),
     (r.RDZV_CONF, "join_timeout must be", ["join_timeout=x"]),
@@ -127,7 +128,7 @@ def test_what_is_shown_reads_back(pair: tuple[k.Kind, object]) -> None:
 
 
 KINDS = [k.BOOL, k.SECONDS, k.TIMEOUT, v.NNODES, v.NPROC, v.STREAMS, v.RANKS, v.SIGNAL, v.LOG_LEVEL, v.SECTION_TIMEOUTS]
-KINDS += [r.RDZV_CONF, k.WORDS, k.TEXT, k.PATH, k.ABSOLUTE_PATHS, r.ENDPOINT, k.integer(0), k.choice("a", "b")]
+KINDS += [r.RDZV_CONF, k.WORDS, k.TEXT, k.PATH, k.ABSOLUTE_PATHS, r.ENDPOINTS, k.integer(0), k.choice("a", "b")]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

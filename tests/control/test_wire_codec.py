@@ -9,7 +9,6 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +42,7 @@ def _values(record: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
         limit = codec._LONG_TEXT.get(name, codec._ID_CHARS)
         return st.text(max_size=40) | st.just("x" * limit)
     field = getattr(pb, record.__name__).DESCRIPTOR.fields_by_name[name]
-    low, high = codec._BOUNDS.get(name, (-1, codec._MAX_COUNT)) if name != "order" else (0, 2**64 - 1)
+    low, high = codec._BOUNDS.get(name, (-1, codec._MAX_COUNT))
     return st.integers(max(low, 0) if field.type in UNSIGNED else low, high)
 
 
@@ -65,10 +64,10 @@ def test_coordinators_messages_survive_the_wire(message: t.CoordinatorMessage) -
 
 @settings(max_examples=500)
 @given(st.binary(max_size=300), st.sampled_from([pb.FromAgent, pb.FromCoordinator]))
-def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: type) -> None:
+def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: Any) -> None:
     try:
-        codec.decode(envelope.FromString(data))  # type: ignore[attr-defined]
-    except (DecodeError, ProtocolError):
+        codec.decode(codec.parse(envelope, data))
+    except ProtocolError:
         return
 
 
@@ -81,10 +80,8 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromAgent(), "without content"),
         (pb.FromCoordinator(), "without content"),
         (pb.FromAgent(hello=pb.Hello(version=1)), "hello"),
-        (pb.FromCoordinator(challenge=pb.Challenge(version=1)), "challenge"),
         (pb.FromAgent(register=pb.Register()), "Register.node is missing"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=0))), "Node.nproc is 0"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=5000))), "Node.nproc is 5000"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1), port=65536)), "Register.port is 65536"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, infra_rank=-2))), "Node.infra_rank is -2"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, host="h" * 257))), "Node.host has 257 characters"),
@@ -100,8 +97,13 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromCoordinator(ranks_gone=pb.RanksGone(ranks=[-2])), "RanksGone.ranks is -2"),
         (pb.FromCoordinator(plan=pb.Plan(history=pb.History(excluded=["x"] * 4097))), "excluded has 4097 entries"),
         (pb.FromAgent(succeeded=pb.Succeeded(cycle=2**32 - 1)), "Succeeded.cycle is 4294967295"),
+        (pb.FromCoordinator(elsewhere=pb.Elsewhere(term=1)), "Elsewhere.peer is missing"),
+        (
+            pb.FromCoordinator(plan=pb.Plan(history=pb.History(), successors=[pb.Peer()] * 33)),
+            "successors has 33 entries",
+        ),
+        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), dead=["1"] * 4097)), "Plan.dead has 4097 entries"),
         (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
-        (pb.FromAgent(end_job=pb.EndJob(reason="r" * 4001)), "EndJob.reason has 4001 characters"),
         (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), world_size=10_000_001)), "Plan.world_size is 10000001"),
     ],
 )
@@ -124,8 +126,3 @@ def test_texts_that_are_not_unicode_are_sent_all_the_same() -> None:
     fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
     got = codec.decode(codec.from_agent(t.Failed(1, 0, (fault,))))
     assert got.faults[0].message == "caf? ?" and got.faults[0].log == "/logs/?"
-
-
-def _repeated(field: object) -> bool:
-    repeated = getattr(field, "is_repeated", None)  # protobuf >= 6.31; before: label == 3
-    return bool(repeated) if repeated is not None else getattr(field, "label", 0) == 3

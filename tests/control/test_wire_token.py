@@ -9,18 +9,17 @@ import select
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
-from wire_harness import JOB, NODE, TOKEN, Client, Server, story
+from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
-from nvrx_slurm.control import auth
+from nvrx_slurm.control import auth, door, handover
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.control.options import GET_TOKEN
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import AuthError
@@ -106,6 +105,27 @@ def test_contract_of_credentials(credentials: Both) -> None:
             ours.open(wrong)
 
 
+def desk(credentials: auth.Credentials) -> handover.Desk:
+    """Of a coordinator that knows the token."""
+    one = handover.Desk(credentials, JOB)
+    one.token = TOKEN
+    return one
+
+
+@story
+async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credentials: Both) -> None:
+    """Not even a peer without one. Then it serves as a coordinator that was elected."""
+    ours, theirs = credentials
+    async with Server(token="", credentials=ours) as server:
+        for token in ("", TOKEN):
+            async with Client(server.port, token=token, credentials=theirs) as client:
+                await client.ended.wait()
+                assert server.said and client.inbox.empty()
+        server.server.adopt(TOKEN)
+        async with Client(server.port, token="", credentials=theirs) as client:
+            await client.inbox.next(ag.Connected)
+
+
 @story
 async def test_agent_without_a_token_gets_it_and_joins(credentials: Both) -> None:
     ours, theirs = credentials
@@ -118,31 +138,57 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None
     ours, theirs = credentials
     for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
         with pytest.raises(AuthError, match="another job"):
-            auth.answer_request(ours, JOB, TOKEN, theirs.seal(payload))
+            desk(ours).answer(theirs.seal(payload))
     with pytest.raises(AuthError, match="another job"):
-        auth.read_answer(theirs, "other", auth.answer_request(ours, JOB, TOKEN, auth.seal_request(theirs, JOB)))
+        handover.read_answer(theirs, "other", desk(ours).answer(handover.request(theirs, JOB)))
 
 
-async def _ask(port: int, credential: str) -> grpc.StatusCode:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(GET_TOKEN, pb.TokenRequest.SerializeToString, pb.TokenReply.FromString)
-        try:
-            await call(pb.TokenRequest(job=JOB, credential=credential), timeout=10)
-        except grpc.aio.AioRpcError as error:
-            assert TOKEN not in str(error)
-            return error.code()
-    return grpc.StatusCode.OK
+async def _ask(port: int, credential: str) -> bool:
+    """Whether the coordinator answers with something sealed."""
+    async with Raw(port, token=None) as raw:
+        await raw.say(pb.TokenRequest(job=JOB, credential=credential).SerializeToString())
+        answer = await raw.reader.read()
+        assert TOKEN.encode() not in answer
+        return bool(pb.TokenReply.FromString(answer[4:]).credential)
 
 
 @story
 async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> None:
     ours, theirs = credentials
-    request = auth.seal_request(theirs, JOB)
+    request = handover.request(theirs, JOB)
     async with Server(credentials=ours) as server:
-        assert await _ask(server.port, request) is grpc.StatusCode.OK
-        for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 500_000):
-            assert await _ask(server.port, forged) is grpc.StatusCode.UNAUTHENTICATED
+        assert await _ask(server.port, request)
+        for forged in (request, "", "MUNGE:xyz:", "\0" * 1000, "x" * 16_000):
+            assert not await _ask(server.port, forged)
         assert server.inbox.empty()
+
+
+@story
+async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls run in a thread, one at a time. Strangers whose time is over do not wait for it any more."""
+    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.5)
+    at_once: list[int] = []
+    opened: list[str] = []
+    go = threading.Event()
+
+    class Hangs(FakeMunge):
+        def open(self, credential: str) -> bytes:
+            at_once.append(len(at_once) - len(opened) + 1)
+            go.wait(10)
+            opened.append(credential)
+            return super().open(credential)
+
+    vault: dict[str, tuple[str, bytes]] = {}
+    async with Server(credentials=Hangs(vault, "me")) as server:
+        strangers = [asyncio.ensure_future(_ask(server.port, "x")) for _ in range(20)]
+        async with Client(server.port) as client:
+            await client.inbox.next(ag.Connected)
+            await server.inbox.next(ev.Joined)
+        assert await asyncio.gather(*strangers) == [False] * 20
+        assert at_once == [1]  # the others' time was over before theirs
+        asking = asyncio.ensure_future(_ask(server.port, handover.request(FakeMunge(vault, "me"), JOB)))
+        go.set()
+        assert await asking and at_once == [1, 1]
 
 
 @story

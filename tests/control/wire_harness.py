@@ -8,20 +8,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from nvrx_slurm import types as t
-from nvrx_slurm.control import auth
+from nvrx_slurm.control import auth, codec
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.client import ControlClient
-from nvrx_slurm.control.options import SESSION
+from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.job import coordinator_events as ev
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 20.0
@@ -77,11 +76,12 @@ class Server:
         keepalive: tuple[float, float] = SLOW,
         credentials: Any = None,
         ports: tuple[int, ...] = (0,),
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.inbox = Inbox()
         self.said: list[str] = []
         self._ports = ports
-        self.server = ControlServer(job, token, self.inbox.post, self.said.append, keepalive, credentials)
+        self.server = ControlServer(job, token, self.inbox.post, say or self.said.append, keepalive, credentials)
         self.port = 0
 
     async def __aenter__(self) -> Server:
@@ -94,7 +94,7 @@ class Server:
 
 
 class Client:
-    """`async with Client(port) as client`: a ControlClient that registers whenever it is connected."""
+    """`async with Client(port) as client`: ControlClients, one after the other as in the agent, that register."""
 
     def __init__(
         self,
@@ -110,7 +110,10 @@ class Client:
         self._node = node
         endpoints = [("127.0.0.1", port) for port in ports]
         self._news = asyncio.Event()
-        self.client = ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
+        self.ended = asyncio.Event()  # one of its clients is done
+        self._closed = False
+        self._make = lambda: ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
+        self.client = self._make()
 
     def _say(self, sentence: str) -> None:
         self.said.append(sentence)
@@ -125,50 +128,65 @@ class Client:
     def _post(self, event: Any) -> None:
         if isinstance(event, ag.Connected):
             self.client.send(t.Register(self._node, 4711))
-        self.inbox.post(event)
+        if isinstance(event, (ag.Disconnected, ag.Unreached)):
+            self.ended.set()
+            asyncio.get_running_loop().call_later(0.05, self._again)
+        if not isinstance(event, ag.Unreached):
+            self.inbox.post(event)
+
+    def _again(self) -> None:
+        if not self._closed:
+            self.client = self._make()
+            self.client.start()
 
     async def __aenter__(self) -> Client:
         self.client.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._closed = True
         await self.client.close(0.5)
 
 
-class Raw:
-    """A hand-made peer: `async with Raw(port) as raw`, then say what you like."""
+HELLO = pb.FromAgent(hello=pb.Hello(version=auth.VERSION))
 
-    def __init__(self, port: int) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        )
-        self.stream: Any = self._channel.stream_stream(SESSION)()  # bytes in, bytes out
+
+class Raw:
+    """A hand-made peer: `async with Raw(port) as raw`, then say what you like. `token` None = without TLS."""
+
+    def __init__(self, port: int, token: str | None = TOKEN, job: str = JOB) -> None:
+        self._port = port
+        self._tls = None if token is None else identity(token, job).client
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
 
     async def __aenter__(self) -> Raw:
+        name = None if self._tls is None else ""
+        opened = asyncio.open_connection("127.0.0.1", self._port, ssl=self._tls, server_hostname=name)
+        self.reader, self.writer = await asyncio.wait_for(opened, WAIT_S)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self.stream.cancel()
-        await self._channel.close()
+        self.writer.transport.abort()
 
-    async def say(self, message: pb.FromAgent | bytes) -> None:
-        await self.stream.write(message if isinstance(message, bytes) else message.SerializeToString())
+    async def say(self, *messages: pb.FromAgent | bytes) -> None:
+        """Send frames."""
+        for message in messages:
+            data = message if isinstance(message, bytes) else message.SerializeToString()
+            self.writer.write(len(data).to_bytes(4, "big") + data)
+        await self.writer.drain()
 
     async def hear(self) -> pb.FromCoordinator | None:
         """The next message; None at the end of the stream, however it ends."""
         try:
-            got = await asyncio.wait_for(self.stream.read(), WAIT_S)
-        except grpc.RpcError:
+            size = int.from_bytes(await asyncio.wait_for(self.reader.readexactly(4), WAIT_S), "big")
+            return pb.FromCoordinator.FromString(await asyncio.wait_for(self.reader.readexactly(size), WAIT_S))
+        except (asyncio.IncompleteReadError, ConnectionError):
             return None
-        return None if got is grpc.aio.EOF else pb.FromCoordinator.FromString(got)
 
-    async def greet(self, token: str = TOKEN, job: str = JOB) -> None:
-        """The whole handshake, as an agent that holds `token` does it."""
-        nonce = auth.new_nonce()
-        await self.say(pb.FromAgent(hello=pb.Hello(version=auth.VERSION, nonce=nonce, job=job)))
-        challenge = (await self.hear()).challenge
-        proof = auth.proof(token, "agent", job, nonce, challenge.nonce)
-        await self.say(pb.FromAgent(proof=pb.Proof(proof=proof)))
+    async def join(self, node: t.Node = NODE) -> None:
+        """Be an agent."""
+        await self.say(HELLO, codec.from_agent(t.Register(node, 1)))
 
 
 class Process:
@@ -194,3 +212,20 @@ class Process:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+PLAN = t.Plan(1, 0, t.History(), 3, 1, 2, "127.0.0.1", 1234, 0, 0)
+
+
+@asynccontextmanager
+async def good_agent(server: Server) -> AsyncIterator[Client]:
+    """An agent of the job that must not notice what strangers do; checked in both directions at the end."""
+    async with Client(server.port) as client:
+        await client.inbox.next(ag.Connected)
+        joined = await server.inbox.next(ev.Joined)
+        yield client
+        assert server.server.send(joined.message.node.node_id, PLAN)
+        assert await client.inbox.next(t.Plan) == PLAN
+        client.client.send(t.Succeeded(1, 0))
+        assert (await server.inbox.next(ev.FromAgent)).message == t.Succeeded(1, 0)
+        assert server.inbox.empty() and client.inbox.empty()

@@ -14,7 +14,7 @@ async def main(role: str, port: int, keepalive: tuple[float, float]) -> None:
         async with Client(port, keepalive=keepalive) as client:
             while True:
                 print(await client.inbox.next(object, 100), flush=True)
-    async with Server(keepalive=keepalive, ports=(port,)) as server:
+    async with Server(keepalive=keepalive, ports=(port,), say=lambda text: print(text, flush=True)) as server:
         print(server.port, flush=True)
         while True:
             print(await server.inbox.next(object, 100), flush=True)

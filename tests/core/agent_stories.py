@@ -33,6 +33,7 @@ BEGIN = {
     "stopping": (*_RUNNING, "exits 0 1"),
     "succeeded": (*_RUNNING, "exits 0", "exits 1"),
     "leaving": (*_RUNNING, "signal 15"),
+    "ended": ("connects", "lead 1", "prepared", "end 0"),
 }
 _NAMES = {action: name for name, action in ACTIONS.items()}
 
@@ -48,6 +49,8 @@ class AgentStory(Story):
         values: dict[str, Any] = dict(item.split("=") for item in more)
         for name, value in values.items():
             values[name] = t.RestartPolicy(value) if name == "policy" else float(value)
+        if where == "ended":
+            values["elects"] = True
         self.now, self.said = 0.0, []
         self.core = Agent(a_node(1), replace(ag.AgentSettings(), **values), 0.0)
         for line in BEGIN[where]:
@@ -70,6 +73,9 @@ class AgentStory(Story):
             "plan": lambda: a_plan(number, -1 if group_rank == "-" else int(group_rank), term),
             "stop": lambda: t.Stop(term, number, "rank 5 failed"),
             "end": lambda: t.Finish(number, "so it ends", second),
+            "lead": lambda: t.Lead(number),
+            "leave": t.Leave,
+            "lease-over": ag.LeaseOver,
             "refuse": lambda: t.Refused(number, "replaced"),
             "gone": lambda: t.RanksGone(number, (5, 6), "lost"),
             "warn": lambda: t.Warn(number, "soon"),
@@ -112,6 +118,7 @@ def _message(message: Any) -> str:
     if isinstance(message, t.Asked):
         return f"asked:{at}({_NAMES[message.action]}:{message.rank})"
     words = {
+        t.Ended: lambda: "ended",
         t.Succeeded: lambda: f"succeeded:{at}" + "(early)" * message.early,
         t.Stopped: lambda: f"stopped:{at}",
         t.WarnJob: lambda: f"warn-job:{message.signum}",

@@ -49,7 +49,7 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 class Story:
     """One scenario that is being played."""
 
-    starts: tuple[str, ...] = ("nodes", "running")  # words of the lines that make a fresh core
+    starts: tuple[str, ...] = ("nodes", "running", "electing")  # words of the lines that make a fresh core
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -79,17 +79,20 @@ class Story:
         settings = CoordinatorSettings(1, int(least), int(most), 3, expected=tuple(f"h{i}" for i in range(int(most))))
         limits = {field.name for field in fields(RestartLimits)}
         for name, _, value in (item.partition("=") for item in more):
-            typed: Any = (
-                t.RestartPolicy(value) if name == "policy" else float(value) if name.endswith("_s") else int(value)
-            )
+            kind: Any = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
+            typed = kind(value)
             if name in limits:
                 settings = replace(settings, limits=replace(settings.limits, **{name: typed}))
             else:
                 settings = replace(settings, **{name: typed})
+        if word == "electing":
+            settings = replace(
+                settings, peer=peer(0), electors=settings.max_nodes, known=tuple(map(peer, range(int(most))))
+            )
         self.core = Coordinator(settings, 0.0)
         for rank in range(int(most) if running else 0):
             self.tell("joins", str(rank))
-        assert self.core.state.name == ("RUNNING" if running else "JOINING")
+        assert self.core.state.name == {"running": "RUNNING", "electing": "ELECTING"}.get(word, "JOINING")
 
     def tell(self, word: str, rest: str) -> list[str]:
         """Let one thing happen; returns what was done."""
@@ -118,18 +121,23 @@ class Story:
             return ev.TimeLeft(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        if word == "raised":
+            return ev.Raised(int(rest[0]))
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
+        if word == "dead":
+            return ev.ProvenDead(peer(rank))
         node_id = f"h{rank}.{life}"
         if word == "joins":
             return ev.Joined(_register(rank, life, " ".join(rest[1:])))
         if word == "loses":
-            return ev.Lost(node_id, "connection reset")
+            return ev.Lost(node_id, "connection reset", "silent" in rest)
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
         messages = {
             "fails": lambda: t.Failed(1, cycle, _faults(rank, rest)),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Stopped(1, cycle, 2000 + rank),
             "offers": lambda: t.Stopped(0, 0, 2000 + rank),
+            "knows": lambda: t.Ended(),
             "ends": lambda: t.EndJob(143, "got signal 15"),
             "warns": lambda: t.WarnJob(cycle, "soon"),
             "asks": lambda: t.Asked(1, 0, ACTIONS[rest[1]], 2 * rank, "too hot"),
@@ -143,6 +151,11 @@ class Story:
         return effects(commands)
 
 
+def peer(rank: int) -> t.Peer:
+    """Where the agent on a node listens."""
+    return t.Peer(str(rank), f"h{rank}", f"10.0.0.{rank}", 7000)
+
+
 def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     return () if "empty" in rest else (a_fault(rank, t.FaultKind.HANG if "hang" in rest else t.FaultKind.EXIT),)
 
@@ -152,10 +165,13 @@ def _register(rank: int, life: int, rest: str) -> t.Register:
     node, port = a_node(rank, life), 1000 + rank
     if rest in ("", "preparing"):
         return t.Register(node, port, None, t.Doing(rest or "idle"))
+    rest, peers = rest.removesuffix(" peers"), rest.endswith(" peers")  # the plan of a job of three nodes, led by 0
     match = _AS.fullmatch(rest)
     assert match is not None, rest
     doing, group_rank, active, cycle, used, excluded, early, fault = match.groups()
     plan = a_plan(int(cycle), -1 if group_rank == "-" else int(group_rank), 1, int(active), used and int(used))
+    if peers:
+        plan = replace(plan, leader=peer(0), successors=(peer(1), peer(2)), electors=3)
     if excluded:
         plan = replace(plan, history=replace(plan.history, excluded=(excluded,)))
     return t.Register(node, port, plan, t.Doing(doing), (a_fault(rank),) if fault else (), bool(early))
@@ -173,6 +189,10 @@ def effects(commands: list[Any]) -> Iterator[str]:
     for command in commands:
         if isinstance(command, ev.AskTimeLeft):
             yield "ask-time"
+        elif isinstance(command, ev.Probe):
+            yield f"probe:{command.peer.key}"
+        elif isinstance(command, (ev.Won, ev.Lapsed)):
+            yield type(command).__name__.lower()
         elif isinstance(command, ev.ReadProgress):
             yield f"read-progress:{command.cycle}"
         elif isinstance(command, ev.Done):
@@ -187,6 +207,8 @@ def _message(message: Any) -> tuple[str, str]:
         return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
     kinds = {
         t.Stop: lambda: "stop",
+        t.Lead: lambda: f"lead:{message.term}",
+        t.Leave: lambda: "leave",
         t.Finish: lambda: f"end:{int(message.code)}",
         t.Refused: lambda: "refuse",
         t.Warn: lambda: f"warn:{message.signum}",
@@ -197,6 +219,7 @@ def _message(message: Any) -> tuple[str, str]:
 
 # how each state is reached
 REACHED = {
+    "ELECTING": ["electing 1 of 3", "joins 0"],
     "JOINING": ["nodes 2 of 2", "joins 0"],
     "LAST_CALL": ["nodes 1 of 2", "joins 0"],
     "TAKEOVER": ["nodes 2 of 2 term=2", "joins 0 running as 0 of 2 in 4"],
@@ -213,6 +236,7 @@ ANYTHING = (
     *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
+    *("dead 1", "raised 9", "knows 0"),
 )
 
 

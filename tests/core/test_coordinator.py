@@ -128,8 +128,8 @@ def test_the_report_is_bounded() -> None:
     for cycle in range(report.LISTED + 1):
         builder.cycle_failed(cycle, a_fault(0), float(cycle))
         builder.cycle_began([], cycle + 0.5)
-    found = builder.build(History(), 1.0)
+    found = builder.build(History(), 0, 1.0)
     assert (len(found.faults), found.faults_not_listed) == (report.LISTED, report.LISTED + 2)
     assert (len(found.last_faults), len(found.restarts)) == (report.LISTED, report.LISTED)
-    assert found.down_s == (report.LISTED + 1) / 2
+    assert found.down_s == (report.LISTED + 1) / 2 + 1.0  # the first fault of cycle 1 was known 1 s before
     assert found.restarts[0] == RestartRecord(0, 0.0, 0.5, found.restarts[0].cause)

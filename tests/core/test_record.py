@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import types
 import typing
 from dataclasses import fields, is_dataclass
@@ -51,8 +53,10 @@ def _values(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     """Any value of that type; no NaN, which JSON does not have, at any depth."""
     if hint is float:
         return st.floats(allow_nan=False, allow_infinity=False)
-    if isinstance(hint, types.UnionType):
-        return st.one_of([_values(option) for option in hint.__args__])
+    if isinstance(hint, typing.TypeVar):
+        hint = hint.__bound__ or functools.reduce(operator.or_, hint.__constraints__)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return st.one_of([_values(option) for option in typing.get_args(hint)])
     if typing.get_origin(hint) is tuple:
         return st.lists(_values(typing.get_args(hint)[0]), max_size=3).map(tuple)
     if is_dataclass(hint):

@@ -28,7 +28,8 @@ from .walks import walk
 Key = tuple[Enum, type]
 Scenario = Callable[[], None]
 WALKS = 800
-RARE = {("LAST_RANKS", "SCORING"), ("LAST_RANKS", "JOINING"), ("LAST_RANKS", "PAUSED")}  # only after broken messages
+RARE = {("ELECTING", "LAST_RANKS")}  # only after broken messages, as those of the next line
+RARE |= {("LAST_RANKS", "SCORING"), ("LAST_RANKS", "JOINING"), ("LAST_RANKS", "PAUSED")}
 CLOSING = {"RETURNING", "CLOSED"}  # wherever the end may be decided, all nodes may have left
 
 

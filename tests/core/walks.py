@@ -32,6 +32,10 @@ class Walk:
                 time_limited=rng.random() < 0.4,
                 warn_before_end_s=5.0,
                 stop_before_end_s=2.0,
+                peer=(me := t.Peer("0", "h0", "", 7000) if rng.random() < 0.3 else None),
+                electors=rng.choice((2, 3)) if me is not None else 0,
+                known=(t.Peer("1", "h1", "", 7000), t.Peer("2", "h2", "", 7000)),
+                quorum_timeout_s=rng.choice((0.0, 40.0)),
             ),
             0.0,
         )
@@ -66,8 +70,11 @@ class Walk:
                 lambda: ev.TimeLeft(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
                 lambda: ev.ProgressRead(rng.choice((-1, self.core.job.cycle)), rng.choice((None, 5, 9))),
                 lambda: Tick(),
+                lambda: ev.ProvenDead(t.Peer(str(rng.randrange(3)), f"h{rng.randrange(3)}", "", 7000)),
+                lambda: ev.Raised(self.core.job.settings.term + 1),
+                lambda: told(t.Ended()),
             ),
-            (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12),
+            (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12, 3, 1, 1),
         )[0]()
 
     def _node(self) -> t.Node:

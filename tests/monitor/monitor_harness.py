@@ -21,6 +21,7 @@ import pytest
 
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
+from nvrx_slurm.monitor.lease import Lease
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
@@ -119,7 +120,8 @@ class Rig:
         self.hangs: list[dict[str, Any]] = []
         self._hang = asyncio.Event()
         self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
-        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked)
+        self.lease = Lease()
+        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
         self._workers: list[Worker] = []
         self._sleepers: list[subprocess.Popen[bytes]] = []
         self._clients: list[RankMonitorClient] = []
@@ -138,6 +140,7 @@ class Rig:
         for sleeper in self._sleepers:
             sleeper.kill()
             sleeper.wait()
+        self.lease.close()
         shutil.rmtree(self.dir)
 
     def _on_hang(self, local_rank: int, message: dict[str, Any]) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from monitor_harness import SOCKET, Rig, kill_monitor, story
+from monitor_harness import SOCKET, WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.agent import monitors, restarted
+from nvrx_slurm.agent import monitor_start, monitors, restarted
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import processes
 
 
 @story
@@ -40,7 +42,7 @@ async def test_init_waits_for_a_monitor_that_is_being_replaced():
 
 def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
     async def run():
-        monkeypatch.setattr(monitors, "_PROGRAM", "import sys; sys.exit(3)")
+        monkeypatch.setattr(monitor_start, "_PROGRAM", "import sys; sys.exit(3)")
         async with Rig() as rig:
             await rig.no_hang(1.0)
 
@@ -48,6 +50,42 @@ def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, capl
     sentences = [record.getMessage() for record in caplog.records]
     assert 2 <= len(sentences) <= 6  # at 0, 0, 0.1, 0.3, 0.7 s
     assert "ended with 3" in sentences[0]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@story
+async def test_monitors_that_are_started_together_are_processes_of_their_own(tmp_path, killed):
+    """`killed`: the starter, before it has forked them; each monitor then starts on its own."""
+    tmp_path.chmod(0o700)
+    processes.Orphans()  # makes this process a subreaper
+    together = [monitors.RankMonitor(rank, tmp_path, print, print) for rank in range(3)]
+    for one in together:
+        one.start(spawn=False)
+    starter = monitor_start.MonitorStarter(tmp_path, -1, together, 0.0)
+    await until(lambda: starter.pid is not None)
+    if killed:
+        os.kill(starter.pid, signal.SIGKILL)
+    await until(lambda: all(one.pid is not None for one in together))
+    await until(lambda: [name(one.pid) for one in together] == [f"nvrx-monitor-{rank}" for rank in range(3)])
+    assert starter.pid is None and [os.getsid(one.pid) for one in together] == [one.pid for one in together]
+    os.kill(together[1].pid, signal.SIGKILL)
+    first = together[1].pid
+    await until(lambda: together[1].pid not in (None, first))
+    await starter.close()
+    await asyncio.gather(*(one.close() for one in together))
+    assert processes.own_pids() == frozenset()
+
+
+async def until(condition):
+    """A process sends no event when its name changes."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.001)
+
+
+def name(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @story

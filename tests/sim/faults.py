@@ -15,7 +15,8 @@ from nvrx_slurm.types import Failed, FaultKind, WorkloadAction
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
 if TYPE_CHECKING:
-    from .processes import SimAgent, Worker
+    from .processes import SimAgent
+    from .worker import Worker
     from .world import World
 
 Fault = Callable[["World"], "str | None"]
@@ -221,6 +222,7 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
 def slow_network(world: World, agent: SimAgent) -> str:
     """Messages of one host take up to seconds."""
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
+    agent.host.was_out = True
     world.busy_until(agent.host.slow_until)
     return f"the network of {agent.host.name} crawls for {agent.host.slow_until - world.clock.now:.1f} s"
 
@@ -241,9 +243,17 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
     duration_s = world.rng.uniform(shortest_s, longest_s)
     agent.host.cut_until = world.clock.now + duration_s
     world.busy_until(agent.host.cut_until)
-    if agent.stream is not None:
-        agent.stream.fall_silent(agent.host.cut_until)
+    _silence(agent, agent.host.cut_until)
     return f"{agent.host.name} is cut off for {duration_s:.1f} s"
+
+
+def _silence(agent: SimAgent, heals: float) -> None:
+    """No beat gets through on the streams that end on this node."""
+    agent.host.was_out = True
+    accepted = agent.coordinator.accepted if agent.coordinator is not None else []
+    for stream in (agent.stream, *accepted):
+        if stream is not None and stream.open_at_agent and stream.open_at_coordinator:
+            stream.fall_silent(heals)
 
 
 @_of(_agent)
@@ -258,33 +268,81 @@ def long_partition(world: World, agent: SimAgent) -> str:
     return _cut(world, agent, AGENT_KEEPALIVE_S, 45.0)
 
 
+@_of(_agent)
+def one_way_cut(world: World, agent: SimAgent) -> str:
+    """What the node sends, or what is sent to it, gets lost. No connection survives that for long."""
+    duration_s = world.rng.uniform(0.05, 45.0)
+    until, mute = world.clock.now + duration_s, world.rng.random() < 0.5
+    if mute:
+        agent.host.mute_until = until
+    else:
+        agent.host.deaf_until = until
+    world.busy_until(until)
+    _silence(agent, until)
+    return f"{agent.host.name} is not {'heard' if mute else 'reached'} for {duration_s:.1f} s"
+
+
+@_of(_world, weight=3)
+def split(world: World, _: World) -> str | None:
+    """Two parts of the cluster, often halves, hear nothing of each other."""
+    if len(world.hosts) < 2 or world.split.until > world.clock.now:
+        return None
+    size = len(world.hosts) // 2 if world.rng.random() < 0.5 else world.rng.randrange(1, len(world.hosts))
+    side = frozenset(world.rng.sample(range(len(world.hosts)), size))
+    duration_s = world.rng.uniform(1.0, 45.0)
+    world.split.side, world.split.until = side, world.clock.now + duration_s
+    world.busy_until(world.split.until)
+    for host in world.hosts:
+        host.was_out = True
+    for stream in [stream for agent in world.living_agents() if (stream := agent.stream) is not None]:
+        if (stream.agent.host.infra_rank in side) != (stream.coordinator.host.infra_rank in side):
+            stream.fall_silent(world.split.until)
+    return f"{len(side)} of {len(world.hosts)} hosts are apart from the others for {duration_s:.1f} s"
+
+
 # --- the coordinator ------------------------------------------------------------------------------------------
 
 
-@_of(_world, weight=6)
-def coordinator_replaced(world: World, _: World) -> str | None:
-    """It dies, perhaps with a node, perhaps without a message; a fresh one takes over with the next term."""
+def _coordinator(world: World) -> SimAgent | None:
     coordinator = world.coordinator
-    if coordinator is None or not coordinator.alive or coordinator.core.state.name == "FINISHED":
-        return None
-    coordinator.die("connection reset", silently=world.rng.random() < 0.3)
-    agent = _agent(world) if world.rng.random() < 0.5 else None
-    if agent is not None:
+    return coordinator.agent if coordinator is not None else None
+
+
+@_of(_coordinator, weight=6)
+def coordinator_dies(world: World, agent: SimAgent) -> str:
+    """Its program is killed, or its host loses power; it may come back."""
+    if world.rng.random() < 0.5:
         agent.vanish()
-    delay_s = world.rng.choice((0.05, 0.5, 3.0, 10.0)) * world.rng.uniform(0.8, 1.2)
-    world.clock.after(delay_s, world.new_coordinator)
-    world.busy_until(world.clock.now + delay_s)
-    where = f" with {agent.host.name}" if agent is not None else ""
-    return f"the coordinator dies{where}; another takes over in {delay_s:.2f} s"
+    else:
+        agent.crash(in_flight=world.rng.random() < 0.5)
+    back = f"; it comes back in {world.start_later(agent.host, 0.01, 20.0):.1f} s" if world.rng.random() < 0.5 else ""
+    return f"the coordinator's node {agent.host.name} dies{back}"
 
 
-@_of(_world, weight=1)
-def coordinator_gone(world: World, _: World) -> str | None:
-    """It dies, and no other takes over."""
-    if world.coordinator is None or not world.coordinator.alive:
-        return None
-    world.coordinator.die("connection reset")
-    return "the coordinator dies for good"
+@_of(_coordinator, weight=4)
+def coordinator_cut(world: World, agent: SimAgent) -> str:
+    """The network of its node is cut."""
+    return _cut(world, agent, 0.05, 45.0)
+
+
+@_of(_coordinator, weight=3)
+def coordinator_frozen(world: World, agent: SimAgent) -> str:
+    """Its program is stopped, or blocks in a dead file system."""
+    return _freeze(world, agent)
+
+
+@_of(_agent)
+def frozen(world: World, agent: SimAgent) -> str:
+    """The same on any node."""
+    return _freeze(world, agent)
+
+
+def _freeze(world: World, agent: SimAgent) -> str:
+    duration_s = world.rng.choice((0.5, 4.5, 8.0, 30.0)) * world.rng.uniform(0.8, 1.2)
+    agent.host.frozen_until = max(agent.host.frozen_until, world.clock.now + duration_s)
+    world.busy_until(agent.host.frozen_until)
+    _silence(agent, agent.host.frozen_until)
+    return f"the agent on {agent.host.name} is stopped for {duration_s:.1f} s"
 
 
 # --- signals --------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import State
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Node, Plan, Refused, Register, Stop, Stopped
+from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
+    from .worker import Worker
     from .world import World
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
@@ -32,7 +33,16 @@ _HARMLESS = {
     "late-join",
     "false-alarm",
 }
-_TWO_RESTARTS = {"coordinator-replaced"}  # with a node: the old cycle may be carried on before that is missed
+_TWO_RESTARTS = {
+    "coordinator-dies",
+    "coordinator-cut",
+    "frozen",
+    "short-partition",
+    "long-partition",
+}  # with a node: the old cycle may be carried on before that is missed
+
+
+_WORKS = (State.RUNNING, State.STOPPING)
 
 
 class Violation(AssertionError):
@@ -48,6 +58,7 @@ class _Reign:
     known_cycle: int = -1  # highest that any agent has reported
     newest_plan: int = -1
     carries_on: bool = True  # nothing was stopped in this term
+    fresh: bool = True  # nothing was planned or given up in this term
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
 
     def hear(self, event: Any) -> None:
@@ -90,24 +101,43 @@ class _Reign:
         return node_id in self.connected and node_id not in self.busy
 
 
+def _shared(plan: Plan) -> Plan:
+    """What all members see. Which nodes are dead becomes known in time."""
+    return replace(plan, group_rank=-1, rank_offset=-1, dead=(), returned=())
+
+
 class Invariants:
     """Watches one world; raises Violation."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._reigns: dict[int, _Reign] = {}  # by term
+        self._reigns: dict[SimCoordinator, _Reign] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
         self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
         self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
         self._last_started: dict[str, int] = {}  # node_id -> cycle
-        self._told: dict[str, int] = {}  # node_id -> exit code, by Finish or Refused
+        self._begun: set[tuple[int, int]] = set()  # (term, cycle) of which a rank was started
+        self._workers: dict[int, list[Worker]] = {}  # by rank
+        self._told: dict[str, Finish | Refused] = {}
         self._signalled: dict[str, int] = {}  # node_id -> the first signal that is to end it
         self._alone_since: dict[str, float] = {}
-        self.end: Finish | None = None
+        self._led: dict[str, float] = {}  # node_id -> when it first had a coordinator
+        self._won: dict[int, SimCoordinator] = {}  # term -> the one that acts
+        self._newest = (0, -1)  # (term, cycle) of the latest plan
+        self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
+        self._decided_at: dict[tuple[int, str], float] = {}
+        self._exited: Finish | None = None
+        self._heard = False  # an agent has left with the end of the job
+        self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
+
+    @property
+    def end(self) -> Finish | None:
+        """The end of the job."""
+        return self._exited or (self._ends[-1] if self._ends else None)
 
     def check(self, holds: bool, what: str) -> None:
         """Raise Violation(`what`) unless `holds`."""
-        if not holds:
+        if not holds and not self.forgotten:
             s = self._world.settings
             raise Violation(f"seed {s.seed}, {s.nodes} nodes, at {self._world.clock.now:.4f} s: {what}")
 
@@ -115,18 +145,27 @@ class Invariants:
 
     def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]) -> None:
         """Called after each step of a coordinator, before its commands are carried out."""
-        reign = self._reigns.setdefault(coordinator.core.settings.term, _Reign())
+        reign = self._reigns.setdefault(coordinator, _Reign())
+        reign.carries_on = reign.carries_on and reign.fresh
+        reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
-        plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
+        plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
+        self._mind_a_new_job(reign, plans)
+        if any(isinstance(c, ev.Won) for c in commands):
+            self._check_won(coordinator)
         fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
         if fresh:
-            self._check_new_plan(reign, fresh, event)
+            joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
+            if any(isinstance(c, ev.Won) for c in commands):
+                joining = set(reign.connected)  # they register one after another, in this very step
+            self._mind_the_cut_off(coordinator)
+            self._check_new_plan(reign, fresh, joining)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
-        ends = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
+        ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
         for command in ends:
             self._check_end(coordinator, command.message)
         for command in commands:
@@ -138,21 +177,52 @@ class Invariants:
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
 
+    def _check_won(self, coordinator: SimCoordinator) -> None:
+        """One coordinator acts in a term."""
+        term = coordinator.core.job.settings.term
+        other = self._won.setdefault(term, coordinator)
+        self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
+
+    def _mind_a_new_job(self, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
+        """Whether a first plan is that of nodes that know of no older one."""
+        first = plans[0].message if plans else None
+        fresh = reign.newest_plan < 0 and reign.known_cycle < 0
+        if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
+            self._forget_if_all_are_gone()
+
+    def _forget_if_all_are_gone(self) -> None:
+        """Nodes that have come back know nothing of the job. Where no other node lives, they begin it anew."""
+        knowing = [agent for agent in self._world.living_agents() if agent.core.plan is not None]
+        self.forgotten = bool(knowing) and all(agent.host.was_out for agent in knowing)
+        if knowing:
+            return
+        for memory in (self._plans, self._places, self._runners, self._last_started, self._won, self._decided_at):
+            memory.clear()
+        self._ends.clear()
+        self._exited, self._newest = None, (0, -1)
+        self._world.training.runs.clear()
+
+    def _mind_the_cut_off(self, coordinator: SimCoordinator) -> None:
+        """A node that could not hear the end of the job finds all others dead, and goes on, as it must."""
+        self.forgotten = self.forgotten or (self._heard and coordinator.host.was_out)
+
     def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
-        shared = replace(plan, group_rank=-1, rank_offset=-1)
+        shared = _shared(plan)
         self.check(shared == self._plans[plan.term, plan.cycle], f"two plans for term {plan.term} cycle {plan.cycle}")
         self.check(node_id in reign.connected, f"a plan for {node_id}, which is not connected")
         if plan.active:
             held = self._places.get((plan.term, plan.cycle, plan.group_rank))
             self.check(held == (node_id, plan.rank_offset), f"group rank {plan.group_rank} belongs to {held}")
 
-    def _check_new_plan(self, reign: _Reign, fan_out: Sequence[ev.SendTo], event: Any) -> None:
+    def _check_new_plan(self, reign: _Reign, fan_out: Sequence[ev.SendTo], joining: set[str]) -> None:
         """The first time that a (term, cycle) is seen: all of it is in these commands."""
         plan = fan_out[0].message
         assert isinstance(plan, Plan)
-        self._plans[plan.term, plan.cycle] = replace(plan, group_rank=-1, rank_offset=-1)
+        self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
+        self.check((plan.term, plan.cycle) > self._newest, f"{plan.term, plan.cycle} is planned after {self._newest}")
+        self._newest = plan.term, plan.cycle
         reign.newest_plan = plan.cycle
         cycles, budget = len({cycle for _, cycle in self._plans}), plan.max_restarts
         self.check(cycles <= budget + 1, f"{cycles} cycles are planned, with {budget} restarts allowed")
@@ -174,10 +244,9 @@ class Invariants:
             offset += reign.connected[command.node_id].nproc
         self.check(plan.world_size == offset, "the world size is not the number of ranks")
         receivers = {c.node_id for c in fan_out}
-        joining = event.message.node.node_id if isinstance(event, ev.Joined) else ""  # its turn comes afterwards
-        left_out = [n for n in reign.connected if n not in receivers and n != joining and reign.can_run(n)]
+        left_out = [n for n in reign.connected if n not in receivers | joining and reign.can_run(n)]
         self.check(not left_out, f"{left_out} could run, but are not in the plan")
-        self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - {joining})
+        self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - joining)
 
     def _carried_on(self, reign: _Reign, plan: Plan, active: dict[int, ev.SendTo]) -> None:
         """min-healthy: the places of those who are here are as they were."""
@@ -218,10 +287,11 @@ class Invariants:
 
     def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
         """All hear one end, and it is the right one."""
-        if self.end is not None:
-            self.check(end == self.end, f"two ends: {self.end} and {end}")
+        if end in self._ends:
             return
-        self.end = end
+        self._mind_the_cut_off(coordinator)
+        self._ends.append(end)
+        self._decided_at.setdefault((end.code, end.reason), self._world.clock.now)
         world, core = self._world, coordinator.core
         if end.code == ExitCode.OK:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
@@ -241,6 +311,8 @@ class Invariants:
         elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
             left = world.settings.nodes - len(core.job.budget.history.excluded)
             self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
+        elif end.code == ExitCode.TOO_FEW_NODES and "no majority" in end.reason:
+            self.check(not core.job.quorum.elected, f"a coordinator with a quorum says {end.reason}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
             able = sum(self._is_able(agent, coordinator) for agent in world.living_agents())
@@ -261,7 +333,7 @@ class Invariants:
 
     def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
-        quiet = max(agent.host.cut_until, agent.host.slow_until) <= self._world.clock.now
+        quiet = max(agent.host.out_until, agent.host.slow_until, self._world.split.until) <= self._world.clock.now
         fit = not agent.host.sick and not agent.unprepared
         return here and quiet and fit and agent.core.state is not State.LEAVING
 
@@ -270,10 +342,12 @@ class Invariants:
     def agent_stepped(self, agent: SimAgent, event: Any, commands: Sequence[Any]) -> None:
         """Called after each step of an agent, before its commands are carried out."""
         node_id, now = agent.core.node.node_id, self._world.clock.now
-        if isinstance(event, ag.Connected):
+        if isinstance(event, Lead):
             self._alone_since.pop(node_id, None)
+            self._led.setdefault(node_id, now)
         elif isinstance(event, ag.Disconnected):
-            self._alone_since[node_id] = now
+            if node_id in self._led:
+                self._alone_since.setdefault(node_id, now)
             s = agent.core.settings
             longest_s = s.orphan_grace_s + max(s.stop_timeout_s, s.term_timeout_s) + s.kill_timeout_s + _SLACK_S
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
@@ -282,10 +356,10 @@ class Invariants:
         elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
             self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, (Finish, Refused)):
-            self._told.setdefault(node_id, event.code)
+            self._told.setdefault(node_id, event)
         elif isinstance(event, (ag.Sick, ag.Prepared)):
             agent.unprepared = agent.unprepared and isinstance(event, ag.Sick)
-            agent.told_sick = agent.told_sick or bool(agent.host.sick)
+            agent.told_sick = agent.told_sick or isinstance(event, ag.Sick) or bool(event.unfit)
         for command in commands:
             if isinstance(command, ag.Prepare):
                 agent.unprepared = True
@@ -295,7 +369,8 @@ class Invariants:
                 agent.unprepared = True
                 self._check_start(agent, node_id, command.plan)
             elif isinstance(command, ag.SignalWorkers) and command.signum == 15:
-                self.check(not any(w.terms for w in agent.living()), f"a worker on {node_id} gets SIGTERM twice")
+                twice = any(w.terms for w in agent.living()) and not agent.host.was_out  # Slurm may have signalled it
+                self.check(not twice, f"a worker on {node_id} gets SIGTERM twice")
 
     def _check_start(self, agent: SimAgent, node_id: str, plan: Plan) -> None:
         """Nobody else runs this group rank of this cycle, and the old workers are gone."""
@@ -303,8 +378,31 @@ class Invariants:
         self.check(key not in self._runners, f"{node_id} starts {key}, which somebody has started")
         self._runners.add(key)
         self.check(not agent.living(), f"{node_id} starts workers while old ones live")
+        ranks = range(plan.rank_offset, plan.rank_offset + agent.core.node.nproc)
+        if self._world.clock.now < agent.lease_until:  # otherwise it starts none
+            for rank in ranks:
+                alive = [w for w in self._workers.get(rank, ()) if w.alive and not w.stuck]
+                where = [w.agent.host.name for w in alive]
+                self.check(not alive, f"{node_id} starts rank {rank}, which runs on {where}")
+                self._workers[rank] = alive
+            if (plan.term, plan.cycle) not in self._begun:
+                self._begun.add((plan.term, plan.cycle))
+                self._check_older_cycles(plan)
         self.check(self._last_started.get(node_id, -1) < plan.cycle, f"{node_id} goes back to cycle {plan.cycle}")
         self._last_started[node_id] = plan.cycle
+
+    def _check_older_cycles(self, plan: Plan) -> None:
+        """Before the first rank of a cycle starts, all of the older ones are gone."""
+        for other in self._world.living_agents():
+            if other.core.plan is not None and other.core.plan.cycle < plan.cycle and other.core.state in _WORKS:
+                old = [w.rank for w in other.living() if not w.stuck]
+                self.check(
+                    not old, f"cycle {plan.cycle} begins, but ranks {old} of an older one run on {other.host.name}"
+                )
+
+    def started(self, worker: Worker) -> None:
+        """A user process has been started."""
+        self._workers.setdefault(worker.rank, []).append(worker)
 
     def _check_no_orphans(self, agent: SimAgent, since: float) -> None:
         alone = agent.alive and self._alone_since.get(agent.core.node.node_id) == since
@@ -317,7 +415,15 @@ class Invariants:
             return  # it was killed
         node_id, code = agent.core.node.node_id, agent.exit.code
         if node_id in self._told:
-            self.check(code == self._told[node_id], f"{node_id} exits with {code}, but was told {self._told[node_id]}")
+            told = self._told[node_id]
+            self._heard = self._heard or isinstance(told, Finish)
+            self.check(code == told.code, f"{node_id} exits with {code}, but was told {told}")
+            alone = isinstance(told, Finish) and "no majority" in told.reason  # it found too few nodes to be told more
+            if isinstance(told, Finish) and not agent.host.was_out and not alone:
+                self._exited = self._exited or told
+                # a node that came later may find only one that was cut off, which could not hear the end
+                later = self._led.get(node_id, 0.0) > self._decided_at[self._exited.code, self._exited.reason]
+                self.check(later or told == self._exited, f"two ends: {self._exited} and {told}")
         elif node_id in self._signalled:
             self.check(code == _BY_SIGNAL + self._signalled[node_id], f"{node_id} exits with {code} after a signal")
         elif code == ExitCode.NODE_REFUSED:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nvrx_slurm.core.job.election import LEASE_SHARE, MEMBER_SHARE
 from nvrx_slurm.types import Register
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
     from .world import World
 
-AGENT_KEEPALIVE_S = 4.0  # the agent notices silence a little before the coordinator does, as in control/options.py
 COORDINATOR_KEEPALIVE_S = 5.0
+AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
+LEASE_S = LEASE_SHARE * COORDINATOR_KEEPALIVE_S
 _DELAY_S = (0.0002, 0.004)
 _SLOW_DELAY_S = (0.2, 2.0)
 
@@ -24,14 +26,47 @@ class Host:
     infra_rank: int
     nproc: int
     cut_until: float = 0.0  # partitioned: nothing gets through before
+    mute_until: float = 0.0  # nothing that it sends arrives before
+    deaf_until: float = 0.0  # nothing arrives at it before
     slow_until: float = 0.0  # its messages crawl
+    frozen_until: float = 0.0  # stopped (SIGSTOP): its programs take no step before
+    off: bool = False  # without power: it answers nothing
+    was_out: bool = False  # it was cut off or stopped: it may not hear the end of the job
     sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
+
+    def unreachable_until(self, now: float) -> float:
+        """Until when it answers nothing; 0.0 = it answers."""
+        until = max(self.out_until, self.frozen_until, float("inf") if self.off else 0.0)
+        return until if until > now else 0.0
+
+    @property
+    def out_until(self) -> float:
+        """Until when it can make no connection."""
+        return max(self.cut_until, self.mute_until, self.deaf_until)
 
     @property
     def name(self) -> str:
         """Its host name."""
         return f"h{self.infra_rank}"
+
+
+@dataclass
+class Split:
+    """Two sides of the cluster that hear nothing of each other."""
+
+    until: float = 0.0
+    side: frozenset[int] = frozenset()  # infra ranks of one of them
+
+    def heals(self, sender: Host, receiver: Host) -> float:
+        """Before this nothing gets from one to the other."""
+        apart = (sender.infra_rank in self.side) != (receiver.infra_rank in self.side)
+        there = max(sender.cut_until, receiver.cut_until, sender.mute_until, receiver.deaf_until)
+        return max(there, self.until) if apart else there
+
+    def reach(self, one: Host, other: Host, now: float) -> bool:
+        """Whether one of them can connect to the other, which may be frozen or off."""
+        return one is other or max(self.heals(one, other), self.heals(other, one)) <= now
 
 
 @dataclass(frozen=True)
@@ -47,22 +82,30 @@ class Connection:
     def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator) -> None:
         self.agent, self.coordinator = agent, coordinator
         self.open_at_agent = self.open_at_coordinator = True
+        self.silent_until = 0.0
         self._world, self._clock, self._rng = world, world.clock, world.rng
+        self.local = agent.host is coordinator.host
         self._last_up = self._last_down = 0.0
         coordinator.accepted.append(self)
 
     def up(self, message: Any) -> None:
         """Agent to coordinator."""
-        self._last_up = self._carry(message, self._last_up, self._arrive_up)
+        heals = self._world.split.heals(self.agent.host, self.coordinator.host)
+        self._last_up = self._carry(message, self._last_up, self._arrive_up, heals)
 
     def down(self, message: Any) -> None:
         """Coordinator to agent."""
-        self._last_down = self._carry(message, self._last_down, self._arrive_down)
+        heals = self._world.split.heals(self.coordinator.host, self.agent.host)
+        self._last_down = self._carry(message, self._last_down, self._arrive_down, heals)
 
-    def _carry(self, message: Any, last: float, arrive: Any) -> float:
-        host, now = self.agent.host, self._clock.now
-        delay_s = self._rng.uniform(*(_SLOW_DELAY_S if host.slow_until > now else _DELAY_S))
-        when = max(last, max(now, host.cut_until) + delay_s)
+    def _carry(self, message: Any, last: float, arrive: Any, heals: float) -> float:
+        now, ends = self._clock.now, (self.agent.host, self.coordinator.host)
+        if self.local:
+            self._clock.at(now, arrive, message)
+            return now
+        slow = any(host.slow_until > now for host in ends)
+        delay_s = self._rng.uniform(*(_SLOW_DELAY_S if slow else _DELAY_S))
+        when = max(last, max(now, heals) + delay_s)
         self._clock.at(when, arrive, message)
         twice = self._world.settings.twice
         if twice and not isinstance(message, (Register, _End)) and self._rng.random() < twice:
@@ -70,15 +113,15 @@ class Connection:
             self._clock.at(when + self._rng.uniform(0.0, 3.0), arrive, message)
         return when
 
-    def _cut(self, message: Any, arrive: Any) -> bool:
+    def _cut(self, message: Any, arrive: Any, sender: Host, receiver: Host) -> bool:
         """A partition holds back what is under way (TCP sends it again once it heals)."""
-        heals = self.agent.host.cut_until
+        heals = 0.0 if self.local else self._world.split.heals(sender, receiver)
         if heals > self._clock.now:
             self._clock.at(heals, arrive, message)
         return heals > self._clock.now
 
     def _arrive_up(self, message: Any) -> None:
-        if not self.open_at_coordinator or self._cut(message, self._arrive_up):
+        if not self.open_at_coordinator or self._cut(message, self._arrive_up, self.agent.host, self.coordinator.host):
             return
         if isinstance(message, _End):
             self.break_at_coordinator(message.why)
@@ -86,12 +129,12 @@ class Connection:
             self.coordinator.receive(self, message)
 
     def _arrive_down(self, message: Any) -> None:
-        if not self.open_at_agent or self._cut(message, self._arrive_down):
+        if not self.open_at_agent or self._cut(message, self._arrive_down, self.coordinator.host, self.agent.host):
             return
         if isinstance(message, _End):
             self.break_at_agent(message.why)
         else:
-            self.agent.step(message)
+            self.agent.receive(self, message)
 
     # --- how it ends ---------------------------------------------------------------------------------
 
@@ -105,23 +148,41 @@ class Connection:
         self.open_at_coordinator = False
         self.down(_End(why))
 
-    def break_at_agent(self, why: str) -> None:
+    def break_at_agent(self, why: str, silent: bool = False) -> None:
         """The agent notices that the stream is gone."""
         if self.open_at_agent:
             self.close_at_agent(why)
-            self.agent.disconnected(self, why)
+            self.agent.disconnected(self, why, silent)
 
-    def break_at_coordinator(self, why: str) -> None:
+    def break_at_coordinator(self, why: str, silent: bool = False) -> None:
         """The coordinator notices that the stream is gone."""
         if self.open_at_coordinator:
             self.close_at_coordinator(why)
-            self.coordinator.lost(self, why)
+            self.coordinator.lost(self, why, silent)
 
     def fall_silent(self, heals: float) -> None:
         """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
         sooner."""
         now = self._clock.now
+        if self.local:
+            return
+        self.silent_until = max(self.silent_until, heals)
         if heals > now + AGENT_KEEPALIVE_S:
-            self._clock.after(AGENT_KEEPALIVE_S, self.break_at_agent, "no answer within the keepalive time")
+            why = "no answer within the keepalive time"
+            self._clock.after(AGENT_KEEPALIVE_S, self._give_up, self.break_at_agent, why)
         if heals > now + COORDINATOR_KEEPALIVE_S:
-            self._clock.after(COORDINATOR_KEEPALIVE_S, self.break_at_coordinator, "silent for the keepalive time")
+            why = "silent for the keepalive time"
+            self._clock.after(COORDINATOR_KEEPALIVE_S, self._give_up, self.break_at_coordinator, why)
+
+    def _give_up(self, break_it: Any, why: str) -> None:
+        """By the timer of a program that is stopped itself: not before it goes on, and then it hears first."""
+        end = self.agent.host if break_it == self.break_at_agent else self.coordinator.host
+        if end.frozen_until > self._clock.now:
+            self._clock.at(end.frozen_until + 0.01, self._give_up, break_it, why)
+        elif self.silent_until > self._clock.now:
+            break_it(why, True)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether beats get through in both directions."""
+        return self.open_at_agent and self.open_at_coordinator and self.silent_until <= self._clock.now

@@ -5,89 +5,102 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import record
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.machine import Machine, Say, Tick
-from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, Register, Stopped
+from nvrx_slurm.core.job.election import (
+    Answer,
+    Begin,
+    Elected,
+    Ended,
+    Led,
+    Resigned,
+    Stand,
+    StreamEnded,
+    Visited,
+)
+from nvrx_slurm.core.job.quorum import peer_key, peer_of
+from nvrx_slurm.core.machine import Say
+from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
 
-from .network import Connection, Host
+from .network import LEASE_S, Connection, Host
+from .process import Process
+from .sim_election import SimElection
+from .worker import SIGKILL, Worker
 
 if TYPE_CHECKING:
     from .world import World
 
-_SIGTERM, _SIGKILL = 15, 9
-_FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_GROWTH = 0.01, 1.0, 1.6  # as control/client.py
-
-
-class Process:
-    """A core with its timer and, if wanted, its event log."""
-
-    def __init__(self, world: World, core: Machine) -> None:
-        self.world, self.core = world, core
-        self.alive = True
-        self.log: list[str] = [record.header_line(core)] if world.settings.record else []
-        self._armed: float | None = None
-        self._arm()
-
-    def step(self, event: Any) -> None:
-        """Hand one event to the core and carry out its commands."""
-        if not self.alive:
-            return
-        now = self.world.clock.now
-        commands = self.core.step(event, now)
-        if self.log:
-            self.log.append(record.step_line(event, now, now, self.core, commands))
-        self.world.stepped(self, event, commands)
-        for command in commands:
-            self.do(command)
-        self._arm()
-
-    def do(self, command: Any) -> None:
-        """Carry out one command."""
-        raise NotImplementedError
-
-    def _arm(self) -> None:
-        deadline = self.core.deadline() if self.alive else None
-        if deadline != self._armed:
-            self._armed = deadline
-            if deadline is not None:
-                self.world.clock.at(deadline, self._tick, deadline)
-
-    def _tick(self, armed: float) -> None:
-        if self.alive and self._armed == armed:
-            self._armed = None
-            self.step(Tick())
+_REACH_S = 1.0  # how long an attempt to connect may take
+_BEAT_S = 0.5
 
 
 class SimCoordinator(Process):
-    """One reign."""
+    """The coordinator that stands, or leads, on one node."""
 
     core: Coordinator
 
-    def __init__(self, world: World, settings: CoordinatorSettings) -> None:
-        super().__init__(world, Coordinator(settings, world.clock.now))
+    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
+        super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
+        self.agent = agent
+        self.valid_until = world.clock.now + LEASE_S  # its own lease
         self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
         self.accepted: list[Connection] = []
+        self.numbers: dict[str, int] = {}
+
+    def step(self, event: Any) -> None:
+        """A coordinator that was stopped resigns before it decides anything."""
+        over = self.core.job.quorum.needed and self.leads and self.world.clock.now > self.valid_until
+        if over and self.host.frozen_until <= self.world.clock.now and self.core.job.end is None:
+            self.agent.elect.step(Resigned())
+        else:
+            super().step(event)
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message from an agent."""
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
+            if message.number < self.numbers.get(node_id, 0):
+                return
+            self.numbers[node_id] = message.number
             self.streams[node_id] = stream
             self.step(ev.Joined(message))
         elif self.streams.get(node_id) is stream:
             self.step(ev.FromAgent(node_id, message))
 
-    def lost(self, stream: Connection, why: str) -> None:
+    @property
+    def leads(self) -> bool:
+        """Whether it has been elected."""
+        return self.alive and self.core.job.quorum.elected
+
+    def lost(self, stream: Connection, why: str, silent: bool = False) -> None:
         """A stream broke."""
         node_id = stream.agent.core.node.node_id
         if self.streams.get(node_id) is stream:
             del self.streams[node_id]
-            self.step(ev.Lost(node_id, why))
+            self.step(ev.Lost(node_id, why, silent))
+
+    def renew(self) -> None:
+        """Its own lease goes on while it hears from a quorum."""
+        heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
+        if self.leads and self.core.job.quorum.enough(heard):
+            self.valid_until = self.world.clock.now + LEASE_S
+
+    def _probe(self, peer: Peer, until: float) -> None:
+        """Connect to where an agent listened, until its host refuses."""
+        host, clock = self.world.hosts[int(peer.key)], self.world.clock
+        if not self.alive or clock.now > until:
+            return
+        cut = host.unreachable_until(clock.now) > 0.0 or self.host.frozen_until > clock.now
+        cut = cut or not self.world.split.reach(self.host, host, clock.now)
+        if not cut and (host.agent is None or not host.agent.alive):
+            self.step(ev.ProvenDead(peer))
+        elif not cut and host.agent is not None and host.agent.core.node.port != peer.port:
+            self.step(ev.ProvenDead(peer))  # nothing listens at the old port: that agent is dead
+        else:
+            clock.after(0.1, self._probe, peer, until)
 
     def do(self, command: Any) -> None:
         """Carry out one command."""
@@ -101,6 +114,13 @@ class SimCoordinator(Process):
                 stream.close_at_coordinator("the coordinator closed the stream")
         elif isinstance(command, ev.Done):
             self.die("the coordinator closed the stream")
+        elif isinstance(command, ev.Probe):
+            self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)
+        elif isinstance(command, ev.Won):
+            self.agent.elect.step(Elected())
+            self.renew()
+        elif isinstance(command, ev.Lapsed):
+            self.agent.elect.step(Resigned())
         elif isinstance(command, ev.ReadProgress):
             self._read_progress(command)
         elif isinstance(command, ev.AskTimeLeft):
@@ -129,71 +149,6 @@ class SimCoordinator(Process):
                 stream.fall_silent(float("inf"))
 
 
-class Worker:
-    """One user process."""
-
-    def __init__(self, agent: SimAgent, plan: Plan, local_rank: int) -> None:
-        self.agent, self.local_rank = agent, local_rank
-        self.rank = plan.rank_offset + local_rank
-        self.run = agent.world.training.run_of(plan)
-        self.alive = True
-        self.stubborn = agent.stubborn  # ignores SIGTERM
-        self.stuck = False  # uninterruptible: survives SIGKILL
-        self.done = False  # it ended with 0
-        self.terms = 0  # how often it got SIGTERM
-        world = agent.world
-        world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
-
-    @property
-    def name(self) -> str:
-        """For the story."""
-        return f"rank {self.rank} on {self.agent.host.name}"
-
-    def _reach_user_code(self) -> None:
-        if self.alive:
-            self.agent.world.training.up(self)
-
-    def signal(self, signum: int) -> None:
-        """It gets a signal from its agent."""
-        self.terms += signum == _SIGTERM
-        if self.stuck or (self.stubborn and signum != _SIGKILL):
-            return
-        slowest_s = 0.02 if signum == _SIGKILL else 1.0
-        rng = self.agent.world.rng
-        self.agent.world.clock.after(rng.uniform(0.001, slowest_s), self.die, -signum, "")
-
-    def succeed(self) -> None:
-        """It is done."""
-        if self.alive and not self.stuck:
-            self.run.succeeded += 1
-            self.done = True
-            self._end(None)
-
-    def seem_hung(self) -> None:
-        """Its monitor reports a hang; the shell knows by the pid when that is of a worker that has been replaced."""
-        if self not in self.agent.workers:
-            return
-        self.agent.step(ag.HangSeen(self.fault(FaultKind.HANG, -_SIGKILL, "no heartbeat for 30 s")))
-
-    def die(self, code: int, message: str, kind: FaultKind | None = None) -> None:
-        """It ends with `code` (negative: by that signal)."""
-        if not self.alive or self.stuck:
-            return
-        self.agent.world.training.stall(self.run)
-        kind = kind or (FaultKind.SIGNAL if code < 0 else FaultKind.EXIT)
-        self._end(self.fault(kind, code, message))
-
-    def fault(self, kind: FaultKind, code: int, message: str) -> RankFault:
-        """How it is reported."""
-        host = self.agent.host
-        return RankFault(kind, host.name, host.infra_rank, self.rank, self.local_rank, 4711, code, message)
-
-    def _end(self, fault: RankFault | None) -> None:
-        self.alive = False
-        world = self.agent.world
-        world.clock.after(world.rng.uniform(0.0, 0.005), self.agent.step, ag.WorkerExited(self.local_rank, fault))
-
-
 class SimAgent(Process):
     """One life of one agent, with its workers."""
 
@@ -207,10 +162,22 @@ class SimAgent(Process):
         self.exit: ag.Exit | None = None
         self.unprepared = True  # nobody has looked at the node since it ran workers
         self.told_sick = False
-        node = Node(f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc)
-        super().__init__(world, Agent(node, settings, world.clock.now))
+        self.coordinator: SimCoordinator | None = None
+        self.visitors: dict[str, tuple[SimAgent, int]] = {}
+        self.lease_until = 0.0 if world.elects else float("inf")
+        self._attempt = 0
+        self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
+        node = Node(
+            f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc, (), life
+        )
+        super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
+        self.elect = SimElection(world, self)
+
+    def start(self) -> None:
+        """Begin the preflight, and look for the coordinator."""
         self._prepare()
-        self._connect(_FIRST_RETRY_S)
+        self.elect.step(Begin())
+        self._beat()
 
     @property
     def done(self) -> bool:
@@ -226,31 +193,146 @@ class SimAgent(Process):
         """Its workers that are alive."""
         return [worker for worker in self.workers if worker.alive]
 
-    def _connect(self, retry_s: float) -> None:
-        """Look for the coordinator, again and again, more and more patiently."""
+    # --- the way to the coordinator -------------------------------------------------------------------------
+
+    def seek(self, peer: Peer, term: int) -> None:
+        """Leave the present stream and register with another node."""
+        self._leave("another candidate is sought")
+        host = self.world.hosts[int(peer.key)]
+        self.world.clock.after(self.world.rng.uniform(0.0005, 0.004), self._arrive, host, term, self._attempt)
+
+    def _leave(self, why: str) -> None:
+        self._attempt += 1
+        stream, self.stream, self._renewed_by = self.stream, None, None
+        if stream is not None:
+            if stream.open_at_agent:
+                stream.close_at_agent(why)
+            self.step(ag.Disconnected(why))
+
+    def _arrive(self, host: Host, term: int, attempt: int) -> None:
+        now = self.world.clock.now
+        if not self.alive or attempt != self._attempt:
+            return
+        if host.unreachable_until(now) or not self.world.split.reach(self.host, host, now):
+            self.world.clock.after(_REACH_S, self._failed, Ended.SILENT, attempt)
+        elif host.agent is None or not host.agent.alive:
+            self.world.clock.after(0.001, self._failed, Ended.REFUSED, attempt)
+        else:
+            node_id = self.core.node.node_id
+            host.agent.visitors[node_id] = self, attempt
+            host.agent.elect.step(Visited(node_id, term))
+
+    def _failed(self, how: Ended, attempt: int) -> None:
+        if self.alive and attempt == self._attempt:
+            self.elect.step(StreamEnded(how))
+
+    def answer(self, command: Answer) -> None:
+        """To an agent that wants to register here."""
+        visitor, attempt = self.visitors.pop(command.visitor)
+        if command.elsewhere is None:
+            self.world.clock.after(0.0005, visitor.accepted, self.coordinator, attempt)
+        else:
+            self.world.clock.after(0.0005, visitor.sent_on, command.elsewhere, attempt)
+
+    def sent_on(self, elsewhere: Elsewhere, attempt: int) -> None:
+        """The node that was sought knows better."""
+        if self.alive and attempt == self._attempt:
+            self.elect.step(elsewhere)
+
+    def accepted(self, coordinator: SimCoordinator | None, attempt: int) -> None:
+        """A coordinator, or a candidate, takes the registration."""
+        if not self.alive or attempt != self._attempt:
+            return
+        if coordinator is None or not coordinator.alive:
+            self.elect.step(StreamEnded(Ended.CLOSED))
+            return
+        self.stream = Connection(self.world, self, coordinator)
+        split, now = self.world.split, self.world.clock.now
+        cut = max(split.heals(self.host, coordinator.host), split.heals(coordinator.host, self.host))
+        if (heals := max(coordinator.host.unreachable_until(now), cut)) > now:
+            self.stream.fall_silent(heals)
+        self.step(ag.Connected())
+
+    def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
+        """Its stream is gone."""
+        if stream is self.stream and self.alive:
+            self.stream, self._renewed_by = None, None
+            self.step(ag.Disconnected(why))
+            self.elect.step(StreamEnded(Ended.SILENT if silent else Ended.CLOSED))
+
+    def receive(self, stream: Connection, message: Any) -> None:
+        """A message of the coordinator; the election hears who leads."""
+        if self.host.frozen_until > self.world.clock.now:
+            self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
+            return
+        if stream is not self.stream:
+            return
+        leader = peer_of(stream.coordinator.agent.core.node)
+        if isinstance(message, Lead):
+            self._renewed_by = stream.coordinator
+            self._renew()
+            self.elect.step(Led(message.term, leader))
+        elif isinstance(message, Plan):
+            self.elect.step(Led(message.term, leader, message.successors))
+        self.step(message)
+
+    # --- this node as the coordinator -----------------------------------------------------------------------
+
+    def stand(self, command: Stand) -> None:
+        """Start a coordinator here and register with it."""
+        before = self.elect.core.leader
+        self._leave("this node stands for coordinator")
+        self.coordinator = self.world.new_coordinator(self, command, before)
+        if self.coordinator.leads:
+            self.elect.step(Elected())
+        self.accepted(self.coordinator, self._attempt)
+
+    def retire(self) -> None:
+        """End the coordinator here."""
+        coordinator, self.coordinator = self.coordinator, None
+        if coordinator is not None:
+            coordinator.die("the coordinator has retired")
+
+    def look_at(self, peer: Peer) -> None:
+        """Ask another node for the coordinator."""
+        host, now = self.world.hosts[int(peer.key)], self.world.clock.now
+        reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
+        if reachable and host.agent is not None and host.agent.alive:
+            self.world.clock.after(0.003, self.elect.step, host.agent.elect.core.where())
+
+    # --- the lease ------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        leader = self._renewed_by
+        if leader is None or self.stream is None or not (self.stream.local or self.stream.healthy):
+            return
+        if leader.valid_until > self.world.clock.now:
+            own = leader.valid_until if self.stream.local else self.world.clock.now + LEASE_S
+            self.lease_until = own
+
+    def _beat(self) -> None:
+        """Renew the lease; where that fails for too long, the monitors kill the workers, also of a stopped agent."""
         if not self.alive:
             return
-        world = self.world
-        coordinator = world.coordinator
-        if coordinator is not None and coordinator.alive and self.host.cut_until <= world.clock.now:
-            self.stream = Connection(world, self, coordinator)
-            self.step(ag.Connected())
-            return
-        retry_s = min(retry_s * _RETRY_GROWTH, _LAST_RETRY_S)
-        world.clock.after(retry_s * world.rng.uniform(0.7, 1.3), self._connect, retry_s)
-
-    def disconnected(self, stream: Connection, why: str) -> None:
-        """Its stream is gone."""
-        if stream is self.stream:
-            self.stream = None
-            self.step(ag.Disconnected(why))
-            self.world.clock.after(self.world.rng.uniform(0.005, 0.05), self._connect, _FIRST_RETRY_S)
+        now = self.world.clock.now
+        if self.coordinator is not None and self.host.frozen_until <= now:
+            self.coordinator.renew()
+        if self.host.frozen_until <= now:
+            self._renew()
+        if now >= self.lease_until and self.living():
+            self.step(ag.LeaseOver())
+            for worker in self.living():
+                worker.signal(SIGKILL)
+        self.world.clock.after(_BEAT_S, self._beat)
 
     def do(self, command: Any) -> None:
         """Carry out one command."""
         if isinstance(command, ag.Send):
             self._send(command.message)
         elif isinstance(command, ag.StartWorkers):
+            if self.world.clock.now >= self.lease_until:
+                self.world.clock.after(0.0, self._start_nothing)
+                return
             self.workers = [Worker(self, command.plan, r) for r in range(self.host.nproc)]
         elif isinstance(command, ag.SignalWorkers):
             for worker in self.living():
@@ -265,6 +347,14 @@ class SimAgent(Process):
             self._end("its agent left", in_flight=True)
         else:
             assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks, ag.EndHeld)), command
+
+    def _start_nothing(self) -> None:
+        """The program went on after a stop: its lease is over."""
+        for local_rank in range(self.host.nproc):
+            rank = self.core.plan.rank_offset + local_rank if self.core.plan is not None else -1
+            why = "the lease is over"
+            fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, rank, local_rank, message=why)
+            self.step(ag.WorkerExited(local_rank, fault))
 
     def _prepare(self) -> None:
         """Checks take their time; what they find is how the host is then."""
@@ -281,6 +371,8 @@ class SimAgent(Process):
             return
         if isinstance(message, (Register, Stopped)):
             message = replace(message, port=next(self.world.ports))
+        if isinstance(message, Register):
+            message = replace(message, vote=self.elect.core.term, number=self._attempt)
         self.stream.up(message)
 
     def slurm_signals_workers(self, signum: int) -> None:
@@ -294,15 +386,20 @@ class SimAgent(Process):
 
     def vanish(self) -> None:
         """The machine is gone without a word."""
-        stream = self.stream
+        self.host.off = True
+        stream, coordinator = self.stream, self.coordinator
         self._die()
         if stream is not None:
             stream.open_at_agent = False
             stream.fall_silent(float("inf"))
+        if coordinator is not None:
+            coordinator.die("", silently=True)
 
     def _end(self, why: str, in_flight: bool) -> None:
-        stream = self.stream
+        stream, coordinator = self.stream, self.coordinator
         self._die()
+        if coordinator is not None:
+            coordinator.die(why)
         if stream is None or not stream.open_at_agent:
             return
         if in_flight:
@@ -312,7 +409,7 @@ class SimAgent(Process):
             self.world.clock.after(0.001, stream.break_at_coordinator, why)
 
     def _die(self) -> None:
-        self.alive = False
+        self.alive = self.elect.alive = False
         self.stream = None
         for worker in self.living():
             self.world.training.stall(worker.run)

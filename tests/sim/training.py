@@ -11,7 +11,7 @@ from nvrx_slurm.types import Plan
 from .clock import Clock
 
 if TYPE_CHECKING:
-    from .processes import Worker
+    from .worker import Worker
 
 
 @dataclass

@@ -14,14 +14,17 @@ from typing import Any
 
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.job.election import Stand
+from nvrx_slurm.core.job.quorum import peer_of
 from nvrx_slurm.core.job.restarts import RestartLimits
-from nvrx_slurm.types import FaultKind, KindCount, RestartPolicy
+from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
 
 from . import faults
 from .clock import Clock
 from .invariants import Invariants
-from .network import Host
-from .processes import Process, SimAgent, SimCoordinator
+from .network import COORDINATOR_KEEPALIVE_S, Host, Split
+from .process import Process
+from .processes import SimAgent, SimCoordinator
 from .story import Story
 from .training import Training
 
@@ -47,6 +50,7 @@ class WorldSettings:
     agent: AgentSettings = field(default_factory=AgentSettings)
     limits: RestartLimits = field(default_factory=RestartLimits)
     join_timeout_s: float = 60.0
+    absent: Sequence[int] = ()  # infra ranks of nodes that never come up
     time_limit_s: float = 0.0  # of the allocation; the coordinator warns 10 s before it and stops 5 s before; 0 = none
 
     @property
@@ -97,6 +101,7 @@ class World:
         self.fired: Counter[str] = Counter()
         self.training = Training(self.clock, self.rng, settings.work_s, settings.checkpoint_s, settings.min_healthy)
         self.story = story
+        self.split = Split()
         self.invariants = Invariants(self)
         self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
         self.agents: list[SimAgent] = []
@@ -108,8 +113,13 @@ class World:
 
     @property
     def coordinator(self) -> SimCoordinator | None:
-        """The one that agents find."""
-        return self.coordinators[-1] if self.coordinators else None
+        """One that leads, the latest."""
+        return next((c for c in reversed(self.coordinators) if c.leads), None)
+
+    @property
+    def elects(self) -> bool:
+        """A job of one node has one coordinator."""
+        return self.settings.nodes > 1
 
     @property
     def over(self) -> bool:
@@ -123,8 +133,9 @@ class World:
     # --- births ----------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
-        self.new_coordinator()
         for host in self.hosts:
+            if host.infra_rank in self.settings.absent:
+                continue
             late = self.settings.faults > 0 and self.rng.random() < 0.02
             self.clock.after(self.rng.uniform(0.0, 15.0 if late else 0.5), self.start_agent, host)
         at = 0.0
@@ -141,8 +152,11 @@ class World:
     def start_agent(self, host: Host) -> None:
         """A new agent on a host that has none (unless the job is over)."""
         if (host.agent is None or not host.agent.alive) and not (self.agents and self.over):
-            host.agent = SimAgent(self, host, next(self._lives), self.settings.agent)
+            host.off = False
+            host.frozen_until = 0.0
+            host.agent = SimAgent(self, host, next(self._lives) + 1, self.settings.agent)
             self.agents.append(host.agent)
+            host.agent.start()
 
     def start_later(self, host: Host, soonest_s: float, latest_s: float) -> float:
         """The same after a while; returns after how many seconds."""
@@ -151,13 +165,12 @@ class World:
         self.busy_until(self.clock.now + delay_s)
         return delay_s
 
-    def new_coordinator(self) -> None:
-        """The first coordinator, or the next term."""
-        term = len(self.coordinators) + 1
+    def new_coordinator(self, agent: SimAgent, stand: Stand, before: Peer | None) -> SimCoordinator:
+        """A node stands for coordinator."""
         s = self.settings
         names = tuple(host.name for host in self.hosts)
         settings = CoordinatorSettings(
-            term,
+            stand.term,
             s.min_nodes,
             s.nodes,
             s.max_restarts,
@@ -170,8 +183,16 @@ class World:
             stop_before_end_s=5.0,
             join_timeout_s=s.join_timeout_s,
             expected=names,
+            peer=peer_of(agent.core.node),
+            electors=s.nodes if self.elects else 0,
+            last_leader=before.key if before is not None else "",
+            fence_s=stand.fence_s,
+            leader_fence_s=stand.leader_fence_s,
+            lease_s=COORDINATOR_KEEPALIVE_S,
+            quorum_timeout_s=0.8 * (s.agent.join_timeout_s if before is None else s.agent.reconnect_timeout_s),
         )
-        self.coordinators.append(SimCoordinator(self, settings))
+        self.coordinators.append(SimCoordinator(self, settings, agent))
+        return self.coordinators[-1]
 
     def left(self, agent: SimAgent) -> None:
         """An agent's life has ended."""
@@ -200,13 +221,14 @@ class World:
     def run(self) -> Outcome:
         """Until nobody is left. Raises Violation when an invariant breaks, or when they never leave."""
         started = False
-        while not (started and self.over):
+        while not (started and self.over) and not self.invariants.forgotten:
             more = self.clock.step()
             started = started or bool(self.agents)
             self.invariants.check(more, "nothing is due any more, but somebody is left")
             late = self.clock.now > self._busy_until + BOUND_S
             self.invariants.check(not late, f"not over {BOUND_S:g} s after the last fault")
-        self.invariants.at_the_end()
+        if not self.invariants.forgotten:
+            self.invariants.at_the_end()
         exits = Counter(agent.exit.code for agent in self.agents if agent.exit is not None)
         end = self.invariants.end
         code, reason = (end.code, end.reason) if end is not None else (max(exits, default=0), "no coordinator is left")

@@ -114,7 +114,9 @@ class Job:
 
     def wait_for(self, done: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait for something in the job's directory, by inotify."""
-        assert wait_in(self.directory, done, patience_s), f"never came: {what}; the job said:\n{self.said()}"
+        if not wait_in(self.directory, done, patience_s):
+            logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.directory.rglob("agents/*.log"))
+            raise AssertionError(f"never came: {what}; the job said:\n{self.said()}\n{logs}")
 
     def wait_end(self) -> JobEnd:
         """Wait for the job's end, repairing nodes that were lost (Slurm calls it "completing" until then)."""

@@ -47,7 +47,7 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     ranks = {f"cycle_0/node_{r // 2}_n{r // 2 + 1}/rank_{r}.{e}" for r in range(4) for e in ("out", "err")}
     agents = {f"agents/agent_{i}.log" for i in range(4)} | {f"events/agent_{i}.jsonl" for i in range(4)}
-    assert files == ranks | agents | {"events/coordinator.jsonl", "result.json", "srun_command"}
+    assert files == ranks | agents | {"events/coordinator.jsonl", "result.json", "srun_command", "console"}
     assert (run / "cycle_0/node_1_n2/rank_3.out").read_text() == "hello from 3 of 4\n"
     assert (run / "cycle_0/node_1_n2/rank_3.err").read_text() == "careful\n"
     assert "[rank 1] hello from 1 of 4\n" in job.said()

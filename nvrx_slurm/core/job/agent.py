@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import agent_events as ev
-from nvrx_slurm.core.job.agent_state import SIGTERM, AgentState, State
+from nvrx_slurm.core.job.agent_state import SIGKILL, SIGTERM, AgentState, State
 from nvrx_slurm.core.machine import Say, Tick, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
@@ -21,9 +21,9 @@ _EMPTY = (State.PREPARING, State.IDLE, State.SUCCEEDED)  # without workers
 _BUSY = (State.RUNNING, State.STOPPING)
 _STAYS = (*_EMPTY, *_BUSY)
 _AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
-_TOO_LATE = (
-    *(ev.Connected, ev.Disconnected, ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Stop, t.Refused, t.RanksGone, t.Warn),
+_LATE = (
+    *(ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
+    *(t.Plan, t.Stop, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
 
@@ -33,6 +33,7 @@ class Agent(AgentState):
     commands = ev.COMMANDS
     table = rows(
         (_STAYS, ev.Connected, "on_connected", (), "register with what runs"),
+        (_STAYS, t.Lead, "on_lead", (), "the coordinator is elected"),
         (_STAYS, ev.Disconnected, "on_disconnected", (), "look for the coordinator; workers go on for a while"),
         ((State.PREPARING, State.STOPPING), t.Plan, "on_plan_early", (), "keep it until the preflight has passed"),
         (State.IDLE, t.Plan, "on_plan_idle", (State.RUNNING,), "active: start; spare: wait"),
@@ -43,12 +44,16 @@ class Agent(AgentState):
         (State.RUNNING, t.Stop, "on_stop", (State.STOPPING,), "stop them"),
         (State.SUCCEEDED, t.Stop, "on_stop", (State.PREPARING,), "others failed"),
         (State.STOPPING, t.Stop, "ignore", (), "doing it"),
-        (_EMPTY, (t.Finish, t.Refused), "on_finish", (State.GONE,), "the end"),
+        (State.RUNNING, ev.LeaseOver, "on_lease_over", (State.STOPPING,), "kill them"),
+        (State.STOPPING, ev.LeaseOver, "on_lease_over", (), "no time for a clean end"),
+        (_EMPTY, ev.LeaseOver, "ignore", (), "nothing runs"),
+        (_EMPTY, t.Finish, "on_finish", (State.ENDED, State.GONE), "the end"),
+        (_EMPTY, t.Refused, "on_finish", (State.GONE,), "this agent is not taken"),
         (_BUSY, (t.Finish, t.Refused), "on_finish", (State.LEAVING,), "the end"),
         (State.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
         (State.RUNNING, ev.WorkerExited, "on_exit_running", _AFTER, "any-failed: one fault stops all"),
         (State.STOPPING, ev.WorkerExited, "on_exit_stopping", (State.PREPARING,), "one fewer"),
-        (State.LEAVING, ev.WorkerExited, "on_exit_stopping", (State.GONE,), "one fewer"),
+        (State.LEAVING, ev.WorkerExited, "on_exit_stopping", (State.ENDED, State.GONE), "one fewer"),
         (State.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
         ((*_EMPTY, State.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
         (_STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
@@ -66,20 +71,43 @@ class Agent(AgentState):
         (State.SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
         (_EMPTY, Tick, "on_tick_alone", (State.GONE,), "no coordinator in time"),
         (State.RUNNING, Tick, "on_tick_running", (State.STOPPING,), "orphan, or a hung rank lives"),
-        ((State.STOPPING, State.LEAVING), Tick, "on_tick_ladder", (State.GONE,), "next rung of the stop ladder"),
-        (State.LEAVING, _TOO_LATE, "ignore", (), "leaving anyway"),
+        (State.STOPPING, Tick, "on_tick_ladder", (State.GONE,), "next rung of the stop ladder"),
+        (State.LEAVING, Tick, "on_tick_ladder", (State.ENDED, State.GONE), "next rung of the stop ladder"),
+        (State.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
+        ((State.LEAVING, State.ENDED), ev.Connected, "on_connected_again", (), "tell the end to a new coordinator"),
+        ((State.LEAVING, State.ENDED), ev.Disconnected, "on_disconnected_again", (), "leaving anyway"),
+        (State.ENDED, (t.Leave, Tick, t.Refused), "on_leave", (State.GONE,), "all agents know the end"),
+        (State.ENDED, t.Finish, "on_finish_ended", (), "a new coordinator tells the end again"),
+        (State.ENDED, (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared), "ignore", (), "nothing runs"),
+        (_STAYS, t.Leave, "ignore", (), "of an end that this agent has not heard"),
     )
 
     # --- the stream ---------------------------------------------------------------------------------------
 
     def on_connected(self, event: ev.Connected, now: float) -> None:
         """Register at the coordinator with what this node runs."""
-        self._met = self._connected = True
-        self._connect_by = self._orphan_by = None
+        self._connected = True
+        if not self.settings.elects:
+            self.on_lead(t.Lead(self.term), now)
         self.send(t.Register(self.node, 0, self.plan, self._doing(), tuple(self._faults), self._early))
         for message in (self._request, self._warn_job):
             if message is not None:
                 self.send(message)
+
+    def on_lead(self, event: t.Lead, now: float) -> None:
+        """From now on this coordinator decides, and renews the lease of our workers."""
+        self._met = True
+        self._connect_by = self._orphan_by = None
+
+    def on_lease_over(self, event: ev.LeaseOver, now: float) -> None:
+        """They must be gone before another node starts the same ranks."""
+        assert self.plan is not None
+        if self.state is State.RUNNING:
+            self.state = State.STOPPING
+            self.emit(Say(f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"))
+        if self._before_kill() or not self._ladder:
+            self._start_ladder(SIGKILL, self.settings.kill_timeout_s, now)
+            self._ladder = [(by, 0) for by, _ in self._ladder]
 
     def _doing(self) -> t.Doing:
         active = self.plan is not None and self.plan.active
@@ -91,12 +119,15 @@ class Agent(AgentState):
         """The shell keeps looking for a coordinator; we bound how long that is any use."""
         self._connected = False
         self.emit(Say(f"no coordinator: {event.why}"))
-        self._connect_by = now + self.settings.reconnect_timeout_s
-        self._orphan_by = now + self.settings.orphan_grace_s
+        if self._connect_by is None:
+            self._connect_by = now + self.settings.reconnect_timeout_s
+            self._orphan_by = now + self.settings.orphan_grace_s
 
     def on_tick_alone(self, event: Tick, now: float) -> None:
         """Without workers and without a coordinator there is nothing left to do."""
         s = self.settings
+        if self._connect_by is None or now < self._connect_by:
+            return  # a tick of the state before
         within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
         why = f"no coordinator could be reached within {within}"
         self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
@@ -247,7 +278,7 @@ class Agent(AgentState):
         if self._alive:
             return
         if self.state is State.LEAVING:
-            self._gone()
+            self._gone(now)
         else:
             self._stopped(now)
 

@@ -2,7 +2,7 @@
 
 `Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
-Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone.
+Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone, Lead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class AgentSettings:
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
+    end_timeout_s: float = 10.0  # how long an agent that knows the end waits until all others know it, too
+    elects: bool = False  # the coordinator is elected: one that is only a candidate is none yet
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
     warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
 
@@ -41,6 +43,18 @@ class Disconnected:
     """The stream broke, or went silent."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """No stream could be opened. Not for the agent's core: its link looks on."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOver:
+    """No coordinator has renewed this node's lease: another node may start its ranks soon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,22 @@ from enum import Enum
 from nvrx_slurm.core.job import agent_events as ev
 from nvrx_slurm.core.machine import Machine, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
-from nvrx_slurm.types import AgentMessage, Asked, EndJob, Finish, Node, Plan, RankFault, Refused, Stopped, WarnJob
+from nvrx_slurm.types import (
+    AgentMessage,
+    Asked,
+    Doing,
+    Ended,
+    EndJob,
+    Finish,
+    Leave,
+    Node,
+    Plan,
+    RankFault,
+    Refused,
+    Register,
+    Stopped,
+    WarnJob,
+)
 
 SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
 BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"
@@ -22,6 +37,7 @@ class State(Enum):
     SUCCEEDED = "all workers of this node ended well; waiting for the others"
     STOPPING = "workers are being stopped for the next cycle"
     LEAVING = "workers are being stopped for good"
+    ENDED = "no workers; the end of the job is known here, and perhaps not yet everywhere"
     GONE = "done"
 
 
@@ -37,6 +53,7 @@ class AgentState(Machine):
         self._next_plan: Plan | None = None  # waits until the workers of the old cycle are gone
         self._alive: set[int] = set()  # local ranks
         self._exit: ev.Exit | None = None
+        self._end: Finish | None = None  # of the job, as a coordinator has told it
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
         self._ladder: list[tuple[float, int]] = []  # when the workers get which signal; 0: they are given up
@@ -63,7 +80,7 @@ class AgentState(Machine):
         """When the next Tick is due (monotonic seconds), or None."""
         if self.state is State.RUNNING:
             return earliest(self._orphan_by, *(by for by, _ in self._hung.values()))
-        if self.state in (State.STOPPING, State.LEAVING):
+        if self.state in (State.STOPPING, State.LEAVING, State.ENDED):
             return self._ladder[0][0] if self._ladder else None
         return self._connect_by
 
@@ -87,13 +104,14 @@ class AgentState(Machine):
             if self._exit is None:
                 why = f"local ranks {left} do not end after SIGKILL (uninterruptible sleep?)"
                 self._exit = ev.Exit(ExitCode.NODE_REFUSED, why)
-            self._gone()
+            self._gone(now)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     def on_finish(self, event: Finish | Refused, now: float) -> None:
         """The coordinator says how this ends; where some agent was told by a signal, workers get that signal."""
         signum = event.signum if isinstance(event, Finish) else 0
+        self._end = event if isinstance(event, Finish) else None
         s = self.settings
         grace_s = s.term_timeout_s if signum else s.stop_timeout_s
         wait_s = s.same_signal_s if signum and s.in_step else 0.0
@@ -102,6 +120,28 @@ class AgentState(Machine):
     def on_finish_leaving(self, event: Finish, now: float) -> None:
         """The agent leaves already, but the job ends for one reason, with one code, on all nodes."""
         self._exit = ev.Exit(event.code, event.reason)
+        self._end = event
+
+    def on_connected_again(self, event: ev.Connected, now: float) -> None:
+        """A new coordinator may not know the end of the job."""
+        self._connected = True
+        if self._end is not None:
+            self.send(Register(self.node, 0, self.plan, Doing.ENDED, end=self._end))
+            if self.state is State.ENDED:
+                self.send(Ended())
+
+    def on_disconnected_again(self, event: ev.Disconnected, now: float) -> None:
+        """No coordinator is needed any more, unless others do not know the end."""
+        self._connected = False
+
+    def on_finish_ended(self, event: Finish, now: float) -> None:
+        """Say once more that this node is ready to leave."""
+        self.send(Ended())
+
+    def on_leave(self, event: Leave | Tick, now: float) -> None:
+        """All agents know the end, or it is too late to tell those that do not."""
+        self._end = None
+        self._gone(now)
 
     def on_signalled(self, event: ev.Signalled, now: float) -> None:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
@@ -135,7 +175,7 @@ class AgentState(Machine):
         self._exit = end
         self.state = State.LEAVING
         if not self._alive:
-            self._gone()
+            self._gone(now)
         elif stopping:  # they have had their signal: never a second one, only a shorter wait
             if self._before_kill():
                 self._ladder = [(min(self._ladder[-1][0], now + grace_s), SIGKILL)]
@@ -146,8 +186,13 @@ class AgentState(Machine):
             self._ladder = [*term, (now + max(grace_s, (wait_s or 0.0) + 1.0), SIGKILL)]
             self.emit(ev.PassOn(SIGCONT))  # a stopped worker acts on nothing
 
-    def _gone(self) -> None:
+    def _gone(self, now: float) -> None:
         assert self._exit is not None
+        if self._end is not None and self.settings.elects:
+            self.state = State.ENDED
+            self._ladder = [(now + self.settings.end_timeout_s, 0)]
+            self.send(Ended())
+            return
         self.state = State.GONE
         self._ladder = []
         self.emit(self._exit)

@@ -12,6 +12,7 @@ from nvrx_slurm.core.job.inherited import busy_cycle
 from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
+from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.errors import ExitCode
 
@@ -29,6 +30,9 @@ class AnyTime(JobPart):
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", OVER, "told to end"),
         (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),
+        (LIVE, ev.ProvenDead, "on_dead", ANY, "its ranks are gone, and it is not counted any more"),
+        (LIVE, ev.Raised, "ignore", (), "too late: elected"),
+        (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
@@ -39,6 +43,7 @@ class AnyTime(JobPart):
             self.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
         job.lost_at.pop(node.node_id, None)
+        self._lead(message)
         self._learn(message, now)
         if job.budget.excludes(node):
             self.refuse(node.node_id, f"node {node.host} was excluded from this job", now)
@@ -49,6 +54,8 @@ class AnyTime(JobPart):
             self.send(node.node_id, job.warning)
         if old is not None and old.node.node_id != node.node_id:
             self.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
+        if message.end is not None:
+            self.finish(message.end, now)
         if self.core.state in LIVE:  # otherwise it was told the end with all the others
             job.members.set_busy(node.node_id, busy_cycle(message))
             self.core.owner.joined(message, now)
@@ -59,6 +66,7 @@ class AnyTime(JobPart):
         job.inherited.running.remove(message.node.node_id)  # unless the agent says otherwise in a moment
         if message.plan is None:
             return
+        job.report.inherit(message.plan.history)
         if job.budget.inherit(message.plan.history):  # one that joined before this was known may have been excluded
             for node in job.members.in_order():
                 if job.budget.excludes(node):
@@ -68,8 +76,33 @@ class AnyTime(JobPart):
         if job.fresh:
             job.cycle = max(job.cycle, job.inherited.last_cycle)
 
+    def _lead(self, message: t.Register) -> None:
+        """Its ranks are known again. It runs them on under our lease."""
+        quorum, node = self.job.quorum, message.node
+        if not quorum.needed:
+            return
+        if message.plan is not None:
+            quorum.knows(peer_key(node), message.plan.term, message.plan.cycle)
+        elif node.node_id not in self.job.members and quorum.offer[0] > 0:
+            quorum.newcomer(node)
+            self.note_dead()
+        quorum.back(peer_key(node), self.job.members.keys_of_nodes | {peer_key(node)})
+        self.send(node.node_id, t.Lead(self.job.settings.term))
+
+    def on_dead(self, event: ev.ProvenDead, now: float) -> None:
+        """A plan may have waited for this."""
+        members = self.job.members.keys_of_nodes
+        if event.peer.key not in members and self.job.quorum.is_proof(event.peer):
+            self.job.quorum.died(event.peer.key, members)
+            self.note_dead()
+            self.mind_quorum(now)
+            self.core.owner.unfenced(now)
+
     def on_lost(self, event: ev.Lost, now: float) -> None:
         """A stream broke."""
+        member = self.job.members.get(event.node_id)
+        if member is not None and event.silent:
+            self.job.quorum.silent.add(peer_key(member.node))
         if event.node_id in self.job.members and self.job.assignment.group_rank(event.node_id) is not None:
             self.job.lost_at[event.node_id] = now
         self.remove(event.node_id, event.why, now)

@@ -1,9 +1,10 @@
 """The coordinator: gathers agents, makes plans, decides about restarts and the end. Pure; see `core.machine`.
 
-    JOINING -> RUNNING -> STOPPING -> JOINING ... -> FINISHED -> CLOSED
+    ELECTING -> JOINING -> RUNNING -> STOPPING -> JOINING ... -> FINISHED -> CLOSED
 
 Each part handles some states or some events; its module tells that part of the story:
-`gathering` (wait for nodes, plan), `takeover` (carry on with a cycle of an older term), `running`, `stopping` (a cycle
+`electing` (a job of several nodes: wait for a quorum), `gathering` (wait for nodes, plan), `takeover` (carry on with
+a cycle of an older term), `running`, `stopping` (a cycle
 failed), `ending`; `any_time` (agents that come and go, requests) works in all states before the end. The parts share
 `job_data.JobData`.
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from nvrx_slurm.core.job.any_time import AnyTime
 from nvrx_slurm.core.job.coordinator_events import FromAgent
+from nvrx_slurm.core.job.electing import Electing
 from nvrx_slurm.core.job.ending import Ending
 from nvrx_slurm.core.job.gathering import Gathering
 from nvrx_slurm.core.job.job_data import CoordinatorSettings, JobData, Phase
@@ -28,7 +30,7 @@ from nvrx_slurm.core.machine import Machine, plain
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
 
-_PARTS = (Gathering, Takeover, Running, Stopping, Ending, AnyTime)
+_PARTS = (Electing, Gathering, Takeover, Running, Stopping, Ending, AnyTime)
 
 
 class Coordinator(Machine):
@@ -39,9 +41,9 @@ class Coordinator(Machine):
     part_of_row = {key: part for part in _PARTS for key in part.table}
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
-        super().__init__(Phase.JOINING, now)
-        self.settings = settings
         self.job = JobData.at_start(settings, now)
+        super().__init__(Phase.JOINING if self.job.quorum.elected else Phase.ELECTING, now)
+        self.settings = settings
         self._parts: dict[type[JobPart], JobPart] = {part: part(self, self.job) for part in _PARTS}
         self._owner: dict[Enum, JobPart] = {owned: part for part in self._parts.values() for owned in part.states}
         self.owner.enter(now)
@@ -56,6 +58,11 @@ class Coordinator(Machine):
         before, self.state = self.owner, state
         if self.owner is not before:
             self.owner.enter(now)
+
+    def handle(self, event: object, now: float) -> None:
+        """Handle an event that has waited, as a part of the present step."""
+        kind = self.kind(event)
+        getattr(self._handler(self.state, kind), self.table[self.state, kind].do)(event, now)
 
     def deadline(self) -> float | None:
         """That of the part that owns the state (monotonic seconds), or None."""

@@ -23,6 +23,22 @@ class Lost:
 
     node_id: str
     why: str
+    silent: bool = False  # nothing was heard from it for the length of a lease, so its ranks are gone
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenDead:
+    """The agent that a `Probe` asked for is dead: its host answered that nothing listens there, or that another
+    agent does; or Slurm says that the node is down."""
+
+    peer: t.Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Before the election is won: stand for this later term."""
+
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,25 @@ class SendTo:
 
     node_id: str
     message: t.CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether the agent that listened there is dead; if so, `ProvenDead` follows. Silence gets no answer."""
+
+    peer: t.Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """This coordinator has a quorum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """This coordinator has lost its quorum and must not act any more; it gets no further events."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

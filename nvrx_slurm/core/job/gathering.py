@@ -29,6 +29,7 @@ class Gathering(JobPart):
     join_by: float = 0.0
     announce_at: float | None = None
     last_call_until: float = 0.0
+    fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
 
     def enter(self, now: float) -> None:
         """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
@@ -56,7 +57,7 @@ class Gathering(JobPart):
         if mine and not message.busy:
             self.job.add_faults(message.faults, now)
         elif not mine:
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         self._plan_if_possible(now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
@@ -75,7 +76,7 @@ class Gathering(JobPart):
             return self.job.pause_until
         if self.core.state is Phase.LAST_CALL:
             return self.last_call_until
-        return earliest(self.join_by, self.announce_at)
+        return earliest(self.join_by, self.announce_at, self.fenced_until)
 
     def on_timer(self, now: float) -> None:
         """Start without the rest, say which nodes are missing, or give up."""
@@ -83,6 +84,9 @@ class Gathering(JobPart):
             self._begin(now)
         elif self.core.state is Phase.LAST_CALL:
             self._start(now)
+        elif self.fenced_until is not None and now >= self.fenced_until:
+            self.fenced_until = None
+            self._plan_if_possible(now)
         elif now < self.join_by:
             self._announce(now)
         else:
@@ -114,10 +118,12 @@ class Gathering(JobPart):
         if job.members.ready < s.min_nodes:
             if state is Phase.LAST_CALL:
                 self._wait(now)
-        elif not job.fresh or job.members.ready >= job.nodes_left:
+        elif not job.fresh or job.members.ready >= job.nodes_left or self._are_all_here():
             self._start(now)
         elif state is Phase.JOINING:
             self.last_call_until = min(now + s.last_call_s, self.join_by)
+            if job.quorum.needed and job.inherited.last_cycle >= 0:  # a member registers before its lease is over
+                self.last_call_until = min(self.last_call_until, max(now, job.quorum.fenced_until()))
             self.core.go(Phase.LAST_CALL, now)
 
     def _start(self, now: float) -> None:
@@ -126,6 +132,8 @@ class Gathering(JobPart):
             self.core.go(Phase.TAKEOVER, now)
             return
         job, s = self.job, self.job.settings
+        if job.quorum.needed and self._is_fenced(now):
+            return
         ready = job.members.ready_nodes()
         most = min(len(ready), s.max_active or len(ready)) if job.min_healthy else s.min_nodes
         placement = place(ready, job.assignment.places, max(most, s.min_nodes))
@@ -136,13 +144,37 @@ class Gathering(JobPart):
         job.fresh, job.faults = False, {}
         self._send_plans(placement, now)
 
+    def _are_all_here(self) -> bool:
+        """After a takeover: whether every node is ready or proven dead, so that no last call is needed."""
+        quorum, members = self.job.quorum, self.job.members
+        known = quorum.needed and self.job.inherited.last_cycle >= 0
+        return known and members.ready == len(members) and not quorum.missing(members.keys_of_nodes)
+
+    def _is_fenced(self, now: float) -> bool:
+        """Whether ranks of an older cycle may run on a node that is not a member, or this may be no quorum."""
+        until = self.job.quorum.fenced_until()
+        if self.job.quorum.resign_at is None and now >= until:
+            self.fenced_until = None
+            return False
+        if self.fenced_until is None and now < until:
+            self.say(f"waiting up to {until - now:.1f} s: ranks may still run on a node that is out of reach")
+        self.fenced_until = until if now < until else None
+        self.core.go(Phase.JOINING, now)
+        return True
+
+    def unfenced(self, now: float) -> None:
+        """The plan may have waited for this."""
+        self._plan_if_possible(now)
+
     def _send_plans(self, placement: Placement, now: float) -> None:
         job, s = self.job, self.job.settings
         before = set(job.assignment.places.values())
         active = [job.members[node_id] for node_id in placement.active]
-        job.assignment = Assignment.plan(active, s.term, job.cycle, job.budget.history, s.max_restarts)
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
         down_s = job.report.cycle_began(promoted, now)
+        job.assignment = Assignment.plan(active, s.term, job.cycle, job.history, s.max_restarts)
+        job.assignment.shared = self.elected(job.assignment.plan_for(""))
+        self.note_dead()
         took = "" if down_s is None else f"; {in_words(down_s)} after the fault"
         self.say(f"cycle {job.cycle}: {placement.why}{took}")
         for node_id in (*placement.active, *placement.spares):

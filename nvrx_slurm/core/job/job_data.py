@@ -12,10 +12,11 @@ from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import JobClock
 from nvrx_slurm.core.job.members import Members
+from nvrx_slurm.core.job.quorum import Quorum
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
 from nvrx_slurm.core.machine import Follows
-from nvrx_slurm.types import Finish, RankFault, RestartPolicy, Warn
+from nvrx_slurm.types import Finish, History, Peer, RankFault, RestartPolicy, Warn
 
 SIGUSR1 = 10
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
@@ -24,6 +25,7 @@ _MAX_FAULTS = 10_000  # of one cycle that are kept in full
 class Phase(Enum):
     """States of the coordinator."""
 
+    ELECTING = "this node stands for coordinator; waiting for a majority of the nodes"
     JOINING = "waiting for enough nodes"
     LAST_CALL = "enough nodes are here; waiting a moment for the others"
     TAKEOVER = "nodes run a cycle of an older term; waiting a moment for the rest of them"
@@ -39,9 +41,10 @@ class Phase(Enum):
 
 STOPPING = (Phase.STOPPING, Phase.SCORING)
 OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no agent is here to be told
-LIVE = tuple(phase for phase in Phase if phase not in OVER)
+LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
 _FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
 FOLLOWS: Follows = {
+    Phase.ELECTING: (*(phase for phase in LIVE if phase is not Phase.PAUSED), *OVER),
     Phase.JOINING: (Phase.LAST_CALL, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.LAST_CALL: (Phase.JOINING, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.TAKEOVER: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING, *OVER),
@@ -53,7 +56,7 @@ FOLLOWS: Follows = {
     Phase.FINISHED: (Phase.RETURNING, Phase.CLOSED),
     Phase.RETURNING: (Phase.FINISHED, Phase.CLOSED),
 }
-ANY = tuple(Phase)
+ANY = (*LIVE, *OVER)
 rows = partial(machine.rows, follows=FOLLOWS)
 
 
@@ -81,6 +84,18 @@ class CoordinatorSettings:
     stop_before_end_s: float = 0.0  # how long before that the job is stopped; 0 = left to Slurm (time limit)
     warning_signum: int = SIGUSR1
     expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
+    peer: Peer | None = None  # where this coordinator listens; None where the job elects no coordinator
+    electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed
+    known: tuple[Peer, ...] = ()  # where other nodes may listen, before the first plan
+    last_leader: str = ""  # key of the coordinator before this one
+    fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
+    leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
+    quorum_timeout_s: float = (
+        0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
+    )
+    began_s: float = 0.0  # when this coordinator began (Unix seconds)
+    lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
+    prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
 
 
 @dataclass
@@ -101,6 +116,7 @@ class JobData:
     cause: RankFault | None = None  # why the last cycle failed
     pause_until: float = 0.0  # no cycle starts before
     lost_at: dict[str, float] = field(default_factory=dict)  # node_id -> when an active node was lost
+    quorum: Quorum = field(default_factory=lambda: Quorum(0))
     warning: Warn | None = None  # that the job is about to end
     end: Finish | None = None
 
@@ -109,12 +125,24 @@ class JobData:
         """Nothing has happened yet."""
         s = settings
         clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
-        return cls(s, Budget(s.max_restarts, s.limits), clock, ReportBuilder(now), cycle_started_at=now)
+        return cls(
+            s,
+            Budget(s.max_restarts, s.limits),
+            clock,
+            ReportBuilder(now, s.began_s),
+            cycle_started_at=now,
+            quorum=Quorum(s.electors),
+        )
 
     @property
     def min_healthy(self) -> bool:
         """Whether faults are tolerated while enough nodes are good."""
         return self.settings.policy is RestartPolicy.MIN_HEALTHY
+
+    @property
+    def history(self) -> History:
+        """What a plan tells."""
+        return self.report.add_to(self.budget.history)
 
     @property
     def nodes_left(self) -> int:

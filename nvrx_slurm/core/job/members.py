@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
 from nvrx_slurm.core.job.placement import infra_order
+from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.types import Node, Stopped
 
 # Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing and is being checked.
@@ -27,12 +28,12 @@ class Members(dict[str, Member]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_infra: dict[int, str] = {}
+        self._holders: dict[str, str] = {}  # `peer_key` -> node_id of the latest life
         self.ready = 0  # how many have no workers
 
     def same_place(self, node: Node) -> Member | None:
         """The connected member that `node` replaces: the same agent life, or the same infra rank."""
-        known = node.node_id if node.node_id in self else self._by_infra.get(node.infra_rank, "")
+        known = node.node_id if node.node_id in self else self._holders.get(peer_key(node), "")
         return self.get(known)
 
     def put(self, node: Node, port: int, busy: int) -> None:
@@ -40,8 +41,7 @@ class Members(dict[str, Member]):
         self.remove(node.node_id)
         self[node.node_id] = Member(node, port, busy)
         self.ready += busy == READY
-        if node.infra_rank >= 0:
-            self._by_infra[node.infra_rank] = node.node_id
+        self._holders[peer_key(node)] = node.node_id
 
     def remove(self, node_id: str) -> Member | None:
         """Forget a member; None if it is not here."""
@@ -49,9 +49,14 @@ class Members(dict[str, Member]):
         if member is None:
             return None
         self.ready -= member.busy == READY
-        if self._by_infra.get(member.node.infra_rank) == node_id:
-            del self._by_infra[member.node.infra_rank]
+        if self._holders.get(peer_key(member.node)) == node_id:
+            del self._holders[peer_key(member.node)]
         return member
+
+    @property
+    def keys_of_nodes(self) -> KeysView[str]:
+        """The members by `quorum.peer_key`, as a live view."""
+        return self._holders.keys()
 
     def set_busy(self, node_id: str, cycle: int) -> None:
         """Note that a member may run workers of `cycle`, or with READY that it runs none."""
@@ -87,7 +92,7 @@ class Members(dict[str, Member]):
     def missing(self, expected: Sequence[str], at_least: int) -> str:
         """One sentence: how many are here and, as far as names are known, which are missing."""
         head = f"{len(self)} of at least {at_least} nodes are here"
-        names = [host for rank, host in enumerate(expected) if rank not in self._by_infra]
+        names = [host for rank, host in enumerate(expected) if str(rank) not in self._holders]
         if not names:
             return head
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
+from nvrx_slurm.core.job.members import READY, Member
+from nvrx_slurm.core.job.quorum import peer_key, peer_of
 from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
 from nvrx_slurm.core.machine import Say, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
@@ -15,6 +18,7 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 if TYPE_CHECKING:
     from nvrx_slurm.core.job.coordinator import Coordinator
 
+MOST_SUCCESSORS = 32
 _SIGTERM = 15
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 
@@ -42,12 +46,18 @@ class JobPart:
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """A member is gone and removed; `fault` says why."""
 
+    def unfenced(self, now: float) -> None:
+        """Ranks that may have run elsewhere are gone."""
+
     def stopped(self, node_id: str, now: float) -> None:
         """A member has become ready: no worker is left on its node, which has passed its preflight."""
 
     def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
         if self.job.members.note_stopped(event.node_id, event.message):
+            key = peer_key(self.job.members[event.node_id].node)
+            self.job.quorum.fences.pop(key, None)
+            self.job.quorum.knows(key, event.message.term, event.message.cycle)
             self.stopped(event.node_id, now)
 
     def timer_at(self) -> float | None:
@@ -58,13 +68,16 @@ class JobPart:
         """That time has come."""
 
     def deadline(self) -> float | None:
-        """The part's own timer, or the end of the allocation."""
-        return earliest(self.timer_at(), self.job.clock.deadline())
+        """The part's own timer, the end of the allocation, or that of a coordinator without a quorum."""
+        return earliest(self.timer_at(), self.job.clock.deadline(), self.job.quorum.resign_at)
 
     def on_tick(self, event: Tick, now: float) -> None:
         """The end of the allocation goes before the part's own timer."""
-        due_at = self.timer_at()
-        if not self.mind_the_clock(self.job.clock.look(now), now) and due_at is not None and now >= due_at:
+        resign_at, due_at = self.job.quorum.resign_at, self.timer_at()
+        if resign_at is not None and now >= resign_at:
+            self.job.quorum.resign_at = None
+            self.core.emit(ev.Lapsed(f"most of the job's {self.job.quorum.electors} nodes are out of reach"))
+        elif not self.mind_the_clock(self.job.clock.look(now), now) and due_at is not None and now >= due_at:
             self.on_timer(now)
 
     # --- messages -------------------------------------------------------------------------------------------
@@ -90,10 +103,12 @@ class JobPart:
         """An agent has workers of `cycle` that are not, or no longer, part of the job."""
         self.send(node_id, t.Stop(self.job.settings.term, cycle, f"its part in cycle {cycle} is over"))
 
-    def stop_old_workers(self, message: t.Register) -> None:
+    def stop_old_workers(self, message: t.Register, now: float) -> None:
         """The same for an agent that has just registered, if it has any."""
         if message.plan is not None and message.busy:
             self.stop_workers(message.node.node_id, message.plan.cycle)
+            if self.job.quorum.needed:
+                self.job.quorum.fences[peer_key(message.node)] = now + self.job.settings.stop_timeout_s
 
     def warn(self, warning: t.Warn) -> None:
         """Tell all agents, and those that come later, that the job is about to end."""
@@ -116,11 +131,60 @@ class JobPart:
         if member is None:
             return
         fault = fault or lost(member.node, why)
+        self._fence(member, now)
         if fault.kind is not t.FaultKind.NODE_LOST or job.assignment.group_rank(node_id) is not None:
             job.report.add_fault(fault, job.cycle, now)
         else:
             self.say(f"node {member.node.host} left: {fault.message}")
         self.core.owner.left(member.node, fault, now)
+
+    def _fence(self, member: Member, now: float) -> None:
+        """Its ranks may run until its lease is over, unless it is dead or was silent for that long."""
+        quorum, s = self.job.quorum, self.job.settings
+        if not quorum.needed:
+            return
+        key = peer_key(member.node)
+        quorum.missed_at = now
+        if key in quorum.silent:
+            quorum.silent.discard(key)
+        elif member.busy != READY:
+            quorum.fences[key] = now + s.lease_s
+        if member.node.port:
+            self.probe(peer_of(member.node))
+        self.mind_quorum(now)
+
+    def probe(self, peer: t.Peer) -> None:
+        """Ask for a proof of death."""
+        self.job.quorum.probed[peer.key] = peer
+        self.core.emit(ev.Probe(peer))
+
+    def mind_quorum(self, now: float) -> None:
+        """Without a quorum nothing is planned, and after a while this coordinator resigns."""
+        quorum, peer = self.job.quorum, self.job.settings.peer
+        own = {peer.key} if peer is not None else set()  # also where the agent of this node was refused
+        if quorum.enough(self.job.members.keys_of_nodes | own):
+            quorum.resign_at = None
+        elif quorum.resign_at is None:
+            quorum.resign_at = now + self.job.settings.prove_s
+
+    def elected(self, plan: t.Plan) -> t.Plan:
+        """The plan with what agents need for the election of the next coordinator."""
+        peer, quorum = self.job.settings.peer, self.job.quorum
+        if peer is None:
+            return plan
+        others = [peer_of(node) for node in self.job.members.in_order() if peer_key(node) != peer.key and node.port]
+        step = max(1, len(others) / MOST_SUCCESSORS)
+        successors = tuple(others[int(i * step)] for i in range(min(len(others), MOST_SUCCESSORS)))
+        quorum.electors = max(quorum.electors, len(quorum.dead.union(self.job.members.keys_of_nodes)))
+        quorum.plan(plan.term, plan.cycle, self.job.members.keys_of_nodes)
+        return replace(plan, leader=peer, successors=successors, electors=quorum.electors)
+
+    def note_dead(self) -> None:
+        """Nodes that get the plan of this cycle from now on learn that they have no vote."""
+        shared, quorum = self.job.assignment.shared, self.job.quorum
+        if shared is not None:
+            dead, returned = tuple(sorted(quorum.dead)), tuple(sorted(quorum.returned))
+            self.job.assignment.shared = replace(shared, dead=dead, returned=returned)
 
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Send an agent away; a member is removed."""

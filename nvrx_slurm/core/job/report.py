@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from nvrx_slurm.core.job.restarts import headline
 from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord
 
+Entry = TypeVar("Entry", FaultRecord, RestartRecord)
 LISTED = 1000  # faults and restarts that are listed one by one
 _MESSAGE_CHARS = 400
+_TOLD_RESTARTS, _TOLD_HOSTS = 8, 64  # that a plan carries to the next coordinator
 
 
 class ReportBuilder:
-    """Collects while the job runs. Times are monotonic seconds; the report has seconds since `now`, the start."""
+    """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
 
-    def __init__(self, now: float) -> None:
-        self._started_at = now
-        self._cycles = 0
+    `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
+    """
+
+    def __init__(self, now: float, began_s: float = 0.0) -> None:
+        self.started_at = now
+        self._began_s = began_s
+        self._past = History()
         self._faults: list[FaultRecord] = []
         self._not_listed = 0
         self._last: dict[RankFault, FaultRecord] = {}  # of the cycle of the latest fault, each once
@@ -27,6 +35,35 @@ class ReportBuilder:
         self._lost: dict[str, None] = {}
         self._promoted: dict[str, None] = {}
 
+    def inherit(self, history: History) -> None:
+        """What an agent knows of earlier terms, where it is more than others know."""
+        mine = self._past
+        if (len(history.restarts), history.down_s, history.began_s) > (len(mine.restarts), mine.down_s, mine.began_s):
+            self._past = history
+
+    def add_to(self, history: History) -> History:
+        """`history` with what this report tells to the next coordinator."""
+        past = self._past
+        return replace(
+            history,
+            began_s=past.began_s or self._began_s,
+            down_s=past.down_s + self._down_s,
+            restarts=self._all_restarts()[-_TOLD_RESTARTS:],
+            lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
+            promoted=tuple(dict.fromkeys((*past.promoted, *self._promoted)))[:_TOLD_HOSTS],
+        )
+
+    def _at_s(self, at: float) -> float:
+        """Seconds from the job's beginning to `at`."""
+        before_s = self._began_s - self._past.began_s if self._past.began_s else 0.0
+        return at - self.started_at + max(0.0, before_s)
+
+    def _all_restarts(self) -> tuple[RestartRecord, ...]:
+        return (*self._past.restarts, *self._in_job_time(self._restarts))
+
+    def _in_job_time(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        return (replace(one, at_s=self._at_s(one.at_s)) for one in entries)
+
     def add_fault(self, fault: RankFault, cycle: int, now: float) -> None:
         """A fault has become known."""
         if cycle != self._last_cycle:
@@ -34,7 +71,7 @@ class ReportBuilder:
         if fault in self._last:
             return
         record = FaultRecord(
-            at_s=now - self._started_at,
+            at_s=now,
             cycle=cycle,
             kind=fault.kind,
             host=fault.host,
@@ -55,14 +92,16 @@ class ReportBuilder:
 
     def cycle_failed(self, cycle: int, cause: RankFault, now: float) -> None:
         """A restart begins."""
-        self._open = RestartRecord(cycle, now - self._started_at, 0.0, headline(cause)[:_MESSAGE_CHARS])
+        first = self._last.get(cause) if cycle == self._last_cycle else None
+        self._open = RestartRecord(
+            cycle, first.at_s if first is not None else now, 0.0, headline(cause)[:_MESSAGE_CHARS]
+        )
 
     def cycle_began(self, promoted: list[str], now: float) -> float | None:
         """A plan is sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank.
 
         Returns how long the restart took (seconds).
         """
-        self._cycles += 1
         self._promoted.update(dict.fromkeys(promoted))
         return self._close(now)
 
@@ -70,25 +109,26 @@ class ReportBuilder:
         done, self._open = self._open, None
         if done is None:
             return None
-        down_s = now - self._started_at - done.at_s
+        down_s = now - done.at_s
         self._down_s += down_s
         if len(self._restarts) < LISTED:
             self._restarts.append(replace(done, down_s=down_s))
         return down_s
 
-    def build(self, history: History, now: float) -> JobReport:
-        """The report, at the end of the job."""
+    def build(self, history: History, cycle: int, now: float) -> JobReport:
+        """The report, at the end of the job, whose last cycle was `cycle`."""
         self._close(now)
+        history = self.add_to(history)
         return JobReport(
-            duration_s=now - self._started_at,
-            cycles=self._cycles,
+            duration_s=self._at_s(now),
+            cycles=cycle + 1,
             restarts_used=history.restarts_used,
-            restarts=tuple(self._restarts),
-            faults=tuple(self._faults),
+            restarts=self._all_restarts(),
+            faults=tuple(self._in_job_time(self._faults)),
             faults_not_listed=self._not_listed,
-            last_faults=tuple(self._last.values()),
-            lost_nodes=tuple(self._lost),
+            last_faults=tuple(self._in_job_time(self._last.values())),
+            lost_nodes=history.lost,
             excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
-            spares_used=tuple(self._promoted),
-            down_s=self._down_s,
+            spares_used=history.promoted,
+            down_s=history.down_s,
         )

@@ -40,7 +40,7 @@ class Running(JobPart):
         node, plan, assignment = message.node, message.plan, self.job.assignment
         group_rank = assignment.group_rank(node.node_id)
         if group_rank is None:
-            self._joined_as_spare(message)
+            self._joined_as_spare(message, now)
             return
         current = plan is not None and plan.cycle == self.job.cycle
         goes_on = current and message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED)
@@ -51,14 +51,14 @@ class Running(JobPart):
             elif message.faults:
                 self._node_failed(group_rank, message.faults, now)
         elif group_rank in assignment.gone:  # the others were told that its ranks are dead
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         elif group_rank not in assignment.succeeded:
             unseen = lost(node, "its agent had no coordinator for a while and stopped its workers")
             self._node_failed(group_rank, (current and message.faults) or (unseen,), now, gone=True)
 
-    def _joined_as_spare(self, message: t.Register) -> None:
+    def _joined_as_spare(self, message: t.Register, now: float) -> None:
         if message.busy:
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         else:
             self.say(f"node {message.node.host} joined as a spare")
             self.send_plan(message.node.node_id)

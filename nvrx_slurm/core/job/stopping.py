@@ -73,7 +73,7 @@ class Stopping(JobPart):
     def joined(self, message: t.Register, now: float) -> None:
         """An agent that made its stream anew may have stopped meanwhile."""
         if message.busy:
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         else:
             self.stopped(message.node.node_id, now)
 

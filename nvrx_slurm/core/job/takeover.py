@@ -41,8 +41,15 @@ class Takeover(JobPart):
         elif mine:
             self.job.add_faults(message.faults, now)
         else:
-            self.stop_old_workers(message)
+            self.stop_old_workers(message, now)
         self._leave_if_nothing_runs(now)
+        self.unfenced(now)
+
+    def unfenced(self, now: float) -> None:
+        """No node is missing that could still come: there is nothing to wait for."""
+        quorum, here = self.job.quorum, self.job.members.keys_of_nodes
+        if self.core.state is Phase.TAKEOVER and quorum.needed and not quorum.missing(here):
+            self.on_timer(now)
 
     def left(self, node: t.Node, fault: t.RankFault, now: float) -> None:
         """One fewer."""
@@ -88,11 +95,16 @@ class Takeover(JobPart):
             self._carry_on(now)
         else:
             self.wait_until = now + s.last_call_s
+            if self.job.quorum.needed:  # after its fence a missing node runs no ranks to carry on with
+                self.wait_until = min(self.wait_until, self.job.quorum.fenced_until())
+            self.unfenced(now)
 
     def _carry_on(self, now: float) -> None:
         job = self.job
         job.fresh = False
-        job.assignment = job.inherited.assignment(job.settings.term, job.budget.history)
+        job.assignment = job.inherited.assignment(job.settings.term, job.history)
+        job.assignment.shared = self.elected(job.assignment.plan_for(""))
+        self.note_dead()
         job.inherited.forget()
         self.say(f"term {job.settings.term} carries on with cycle {job.cycle}")
         for node in job.members.in_order():
@@ -104,14 +116,20 @@ class Takeover(JobPart):
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         job = self.job
         job.fresh = False
-        still = len(job.inherited.running)
         job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
         job.inherited.forget()
         if not job.faults:
-            why = f"cycle {job.cycle} of an older term cannot be carried on: {still} of its nodes still run it"
-            job.add_faults((t.RankFault(t.FaultKind.NODE_LOST, "", -1, message=why),), now)
+            gone = [peer for peer in job.quorum.absent if peer.key not in job.members.keys_of_nodes]
+            job.add_faults(map(_lost, gone or (t.Peer("", "", "", 0),)), job.report.started_at)
         self.fail_cycle(first_cause(job.faults), now)
 
     def _leave_if_nothing_runs(self, now: float) -> None:
         if self.core.state is Phase.TAKEOVER and not self.job.inherited.running:
             self.core.go(Phase.JOINING, now)
+
+
+def _lost(peer: t.Peer) -> t.RankFault:
+    rank = int(peer.key) if peer.key.isdecimal() else -1
+    what = "it" if peer.host else "a node of the last cycle"
+    why = f"{what} did not register with the new coordinator"
+    return t.RankFault(t.FaultKind.NODE_LOST, peer.host, rank, message=why)

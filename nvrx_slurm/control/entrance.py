@@ -1,0 +1,197 @@
+"""The listening socket: accepts connections, keeps strangers small, and hands the job's token over.
+
+`door.py` decides which connections may begin, and which have to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Callable
+
+from nvrx_slurm.control.door import PLACES, Door
+from nvrx_slurm.control.handover import Desk
+from nvrx_slurm.control.stream import Stream
+from nvrx_slurm.errors import AuthError, ProtocolError, UsageError
+
+_BACKLOG = 4096  # connections that the kernel accepts before us
+_ACCEPTS = 64  # at a time, before the loop does something else
+_ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
+_FULL_PAUSE_S = 0.1  # after a turn in which strangers had to make room: they may come back as fast as they like
+_MOST_STRANGERS = 2048
+_REFUSALS_SAID = 5
+_TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
+
+
+class Peer:
+    """One connection: a stranger until it has registered."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.socket = connection
+        self.address = address
+        self.stream: Stream | None = None  # from the first byte of TLS on
+        self.task: asyncio.Task[None] | None = None  # hands the token over
+        self.greeted = False
+        self.node_id = ""  # "" = not registered
+
+    def abort(self, why: Exception) -> None:
+        """End its stream."""
+        if self.stream is not None:
+            self.stream.abort(why)
+
+
+class Entrance:
+    """Connections until they register. `begin(peer)` starts a stream, whose end has to be told to `left`.
+
+    `desk` hands the token over; None: it is not handed out. `say` gets the first refusals.
+    """
+
+    def __init__(self, begin: Callable[[Peer], Stream], desk: Desk | None, say: Callable[[str], None]) -> None:
+        self._begin_stream, self._desk, self._say = begin, desk, say
+        strangers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
+        self._door: Door[Peer] = Door(max(2 * PLACES, min(_MOST_STRANGERS, strangers)))
+        self._refusals = 0
+        self._listener: socket.socket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tending = False
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0: it does not."""
+        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
+
+    def open(self, address: str, ports: list[int]) -> None:
+        """Listen on the first free one of `ports` at the IP `address`. Raises UsageError when none is free."""
+        self._loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        for port in ports:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: "::" where there is no IPv6
+                self._listener = socket.create_server(
+                    (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=address == "::"
+                )
+                self._listener.setblocking(False)
+                return self._loop.add_reader(self._listener, self._accept)
+        raise UsageError(
+            f"the coordinator cannot listen on {address}: ports {', '.join(map(str, ports))} are taken or the address"
+            f" is not this host's; give another with --rdzv-endpoint HOST:PORT"
+        )
+
+    def close(self) -> None:
+        """Stop listening; strangers are closed."""
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        for peer in self._door.guests():
+            self._close(peer, ConnectionError("the coordinator ends"))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def admitted(self, peer: Peer) -> None:
+        """It holds the token, and is bounded by the server from now on."""
+        self._door.leave(peer, True, self._loop.time())
+        self._tend_soon()
+
+    def left(self, peer: Peer, why: Exception) -> None:
+        """Its connection has ended."""
+        if isinstance(why, (AuthError, ProtocolError)):
+            self.say_refusal(f"refused a connection from {peer.address}: {why}")
+        self._door.leave(peer, False, self._loop.time())
+        self._tend_soon()
+
+    def say_refusal(self, sentence: str) -> None:
+        """Say the first few; strangers must not fill the log."""
+        self._refusals += 1
+        if self._refusals <= _REFUSALS_SAID:
+            self._say(sentence)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        full = False
+        for _ in range(_ACCEPTS):
+            try:
+                connection, source = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                break
+            except OSError as error:  # no descriptor (EMFILE, ENFILE) or no memory: members must not notice
+                self.say_refusal(f"cannot accept connections: {error.strerror}; trying again")
+                self._pause(_ACCEPT_PAUSE_S)
+                break
+            connection.setblocking(False)
+            address = source[0].removeprefix("::ffff:")
+            for peer in self._door.arrive(Peer(connection, address), address, self._loop.time()):
+                full = True
+                self._close(peer, ConnectionError("newer connections took its place"))
+        if full:
+            self._pause(_FULL_PAUSE_S)
+        self._tend()
+
+    def _pause(self, seconds: float) -> None:
+        assert self._listener is not None
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if self._listener is not None:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _tend_soon(self) -> None:
+        if not self._tending:
+            self._tending = True
+            self._loop.call_soon(self._tend)
+
+    def _tend(self) -> None:
+        """Let strangers in or out, and set the timer for the next time."""
+        self._tending = False
+        if self._listener is None:
+            return
+        now = self._loop.time()
+        for peer in self._door.late(now):
+            self._close(peer, ProtocolError("it did not finish the handshake in time"))
+        for peer in self._door.admit(now):
+            self._begin(peer)
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._door.deadline()
+        self._timer = None if due is None else self._loop.call_at(due, self._tend)
+
+    def _begin(self, peer: Peer) -> None:
+        """The first byte of an admitted connection tells what it wants."""
+        try:
+            first = peer.socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return self._loop.add_reader(peer.socket.fileno(), self._begin, peer)
+        except OSError as error:
+            return self._close(peer, error)
+        if first == _TLS_HANDSHAKE:
+            with contextlib.suppress(OSError):
+                peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.stream = self._begin_stream(peer)
+        elif first == b"\0" and self._desk is not None:
+            self._loop.remove_reader(peer.socket.fileno())
+            peer.task = self._loop.create_task(self._hand_over(peer, self._desk))
+        elif first == b"\0":
+            self._close(peer, AuthError("it asks for a token, and this coordinator hands out none"))
+        else:
+            self._close(peer, ProtocolError("it speaks another protocol") if first else ConnectionError("it left"))
+
+    async def _hand_over(self, peer: Peer, desk: Desk) -> None:
+        why: Exception = ConnectionError("it has its answer")
+        try:
+            await desk.serve(peer.socket)
+        except (AuthError, ProtocolError, OSError) as error:
+            why = error
+        peer.task = None
+        self._close(peer, why)
+
+    def _close(self, peer: Peer, why: Exception) -> None:
+        """End this connection, whatever it has become."""
+        peer.abort(why)
+        if peer.stream is None and peer.socket.fileno() >= 0:
+            if peer.task is not None:
+                peer.task.cancel()
+            self._loop.remove_reader(peer.socket.fileno())
+            peer.socket.close()
+            self.left(peer, why)

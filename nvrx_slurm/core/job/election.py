@@ -1,0 +1,380 @@
+"""Which node an agent registers with: the coordinator, or the candidate of a term. Pure; see `core.machine`.
+
+    SEEKING -> FOLLOWING -> SEEKING ...        SEEKING -> STANDING -> LEADING -> SEEKING ...
+
+A registration is a vote. The agents of a job know the same successors in the same order, so they come to the same
+candidate for the same term. A candidate leads once its registered members are a quorum (`core.job.quorum`).
+An agent has one registration at a time. It takes no step back to the candidate of a lower term that it has left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nvrx_slurm.core.machine import Machine, Say, Tick, rows
+from nvrx_slurm.types import Elsewhere, Peer
+
+
+class Place(Enum):
+    """States of an election on one node."""
+
+    SEEKING = "no coordinator: this node tries the candidates in turn"
+    FOLLOWING = "registered with another node, which leads"
+    STANDING = "this node is the candidate of a term: agents register here"
+    LEADING = "this node is the coordinator"
+
+
+class Ended(Enum):
+    """How an attempt to register, or a registration, ended."""
+
+    REFUSED = "the host answered that nothing listens there: the agent is dead"
+    SILENT = "no answer in time"
+    CLOSED = "the other end closed the stream, or it broke"
+
+
+# --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Look for the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """The attempt or the stream to the node that was last sought has ended."""
+
+    how: Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """The node that was sought leads in `term`. `successors`: those of its last plan, () before the first one."""
+
+    term: int
+    leader: Peer
+    successors: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """Another agent wants to register here with a vote for `term`; it waits for the `Answer` to `visitor`."""
+
+    visitor: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """The coordinator of this node has a quorum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """The coordinator of this node has lost its quorum."""
+
+
+# --- commands -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Leave the present registration and register with `peer`; the vote is for `term`."""
+
+    peer: Peer
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Start a coordinator for `term` on this node; its own agent registers there.
+
+    Other ranks of older terms may run for `fence_s` seconds from now, those of the last leader's node for
+    `leader_fence_s`.
+    """
+
+    term: int
+    fence_s: float
+    leader_fence_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """The coordinator that stands here gets a later term."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """End the coordinator that stands or leads here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAt:
+    """Ask `peer` where the coordinator is; the answer is an `Elsewhere`, or none."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Take the registration of `visitor`, or with `elsewhere` send it away."""
+
+    visitor: str
+    elsewhere: Elsewhere | None
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionSettings:
+    """What an election is told once. All times in seconds."""
+
+    lease_s: float = 10.0  # silence after which the coordinator gives a member up: keepalive interval + timeout
+    patience_s: float = 5.0  # before the first plan: how long to try one candidate again and again
+    first_pause_s: float = 0.02  # between two rounds through all candidates; doubles
+    last_pause_s: float = 1.0
+
+
+MEMBER_SHARE = 0.6  # a member gives the coordinator up after this share of the lease, so before it is given up itself
+LEASE_SHARE = 0.9  # its ranks run this share of the lease; then they are killed, before another node may start them
+FENCE_MARGIN_S = 0.5  # for killed ranks to be gone
+_FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
+_MAX_HINTS = 8
+
+
+class Election(Machine):
+    """The election's core on one node: `step(event, now)` -> commands; `deadline()` says when it wants a Tick.
+
+    `me`: this node. `candidates`: the nodes that may lead before the first plan, in order, with this node among them
+    if it is one. After that the successors of the last plan are the candidates.
+    """
+
+    commands = (Seek, Stand, Raise, Retire, LookAt, Answer)
+    table = rows(
+        (Place.SEEKING, Begin, "on_begin", (Place.STANDING,), "the first candidate, which may be this node"),
+        (Place.SEEKING, StreamEnded, "on_ended_seeking", (Place.STANDING,), "the next candidate"),
+        (Place.SEEKING, Elsewhere, "on_elsewhere", (Place.STANDING,), "follow the hint"),
+        (Place.SEEKING, Led, "on_led", (Place.FOLLOWING,), "the candidate leads"),
+        (Place.SEEKING, Tick, "on_tick_seeking", (Place.STANDING,), "the next candidate, or the next round"),
+        (Place.FOLLOWING, StreamEnded, "on_ended_following", (Place.SEEKING, Place.STANDING), "elect another one"),
+        (Place.FOLLOWING, Led, "on_led", (), "a plan with new successors"),
+        (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
+        (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
+        (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
+        ((Place.STANDING, Place.LEADING), Tick, "on_tick_standing", (), "ask the others"),
+        (Place.LEADING, Led, "on_led_here", (), "our own plan with new successors"),
+        (
+            Place.LEADING,
+            Elsewhere,
+            "on_elsewhere_leading",
+            (Place.SEEKING,),
+            "before the first plan: another one leads",
+        ),
+        (
+            (Place.STANDING, Place.LEADING),
+            Resigned,
+            "on_resigned",
+            (Place.SEEKING, Place.STANDING),
+            "too few members: seek again",
+        ),
+        (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
+        (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
+        ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
+    )
+
+    def __init__(self, me: Peer, candidates: tuple[Peer, ...], settings: ElectionSettings, now: float) -> None:
+        super().__init__(Place.SEEKING, now)
+        self.me = me
+        self.settings = settings
+        self.term = 0  # highest that this node has voted for, or followed
+        self.leader: Peer | None = None  # the last one
+        self._led_term = 0  # in which it led
+        self._candidates = candidates
+        self.fresh = True  # no leader has been followed yet
+        self._silent = False  # the last leader was lost by silence
+        self._doubt_until = 0.0  # nodes that have not noticed that silence yet say that it leads
+        self._target: Peer | None = None  # the node that is sought or followed
+        self._hinted = False  # the target is a hint of another node, not the candidate of the term
+        self._failures = 0  # in a row
+        self._pauses = 0  # since the last leader was lost
+        self._hints = 0  # that were followed since then
+        self._first_try_until: float | None = None
+        self._next_at: float | None = None
+
+    def deadline(self) -> float | None:
+        """When the next Tick is due (monotonic seconds), or None."""
+        return self._next_at
+
+    @property
+    def others(self) -> tuple[Peer, ...]:
+        """The candidates and the last leader, without this node."""
+        last = () if self.leader is None else (self.leader,)
+        others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
+        return tuple(others.values())
+
+    # --- candidates in turn ---------------------------------------------------------------------------------------
+
+    def on_begin(self, event: Begin, now: float) -> None:
+        """The first candidate is the coordinator, as a rule. It may start a little later than this node."""
+        self._first_try_until = now + self.settings.patience_s
+        self._try_next(now)
+
+    def on_ended_seeking(self, event: StreamEnded, now: float) -> None:
+        """This candidate is not there, or does not lead and is gone."""
+        self._failures += 1
+        patient = self._first_try_until is not None and now < self._first_try_until
+        if patient or (self._hinted and self._hints <= _MAX_HINTS):
+            self.term -= 1  # the candidate of this term once more
+            self._pause(now)
+        elif self._failures % len(self._candidates) == 0:
+            self._pause(now)
+        else:
+            self._try_next(now)
+
+    def _pause(self, now: float) -> None:
+        pause_s = self.settings.first_pause_s * float(1 << min(self._pauses, 10))
+        self._pauses += 1
+        self._next_at = now + min(pause_s, self.settings.last_pause_s)
+
+    def on_tick_seeking(self, event: Tick, now: float) -> None:
+        """The pause is over."""
+        if self._next_at is not None and now >= self._next_at:
+            self._try_next(now)
+
+    def _try_next(self, now: float) -> None:
+        """The candidate of the next term."""
+        self._next_at = None
+        self._hinted = False
+        self.term += 1
+        candidate = self._candidate_of(self.term)
+        if candidate.key == self.me.key:
+            self._stand(now)
+        else:
+            self._target = candidate
+            self.emit(Seek(candidate, self.term))
+
+    def _candidate_of(self, term: int) -> Peer:
+        """The terms after that of the last leader go round the candidates."""
+        return self._candidates[(term - self._led_term - 1) % len(self._candidates)]
+
+    def _stand(self, now: float) -> None:
+        s = self.settings
+        self.state, self._target = Place.STANDING, self.me
+        elapsed_s = MEMBER_SHARE * s.lease_s if self._silent else 0.0
+        leader_fence_s = s.lease_s - elapsed_s + FENCE_MARGIN_S
+        fence_s = leader_fence_s + MEMBER_SHARE * s.lease_s
+        if not self.fresh:
+            self.emit(Say(f"term {self.term}: this node stands for coordinator"))
+        self.emit(Stand(self.term, fence_s, leader_fence_s))
+        self._next_at = now + _FIRST_LOOK_S
+
+    # --- hints ----------------------------------------------------------------------------------------------------
+
+    def on_elsewhere(self, event: Elsewhere, now: float) -> None:
+        """A hint to a leader, or to a candidate of a later term, is followed at once."""
+        self._first_try_until = None
+        self._hints += 1
+        if not self._is_better(event, now):
+            self.state = Place.SEEKING
+            self.on_ended_seeking(StreamEnded(Ended.CLOSED), now)
+            return
+        self.state, self._next_at = Place.SEEKING, None
+        self._target, self._hinted = event.peer, True
+        self.term = max(self.term, event.term)
+        self.emit(Seek(event.peer, self.term))
+
+    def on_elsewhere_standing(self, event: Elsewhere, now: float) -> None:
+        """Of two candidates the one with the later term goes on; none goes on beside a leader."""
+        if self._is_better(event, now):
+            self.emit(Retire())
+            self.on_elsewhere(event, now)
+
+    def _is_better(self, event: Elsewhere, now: float) -> bool:
+        """Whether to register where this hint says."""
+        if event.peer.key == self.me.key:
+            return False
+        doubted = event.term <= self._led_term and now < self._doubt_until
+        return (event.leads and not doubted) or self._is_later(event)
+
+    def _is_later(self, event: Elsewhere) -> bool:
+        """Two candidates can stand for one term where agents know different successors; their keys decide."""
+        mine = self._target.key if self._target is not None else ""
+        return (event.term, event.peer.key) > (self.term, mine)
+
+    def on_elsewhere_leading(self, event: Elsewhere, now: float) -> None:
+        """A node that has just started, as all of its members, may have missed that the job runs."""
+        if self.fresh and event.leads and event.peer.key != self.me.key:
+            self.emit(Retire())
+            self.on_elsewhere(event, now)
+
+    def on_tick_standing(self, event: Tick, now: float) -> None:
+        """Ask the other candidates whether they know better."""
+        if self._next_at is None or now < self._next_at:
+            return
+        self._next_at = now + _LOOK_S if self.others else None
+        for peer in self.others:
+            self.emit(LookAt(peer))
+
+    # --- a leader -------------------------------------------------------------------------------------------------
+
+    def on_led(self, event: Led, now: float) -> None:
+        """Follow it. Its last plan names the candidates for the time after it."""
+        self.state = Place.FOLLOWING
+        self._follow(event)
+
+    def on_led_here(self, event: Led, now: float) -> None:
+        """The plan that this node has sent."""
+        self._follow(event)
+
+    def _follow(self, event: Led) -> None:
+        self.term = event.term
+        self.leader, self._led_term = event.leader, self.term
+        self.fresh = self._silent = False
+        self._failures = self._pauses = self._hints = 0
+        self._next_at = self._first_try_until = None
+        if event.successors:
+            self._candidates = event.successors
+
+    def on_elected(self, event: Elected, now: float) -> None:
+        """This node leads. Before its first plan it goes on asking the others."""
+        self.state = Place.LEADING
+        self.leader, self._led_term = self.me, self.term
+        if not self.fresh:
+            self._next_at = None
+
+    def on_ended_following(self, event: StreamEnded, now: float) -> None:
+        """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
+        self.state = Place.SEEKING
+        self._silent = event.how is Ended.SILENT
+        self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
+        leader = self.leader
+        if event.how is Ended.CLOSED and leader is not None:
+            self._target, self._hinted = leader, False
+            self.emit(Seek(leader, self.term))
+        else:
+            self._try_next(now)
+
+    def on_resigned(self, event: Resigned, now: float) -> None:
+        """This node does not lead any more; the others may have a quorum."""
+        self.emit(Retire())
+        self.state = Place.SEEKING
+        self._try_next(now)
+
+    # --- other agents ---------------------------------------------------------------------------------------------
+
+    def on_visited(self, event: Visited, now: float) -> None:
+        """A leader takes all agents. A candidate does, and stands for the visitor's term if that is later."""
+        if self.state is Place.LEADING or self.state is Place.STANDING:
+            if self.state is Place.STANDING and event.term > self.term:
+                self.term = event.term
+                self.emit(Raise(event.term))
+            self.emit(Answer(event.visitor, None))
+            return
+        self.emit(Answer(event.visitor, self.where()))
+
+    def where(self) -> Elsewhere:
+        """The answer to an agent that asks for the coordinator."""
+        leads = self.state is Place.FOLLOWING or self.state is Place.LEADING
+        target = self._target if self._target is not None else self.me
+        return Elsewhere(self.term, target, leads)

@@ -1,0 +1,118 @@
+"""May this coordinator act? It may while most of the job's nodes that can be alive are its members.
+
+Two coordinators never have a quorum at the same time: a node is a member of one coordinator, and only a node that is
+proven dead is not counted. Silence proves nothing. A node that comes back has no vote until all others know that it
+gets it again: the plan of one cycle offers it, that of a later cycle gives it. Pure; docs/decisions/017-election.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+
+from nvrx_slurm.types import Node, Peer, Plan
+
+
+def peer_key(node: Node) -> str:
+    """What a node is known by over all lives of its agent."""
+    return str(node.infra_rank) if node.infra_rank >= 0 else node.node_id
+
+
+def peer_of(node: Node) -> Peer:
+    """Where the agent of this node listens."""
+    return Peer(peer_key(node), node.host, node.addr, node.port)
+
+
+class Quorum:
+    """Counts the members against the job's nodes. `electors` 0: the job has one node, or needs no quorum.
+
+    Each query is O(number of dead nodes).
+    """
+
+    def __init__(self, electors: int) -> None:
+        self.electors = electors  # nodes of the job, dead or alive
+        self.elected = electors <= 1
+        self.dead: set[str] = set()  # keys of nodes without a vote: proven dead, or back since then
+        self.returned: frozenset[str] = frozenset()  # those of them to which the last plan offers a vote
+        self.knowing: set[str] = set()  # keys of the nodes that have that plan
+        self.offer = (0, -1)  # (term, cycle) of that plan
+        self.probed: dict[str, Peer] = {}  # which life of a node a proof of death is about
+        self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
+        self.silent: set[str] = set()  # keys of members that are about to be removed for their silence
+        self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
+        self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
+        self.missed_at = -1e9  # when a node was last lost, or was not there at the election
+        self.resign_at: float | None = None  # without a quorum
+
+    @property
+    def needed(self) -> bool:
+        """Whether this job elects its coordinators."""
+        return self.electors > 0
+
+    def enough(self, members: Collection[str]) -> bool:
+        """Whether these nodes (keys) are a quorum: with those that have a vote, and with those that are offered one.
+
+        The elected coordinator keeps its office with exactly half.
+        """
+        rolls = [self.dead, self.dead - self.returned] if self.returned else [self.dead]
+        alive = [dead for dead in rolls if len(dead) < self.electors]
+        if not alive:  # no node that has a vote lives
+            return 2 * len(members) > self.electors
+        return all(self._most(members, dead) for dead in alive)
+
+    def _most(self, members: Collection[str], dead: Set[str]) -> bool:
+        votes = 2 * (len(members) - sum(key in members for key in dead))
+        living = self.electors - len(dead)
+        return votes > living or (self.elected and votes == living)
+
+    def missing(self, members: Collection[str]) -> int:
+        """How many nodes are neither members nor proven dead."""
+        return max(0, self.electors - len(members) - sum(key not in members for key in self.dead))
+
+    def is_proof(self, peer: Peer) -> bool:
+        """Whether the death of this life of a node was asked for. That of an older life says nothing about a later."""
+        return self.probed.get(peer.key) == peer
+
+    def died(self, key: str, members: Collection[str]) -> None:
+        """This node's agent is proven dead, and its ranks with it."""
+        self.dead.add(key)
+        self.returned -= {key}
+        self.fences.pop(key, None)
+        if not self.missing(members):
+            self.fence_until = 0.0
+
+    def newcomer(self, node: Node) -> None:
+        """This agent has begun after the first plan: an older life of its node is dead, and it has no vote yet."""
+        key = peer_key(node)
+        if node.infra_rank < 0 and key not in self.dead:
+            self.electors += 1  # it is one more node
+        self.dead.add(key)
+        self.returned -= {key}
+
+    # --- votes for nodes that came back ---------------------------------------------------------------------
+
+    def knows(self, key: str, term: int, cycle: int) -> None:
+        """This node has the plan of (term, cycle)."""
+        if (term, cycle) >= self.offer:
+            self.knowing.add(key)
+
+    def learn(self, plan: Plan) -> None:
+        """The newest plan that a voter has."""
+        self.dead, self.returned = set(plan.dead), frozenset(plan.returned)
+        self.offer, self.knowing = (plan.term, plan.cycle), set()
+
+    def plan(self, term: int, cycle: int, members: Collection[str]) -> None:
+        """A plan is about to be sent: give the votes that all know of, and offer those of nodes that are back."""
+        if self.returned and len(self.knowing - self.dead) >= self.electors - len(self.dead):
+            self.dead -= self.returned
+        self.returned = frozenset(key for key in self.dead if key in members)
+        self.offer, self.knowing = (term, cycle), set()
+
+    def back(self, key: str, members: Collection[str]) -> None:
+        """This node has registered: its ranks are known again. `members`: keys of all members, this one included."""
+        self.fences.pop(key, None)
+        if not self.missing(members):
+            self.fence_until = 0.0
+
+    def fenced_until(self) -> float:
+        """Before this (monotonic seconds) no rank may be started that may still run elsewhere."""
+        return max(self.fence_until, *self.fences.values()) if self.fences else self.fence_until

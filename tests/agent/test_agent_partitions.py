@@ -1,0 +1,72 @@
+"""Four nodes in network namespaces, two of them active: links are cut for real, and no rank ever runs twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from agent_harness import QUICK, Launcher, Rig, up
+from namespaces import Network, unusable
+from test_takeover import WRITES, writers
+
+pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network(4) as one:
+        yield one
+
+
+def start(rig: Rig, network: Network) -> list[Launcher]:
+    """Agents 0 to 3 of one job. Agents 0 and 1 are active and have written; the others are spares."""
+    place = ("--nnodes=2:4", f"--rdzv-endpoint={network.address(0)}:29400", "--rdzv-conf=last_call_timeout=30")
+    script, nodes = rig.script(WRITES), []
+    for host in range(4):
+        rig.prefix = network.inside(host)
+        nodes.append(rig.run(script, f"--node-rank={host}", *place, "--max-restarts=3", *QUICK, NVRX_TOKEN="7" * 64))
+    for spare in nodes[2:]:
+        spare.line("this node is a hot spare")
+    assert [up(one, 0)[0] for one in nodes[:2]] == [0, 1]
+    for active in nodes[:2]:
+        active.monitored()
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("cut", "hosts", "stop", "run"),  # `stop`: whose ranks end; `run`: who runs cycle 1
+    [
+        ("unplug", {0}, {0}, {1, 2}),  # the coordinator alone
+        ("unplug", {1}, {1}, {0, 2}),  # a minority
+        ("separate", {1, 3}, {1}, {0, 2}),  # halves: the coordinator's goes on
+        ("deafen", {0}, {0}, {1, 2}),  # one way
+        ("mute", {0}, {0}, {1, 2}),
+    ],
+)
+def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(
+    rig: Rig, network: Network, cut: str, hosts: set[int], stop: set[int], run: set[int]
+) -> None:
+    nodes = start(rig, network)
+    getattr(network, cut)(hosts)
+    for number in run - stop:
+        up(nodes[number], 1)
+    assert sorted(up(nodes[number], 1)[0] for number in run) == [0, 1]
+    network.heal()
+    for number in stop:
+        nodes[number].line("cycle 1: this node is a hot spare")
+    rig.open("end1")
+    assert [one.wait() for one in nodes] == [0, 0, 0, 0]
+    assert [len(spans) for spans in writers(rig).values()] == [2, 2]
+    assert {number for number, one in enumerate(nodes) if 1 in one.cycles} == run
+    assert rig.result["code"] == 0 and rig.result["restarts_used"] == 1
+
+
+def test_a_half_without_workers_that_is_cut_off_costs_nothing(rig: Rig, network: Network) -> None:
+    nodes = start(rig, network)
+    network.separate({2, 3})
+    nodes[0].line("node .* left")
+    network.heal()
+    nodes[0].line(r"joined as a spare[\s\S]*joined as a spare")
+    rig.open("end0")
+    assert [one.wait() for one in nodes] == [0, 0, 0, 0]
+    assert [len(spans) for spans in writers(rig).values()] == [1, 1] and rig.result["restarts"] == []

@@ -1,0 +1,69 @@
+"""Any node of a job on a real Slurm may die: that of the coordinator and of the batch script included."""
+
+from __future__ import annotations
+
+import pytest
+from nvrx_job import Job, Jobs
+
+pytestmark = pytest.mark.slurm
+
+WAITS = """
+import time
+LAST, CODE = int(os.environ["LAST"]), int(os.environ["CODE"])
+if CYCLE < LAST:
+    signal.pause()
+while not os.path.exists("go"):  # the test has seen all ranks
+    time.sleep(0.01)
+sys.exit(CODE if RANK == 0 else 0)
+"""
+THREE_AND_ONE = "--spares=1 --nproc-per-node=2 --max-restarts=4"
+TWO_AND_TWO = "--spares=2 --nproc-per-node=2 --max-restarts=4"
+
+
+def start(jobs: Jobs, flags: str, last: int, code: int = 0, elsewhere: bool = False) -> Job:
+    """A job that waits until cycle `last`. `elsewhere`: the batch script starts its step without its own node."""
+    lead = f"export LAST={last} CODE={code}"
+    more = " --srun-arg=--exclude=n1 --srun-arg=--nodes=3 --srun-arg=--ntasks=3" if elsewhere else ""
+    return jobs.submit(WAITS, flags + more, lead=lead)
+
+
+def lose(jobs: Jobs, job: Job, victim: str, ranks: int, cycle: int) -> None:
+    """Kill a node that runs `cycle`, and wait until all ranks run in the next."""
+    job.wait_marks("up", ranks, cycle)
+    assert jobs.cluster.kill_node(victim)
+    again = job.wait_marks("up", ranks, cycle + 1)
+    assert victim not in {mark.node for mark in again}
+
+
+def assert_ended(job: Job, state: str, code: int, lost: set[str]) -> None:
+    """Slurm, result.json and the last coordinator tell the same."""
+    (job.directory / "go").touch()
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == (state, code), job.said()
+    result = job.result()
+    assert result["code"] == code
+    assert result["restarts_used"] >= len(lost) and {mark.node for mark in job.marks("up")} >= lost
+    logs = [text for path in job.run_dir.glob("agents/*.log") if "job ends with code" in (text := path.read_text())]
+    assert len(logs) == 1 and f"job ends with code {code}" in logs[0]
+
+
+def test_the_coordinator_and_batch_host_is_replaced(jobs: Jobs) -> None:
+    job = start(jobs, THREE_AND_ONE, last=1)
+    lose(jobs, job, "n1", 6, 0)
+    assert_ended(job, "COMPLETED", 0, {"n1"})
+
+
+def test_two_nodes_in_a_row_then_the_jobs_own_code(jobs: Jobs) -> None:
+    job = start(jobs, TWO_AND_TWO, last=2, code=5)
+    lose(jobs, job, "n2", 4, 0)
+    lose(jobs, job, "n1", 4, 1)
+    assert_ended(job, "FAILED", 1, {"n1", "n2"})
+
+
+def test_the_console_follows_the_coordinator(jobs: Jobs) -> None:
+    """The batch script's node n1 has no agent here; the coordinator is on n2."""
+    job = start(jobs, "--spares=1 --nproc-per-node=2 --max-restarts=1", last=1, elsewhere=True)
+    lose(jobs, job, "n2", 4, 0)
+    assert_ended(job, "COMPLETED", 0, {"n2"})
+    said = job.said()
+    assert said.count("job ends with code 0") == 1 and "coordinator listens" in said, said
