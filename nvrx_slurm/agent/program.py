@@ -75,11 +75,14 @@ class Program:
         except NvrxError as error:
             self._console.say(str(error))
             why = f"the coordinator's node {self._job.node.host} cannot take part: {error}"
-            await self._fail(t.Finish(error.exit_code, why))
+            await self._close(None if self._elections is not None else t.Finish(error.exit_code, why))
             return error.exit_code
-        except Exception:
+        except Exception as error:
             self._console.say("internal error, please report it:\n" + traceback.format_exc())
-            await self._fail(t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke"))
+            # This machine may be the cause of an OSError: then the others elect a coordinator. A defect would go round.
+            others_go_on = isinstance(error, OSError) and self._elections is not None
+            end = t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke")
+            await self._close(None if others_go_on else end)
             return ExitCode.INTERNAL
         finally:
             await self._close()
@@ -213,10 +216,6 @@ class Program:
             self._console.say(
                 f"the batch host of job {job_id} may be gone, and the job may have to be ended by hand: {error}"
             )
-
-    async def _fail(self, end: t.Finish) -> None:
-        """This program cannot go on. Where agents elect their coordinator, the others do, and the job goes on."""
-        await self._close(end if self._elections is None else None)
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""
