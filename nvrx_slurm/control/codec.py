@@ -73,12 +73,12 @@ def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:
 
 def _to_pb(record: Any) -> Any:
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+    for field, _ in _hints(type(record)):
+        value = getattr(record, field)
         if isinstance(value, tuple):
-            value = [_plain(field.name, item) for item in value[: _LISTS[field.name]]]
+            value = [_plain(field, item) for item in value[: _LISTS[field]]]
         if value is not None:
-            fields[field.name] = _plain(field.name, value)
+            fields[field] = _plain(field, value)
     return getattr(pb, type(record).__name__)(**fields)
 
 
