@@ -72,14 +72,15 @@ def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:
 
 
 def _to_pb(record: Any) -> Any:
+    cls: type = type(record)
     fields: dict[str, Any] = {}
-    for field, _ in _hints(type(record)):
+    for field, _ in _hints(cls):
         value = getattr(record, field)
         if isinstance(value, tuple):
             value = [_plain(field, item) for item in value[: _LISTS[field]]]
         if value is not None:
             fields[field] = _plain(field, value)
-    return getattr(pb, type(record).__name__)(**fields)
+    return getattr(pb, cls.__name__)(**fields)
 
 
 def _plain(field: str, value: Any) -> Any:
