@@ -203,7 +203,8 @@ class Invariants:
         first = plans[0].message if plans else None
         fresh = reign.newest_plan < 0 and reign.known_cycle < 0
         if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
-            knowing = [agent for agent in self._world.living_agents() if agent.core.plan is not None]
+            agents = [agent for agent in self._world.living_agents() if agent.core.node.node_id not in self._told]
+            knowing = [agent for agent in agents if agent.core.plan is not None]
             self.forgotten = bool(knowing) and all(agent.host.out_after(self._world.clock.now) for agent in knowing)
             if not knowing:
                 self._forget_what_is_lost(first, coordinator)
