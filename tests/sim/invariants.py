@@ -113,6 +113,7 @@ class Invariants:
         self._world = world
         self._reigns: dict[SimCoordinator, _Reign] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
+        self._planners: dict[tuple[int, int], SimCoordinator] = {}
         self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
         self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
         self._last_started: dict[str, int] = {}  # node_id -> cycle
@@ -160,7 +161,7 @@ class Invariants:
         self._mind_a_new_job(coordinator, reign, plans)
         if any(isinstance(c, ev.Won) for c in commands):
             self._check_won(coordinator)
-        fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
+        fresh = [c for c in plans if self._planners.get((c.message.term, c.message.cycle)) is not coordinator]
         if fresh:
             self._forget_what_is_lost(fresh[0].message, coordinator)
             self._check_not_over(reign)
@@ -168,6 +169,7 @@ class Invariants:
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
             self._check_new_plan(reign, fresh, joining)
+            self._planners[self._newest] = coordinator
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
         ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
