@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
 from nvrx_slurm.core.job.members import READY, Member
 from nvrx_slurm.core.job.quorum import peer_key, peer_of
-from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
+from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Say, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
-_PEER_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE
-)
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took is noticed within this time of a start
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
-_SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +135,6 @@ def lost_its_port(cause: RankFault, lasted_s: float) -> bool:
 def _key(node: Node) -> str:
     """What an excluded node is known by in `History.excluded`, over all lives of its agent."""
     return f"{node.infra_rank}@{node.host}"
-
-
-def first_cause(faults: Collection[RankFault]) -> RankFault | None:
-    """The fault that most likely caused the others, from faults in order of arrival at the coordinator.
-
-    That is the first to arrive; but a lost node, a hang or a rank killed from outside makes its peers fail with
-    connection errors that can be reported sooner, so those win over ranks that exited, or aborted, by themselves. A
-    rank that exited for another reason wins over one that lost its connection to a peer.
-    """
-    outright = [f for f in faults if not _by_itself(f)]
-    others = [f for f in faults if not _PEER_GONE.search(f.message)]
-    return next(iter(outright or others or faults), None)
-
-
-def _by_itself(fault: RankFault) -> bool:
-    aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
-    return fault.kind is FaultKind.EXIT or aborted
 
 
 def headline(fault: RankFault) -> str:
