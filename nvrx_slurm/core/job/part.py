@@ -192,6 +192,25 @@ class JobPart:
         self.send_away(node_id, why)
         self.remove(node_id, why, now, fault)
 
+    def exclude(self, node: t.Node, rank: int, why: str, now: float) -> None:
+        """The node leaves at once and is not taken again; the job ends if no node can ever take its place. `rank`: the
+        rank that asked; -1 = a health check or a rule says so."""
+        job = self.job
+        kind = t.FaultKind.EXCLUDED if rank >= 0 else t.FaultKind.UNHEALTHY
+        fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
+        job.budget.exclude(node)
+        if job.nodes_left < job.settings.min_nodes:
+            job.add_faults((fault,), now)
+            needed = f"{job.settings.min_nodes} are needed"
+            some = f"{job.nodes_left} nodes are left after the exclusion of {node.host}, {needed}"
+            job.members.remove(node.node_id)
+            self.send_away(node.node_id, headline(fault))
+            self.finish(t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}"), now)
+            return
+        if self.core.state is not Phase.RUNNING or job.assignment.group_rank(node.node_id) is None:
+            self.say(headline(fault))  # otherwise that is why the cycle has failed
+        self.refuse(node.node_id, headline(fault), now, fault)
+
     def send_away(self, node_id: str, why: str) -> None:
         """Tell an agent that it is not taken, and close its stream."""
         self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))

@@ -22,6 +22,7 @@ class RestartLimits:
     max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
     min_progress_iterations: int = 1  # what counts as progress, >= 1
     no_restart_code: int = int(ExitCode.NO_RESTART)
+    stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
     crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
     crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
     longest_pause_s: float = 60.0
@@ -159,8 +160,9 @@ def headline(fault: RankFault) -> str:
 
 def evidence(fault: RankFault) -> str:
     """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
-    line = failing_line(fault.traceback)
-    return (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+    line, f = failing_line(fault.traceback), fault.finding
+    rule = f"\n  rule: {f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else ""
+    return rule + (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
 
 
 def report(fault: RankFault) -> str:
