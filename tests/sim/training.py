@@ -6,12 +6,15 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.types import Plan
+from nvrx_slurm.types import FaultKind, Plan
 
 from .clock import Clock
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+
+_PATIENCE_S = 60.0  # of a monitor, for the first heartbeat
 
 
 @dataclass
@@ -52,11 +55,20 @@ class Training:
     def up(self, worker: Worker) -> None:
         """A rank has reached user code; the last one starts the training."""
         run = worker.run
+        if not run.workers:
+            self._clock.after(_PATIENCE_S, self._hangs_at_the_start, run)
         run.workers.append(worker)
         if run.finished:
             self._clock.after(0.1, worker.succeed)
         if len(run.workers) == run.world_size and not run.broken:
             self._go(run)
+
+    def _hangs_at_the_start(self, run: Run) -> None:
+        """A rank that never came up is waited for until a monitor's timeout."""
+        waiting = [worker for worker in run.workers if worker.alive]
+        if waiting and run.since is None and not run.finished:
+            waiting[0].seem_hung()
+            waiting[0].die(-9, "no heartbeat for 60 s", FaultKind.HANG)
 
     def _go(self, run: Run) -> None:
         run.since = self._clock.now
