@@ -28,7 +28,6 @@ _TEXTS = [(signature, tuple(text.encode() for text in signature.texts)) for sign
 
 class _Match(NamedTuple):
     signature: Signature
-    role: Role
     line: bytes
     is_last: bool  # it is the exception that ended the rank
     at: int
@@ -39,17 +38,18 @@ def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     last = fault.message.encode("utf-8", "replace")
     found = [match for text in (last, stderr, stdout) for match in _matches(text[-TAIL_BYTES:], last.lower())]
     best = min(found, key=_order, default=None)
-    if best is None:
+    own_error = fault.kind is FaultKind.EXIT and fault.traceback
+    if best is None or (best.signature.role is Role.ECHO and not best.is_last and own_error):
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
     peers = tuple(dict.fromkeys(peer.decode("ascii", "replace") for peer in _PEER.findall(best.line)))[:4]
-    return Finding(s.name, best.role, s.blame, s.confidence, s.remedy, _fingerprint(fault, s.name, line), line, peers)
+    return Finding(s.name, s.role, s.blame, s.confidence, s.remedy, _fingerprint(fault, s.name, line), line, peers)
 
 
 def _order(match: _Match) -> tuple[int, bool, int, int]:
     """A cause goes first; then the exception that ended the rank; then the surer rule; then the earlier line."""
     sure = _CONFIDENCE.index(match.signature.confidence)
-    return _ROLES.index(match.role), not match.is_last, sure, match.at
+    return _ROLES.index(match.signature.role), not match.is_last, sure, match.at
 
 
 def _matches(text: bytes, last: bytes) -> Iterator[_Match]:
@@ -60,24 +60,22 @@ def _matches(text: bytes, last: bytes) -> Iterator[_Match]:
             pattern = _PATTERNS.get(signature.name)
             if (pattern and not pattern.search(line)) or any(hint in line for hint in _ADVICE) or RETRIED.search(line):
                 continue
-            role = signature.role if at > progress_at else Role.ECHO  # the rank went on after it
-            end = lower.find(b"\n", at)
-            original = text[lower.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
-            yield _Match(signature, role, original, bool(last) and last in line, at)
+            if at >= progress_at:  # otherwise the rank went on after it
+                is_last = bool(last) and last in line
+                yield _Match(signature, text[at : at + len(line)], is_last, at)
 
 
 def _lines_with(lower: bytes, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
-    """(position, line) of lines that hold one of the texts."""
+    """(position of its first byte, line) of each line that holds one of the texts."""
     for text in wanted:
         at = -1
         for _ in range(_MOST_LINES):
             at = lower.find(text, at + 1)
             if at < 0:
                 break
-            end = lower.find(b"\n", at)
-            end = end if end >= 0 else len(lower)
-            yield at, lower[lower.rfind(b"\n", 0, at) + 1 : end]
-            at = end
+            begin, end = lower.rfind(b"\n", 0, at) + 1, lower.find(b"\n", at)
+            at = end if end >= 0 else len(lower)
+            yield begin, lower[begin:at]
 
 
 def _without_signature(fault: RankFault) -> Finding:

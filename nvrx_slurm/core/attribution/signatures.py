@@ -68,7 +68,7 @@ SIGNATURES = (
     _bad_node(
         "gpu-xid",
         "nvrm: xid",
-        pattern=r"xid[^:]*: *(48|61|62|63|64|74|79|92|94|95|109|110|119|120|121|136|140|143|155|156|158)\b",
+        pattern=r"xid \([^)]*\): (48|61|62|63|64|74|79|92|94|95|109|110|119|120|121|136|140|143|155|156|158)\b",
     ),
     _unclear(
         "gpu-xid-application",
@@ -247,6 +247,7 @@ SIGNATURES = (
     _echo("connect-refused", "connection refused", "socketstartconnect", "socketprogress"),
     _echo("nccl-after-error", "previous error during capture", "nccl warn cuda failure"),
     _echo("stopped", "signalexception", "got signal: 15", "sigterm"),
+    _echo("distributed-error", "torch.distributed.dist"),
     Signature("monitored-barrier", ("failed to pass monitoredbarrier",), _CAUSE, _UNKNOWN, _LIKELY, _RESTART),
     # --- Slurm ---------------------------------------------------------------------------------------------
     _slurm("slurm-time-limit", "due to time limit"),
