@@ -34,9 +34,10 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["health"]
+LAYERS["attribution"] = LAYERS["health"] | {"health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
-LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
+LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
 LAYERS["inprocess"] = LAYERS["agent"]
 LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}
 LAYERS["sbatch_templates"] = set()
@@ -45,6 +46,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
     "grpc": ("health/",),
+    "httpx": ("attribution/web.py",),
     "google": ("control/", "health/"),
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
@@ -238,6 +240,7 @@ WALL_CLOCK = {
     "nvrx_slurm/agent/elections.py",
     "nvrx_slurm/agent/event_log.py",
     "nvrx_slurm/agent/result.py",
+    "nvrx_slurm/attribution/service.py",
     "nvrx_slurm/slurm/control.py",
 }
 

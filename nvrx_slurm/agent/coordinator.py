@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.event_log import EventLog
@@ -18,6 +18,9 @@ from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.job.quorum import Quorum, peer_key
+
+if TYPE_CHECKING:
+    from nvrx_slurm.agent.attributor import Attributor
 
 
 class Connections(Protocol):
@@ -88,13 +91,27 @@ class CoordinatorRole:
         self.members = Members()
         self.members.server = server
         self.shell: Shell
+        self._attributor: Attributor | None = None
 
     def begin(self) -> None:
         """Begin to coordinate."""
         self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
         shell.add(self.members)
+        self._attribute()
         shell.result.add_done_callback(self._on_end)
         shell.begin()
+
+    def _attribute(self) -> None:
+        """Where there is an attribution service, tell it of cycles."""
+        spec, shell = self._job.attribution, self.shell
+        if spec is None:
+            return
+        from nvrx_slurm.agent.attributor import Attributor
+
+        self._attributor = attributor = Attributor(spec, self._say, shell.post)
+        shell.on(ev.CycleBegan, attributor.begun)
+        shell.on(ev.CycleOver, attributor.over)
+        shell.result.add_done_callback(lambda _: attributor.end())
 
     @property
     def leads(self) -> bool:
@@ -143,12 +160,18 @@ class CoordinatorRole:
         await self.members.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
+        await self._end_attribution()
         return int(done.code)
 
     async def close(self, last: t.Finish | None = None) -> None:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
         await self.members.close(last)
         self.shell.finish(None)
+        await self._end_attribution()
+
+    async def _end_attribution(self) -> None:
+        if self._attributor is not None:
+            await self._attributor.close()
 
     def _on_end(self, result: Any) -> None:
         error = None if result.cancelled() else result.exception()

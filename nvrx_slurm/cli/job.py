@@ -9,6 +9,7 @@ from dataclasses import replace
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
+from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
@@ -62,6 +63,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         slurm,
         _progress_file(config),
         coordinator if meeting is not None else None,
+        attribution_spec(config, slurm, env, directory.path, hosts),
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 
@@ -72,6 +74,7 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
+        attribution_note(resolved.config),
     ]
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 
@@ -95,6 +98,8 @@ def _coordinator(
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        attributes=is_attributed(config),
+        stops_on_advice=config.ft.attribution_stop_action == "no-restart",
         tracks_progress=config.ft.is_progress_tracking_enabled,
         has_preflight=True,
         join_timeout_s=conf.join_timeout,
