@@ -85,6 +85,8 @@ class Server:
         except Refused as refused:
             status, code, message = refused.args
             value = {"error_code": code, "message": message, "details": {}}
+        except ValueError:  # a target that is no URL, a path that cannot be encoded
+            status, value = 400, {"error_code": "invalid_parameter", "message": "this is no request", "details": {}}
         body = json.dumps(value).encode()
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
