@@ -22,7 +22,7 @@ from nvrx_slurm.attribution.settings import LAST_WORDS_S, CycleNews, Settings, f
 from nvrx_slurm.system.files import write_all
 
 _MAX_LINE_BYTES = 1 << 20
-_MARGIN_S = 1.0  # of the last words, to end
+_MARGIN_S = 0.5  # of the last words, to end
 _OF_SLURM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LIMITS = {
     resource.RLIMIT_AS: 4 << 30,

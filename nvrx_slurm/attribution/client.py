@@ -14,7 +14,7 @@ from nvrx_slurm.health.check import one_line
 
 _log = logging.getLogger(__name__)
 _REQUEST_S = 10.0
-_POLL_S = 2.0
+_FIRST_POLL_S, _POLL_S = 0.25, 2.0  # doubles
 _PATIENCE_S = 600.0  # per cycle
 _MOST_CYCLES = 64
 _FAILURES = 3  # in a row; then the circuit is broken
@@ -30,6 +30,7 @@ class _Item:
     until_s: float
     intent: str = "progressive"  # what to submit next; "" = submitted: ask for the answer; "-" = wait for its end
     refusals: int = 0
+    pause_s: float = _FIRST_POLL_S
 
 
 class Client:
@@ -77,12 +78,12 @@ class Client:
         self._wake.set()
 
     def _next(self) -> _Item | None:
-        """The newest of those that are due."""
+        """Of those that are due the newest that is over; those that run come last."""
         now = self._now()
         for item in [item for item in self._items.values() if item.intent != "-" and now >= item.until_s]:
             self._give_up(item.news.cycle, f"no answer within {_PATIENCE_S:g} s")
         due = [item for item in self._items.values() if item.intent != "-" and item.due_s <= now]
-        return max(due, key=lambda item: item.news.cycle, default=None)
+        return max(due, key=lambda item: (item.intent != "progressive", item.news.cycle), default=None)
 
     async def _sleep(self, item: _Item | None) -> None:
         times = [one.due_s for one in self._items.values() if one.intent != "-"]
@@ -95,7 +96,8 @@ class Client:
 
     async def _step(self, item: _Item) -> None:
         """One request. Raises Trouble."""
-        news, item.due_s = item.news, self._now() + _POLL_S
+        news, item.due_s = item.news, self._now() + item.pause_s
+        item.pause_s = min(2 * item.pause_s, _POLL_S)
         if item.intent:
             about = {"log_path": news.log, "cycle_id": news.cycle, "analysis_intent": item.intent}
             reply = await self._web.ask("POST", "/logs", _REQUEST_S, content=about | self._settings.metadata)

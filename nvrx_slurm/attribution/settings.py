@@ -9,7 +9,7 @@ from typing import Any
 PORT = 50050  # of the service that a job runs itself (seed 000)
 SOCKET_NAME = "attribution.sock"
 MANAGED = "localhost"
-LAST_WORDS_S = 5.0  # how long the process may take to end once its job has ended
+LAST_WORDS_S = 3.0  # how long the process may take to end once its job has ended
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,13 @@ class Side:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_POLL_S": 0.01, "_REQUEST_S": 0.5, "_PAUSE_S": 0.05, "_PATIENCE_S": 3.0}.items():
+    for name, value in {
+        "_FIRST_POLL_S": 0.01,
+        "_POLL_S": 0.01,
+        "_REQUEST_S": 0.5,
+        "_PAUSE_S": 0.05,
+        "_PATIENCE_S": 3.0,
+    }.items():
         monkeypatch.setattr(client, name, value)
 
 
