@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from nvrx_slurm.system import bounded
 _log = logging.getLogger(__name__)
 _READ_S = 5.0  # for the log's file system
 _MOST_RESULTS = 1000
+_CYCLE = re.compile(r"_cycle(\d{1,7})\.\w+$")
 _INTENTS = ("track_only", "progressive", "terminal")
 _NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
 T = TypeVar("T")
@@ -148,15 +150,19 @@ class Service:
             raise Refused(422, "invalid_parameter", f"analysis_intent is one of {_INTENTS}, cycle_id a whole number")
         must_exist = intent != "progressive"
         path = await self._blocking(partial(checked, asked.get("log_path"), self._settings.root, must_exist))
-        news = self._answers[path][0] if path in self._answers else CycleNews(cycle, path)
-        if cycle not in (-1, news.cycle) or asked.get("job_id", self._settings.job_id) != self._settings.job_id:
+        named = _CYCLE.search(path)
+        news = CycleNews(int(named[1]) if named and cycle < 0 else cycle, path)
+        if path in self._answers:
+            news = self._answers[path][0]
+        job_id = self._settings.job_id
+        if cycle not in (-1, news.cycle) or (job_id and asked.get("job_id", job_id) != job_id):
             raise Refused(400, "invalid_parameter", "this log belongs to another cycle or job")
         if path not in self._answers:
             self._put(news, None)
         if intent == "terminal" and self._answers[path][1] is None and not news.over:
             evidence = await self._blocking(partial(self._analyst.evidence, news))
             self._put(replace(news, over=True), self._analyst.analyse(news, evidence, of_job=False))
-        return {"submitted": True, "normalized_path": path, "mode": "single", "logs_dir": "", "sched_restarts": 0,
+        return {"submitted": True, "normalized_path": path, "mode": "single", "logs_dir": None, "sched_restarts": 0,
                 "files_analyzed": int(self._answers[path][1] is not None)}  # fmt: skip
 
     async def _on_get(self, request: Request) -> Any:
@@ -173,7 +179,7 @@ class Service:
             "result": {} if answer is None else answer.result,
             "status": "in_flight" if answer is None else "completed",
             "wl_restart": 0,
-            "wl_restart_count": 1,
+            "wl_restart_count": None,
             "fr_dump_path": None,
             "fr_analysis": None,
             "llm_merged_summary": "" if answer is None else answer.result.get("story", ""),

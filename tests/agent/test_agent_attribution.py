@@ -1,4 +1,4 @@
-"""`nvrx-run` with an attribution service that answers, lies, hangs or dies: only a STOP that the user wants ends a job."""
+"""`nvrx-run` and attribution services that answer, hang, flood or die: only a STOP that the user wants ends a job."""
 
 from __future__ import annotations
 

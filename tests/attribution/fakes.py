@@ -163,9 +163,9 @@ class Process:
     def tell(self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True) -> None:
         self._write(to_line(CycleNews(cycle, log, over, fault or {})))
 
-    def line(self, key: str) -> dict[str, Any]:
+    def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """The next line with `key`; waits for it."""
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + timeout_s
         while True:
             while b"\n" in self._data:
                 first, _, self._data = self._data.partition(b"\n")
