@@ -25,8 +25,12 @@ def is_attributed(config: Config) -> bool:
 
 
 def attribution_note(config: Config) -> str:
-    """Said where the endpoint is one that is not spoken to; "" else."""
-    endpoint = config.ft.attribution_endpoint
+    """Said where settings do nothing; "" else."""
+    ft, endpoint = config.ft, config.ft.attribution_endpoint
+    if endpoint is None and (ft.attribution_llm_base_url or ft.attribution_export_url):
+        return (
+            "a language model and an export of attribution have no effect without --ft-attribution-endpoint localhost"
+        )
     if endpoint is None or is_attributed(config):
         return ""
     return f"--ft-attribution-endpoint {endpoint} has no effect: services are asked by http, https or unix only"

@@ -95,7 +95,7 @@ def contradictions(ft: FaultToleranceConfig) -> Iterator[tuple[bool, str]]:
     managed = {**llm, "--ft-attribution-export-url": ft.attribution_export_url}
     given = next((name for name, value in managed.items() if value), "")
     yield (
-        bool(given) and ft.attribution_endpoint != MANAGED,
+        bool(given) and ft.attribution_endpoint not in (None, MANAGED),
         f"{given} is for a service that the job runs itself; give --ft-attribution-endpoint {MANAGED}, or leave it out",
     )
     yield (
@@ -105,7 +105,7 @@ def contradictions(ft: FaultToleranceConfig) -> Iterator[tuple[bool, str]]:
     )
     base_url, model = ft.attribution_llm_base_url, ft.attribution_llm_model
     yield (
-        any(llm.values()) and not (base_url and model),
+        ft.attribution_endpoint == MANAGED and any(llm.values()) and not (base_url and model),
         "evidence goes to no language model that was not named; give both --ft-attribution-llm-base-url and"
         " --ft-attribution-llm-model",
     )

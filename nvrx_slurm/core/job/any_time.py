@@ -18,6 +18,8 @@ from nvrx_slurm.errors import ExitCode
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
+_UNTRIED = (Phase.LAST_CALL, Phase.TAKEOVER)
+_TRIED = tuple(phase for phase in LIVE if phase not in _UNTRIED)
 
 
 class AnyTime(JobPart):
@@ -33,7 +35,8 @@ class AnyTime(JobPart):
         (LIVE, ev.ProvenDead, "on_dead", ANY, "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
-        (LIVE, ev.Advised, "on_advised", OVER, "the end, if the user wants that and the answer still holds"),
+        (_TRIED, ev.Advised, "on_advised", OVER, "the end, if the user wants that and the answer still holds"),
+        (_UNTRIED, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
