@@ -12,6 +12,7 @@ from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.logs import LogSpec
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
@@ -53,4 +54,5 @@ class Job:
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
+    logs: LogSpec | None = None  # None: no merged logs
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -10,6 +10,7 @@ from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
+from nvrx_slurm.cli.merged_logs import log_note, log_spec
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
@@ -62,6 +63,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         slurm,
         _progress_file(config),
         coordinator if meeting is not None else None,
+        logs=log_spec(config, slurm, nodes, directory),
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 
@@ -72,6 +74,7 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
+        log_note(resolved, job.logs),
     ]
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.control.entrance import Entrance, Peer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
@@ -35,7 +36,7 @@ _DISK_S = 60.0
 
 
 class Settings(NamedTuple):
-    """As the agent gives them. `path` not "": a Unix socket, else `address` and `ports`."""
+    """As the agent gives them. `path` not "": a Unix socket, else the first free one of `ports` on all addresses."""
 
     token: str
     job: str
@@ -45,7 +46,6 @@ class Settings(NamedTuple):
     logfile: str  # for the launchers' output; "" = none is wanted
     part: int = -1
     path: str = ""
-    address: str = ""
     ports: tuple[int, ...] = (0,)
 
 
@@ -95,7 +95,7 @@ class Aggregator:
             self.entrance.open_here(self._settings.path)
             self._control.send(port=0)
         else:
-            self.entrance.open(self._settings.address, list(self._settings.ports))
+            self.entrance.open(ANY_ADDRESS, list(self._settings.ports))
             self._control.send(port=self.entrance.port)
 
     def _say(self, text: str) -> None:
@@ -139,7 +139,8 @@ class Aggregator:
             raise ProtocolError(f"it sent a frame of kind {kind}, which is not expected here")
 
     def _on_hello(self, peer: Peer, hello: Any) -> None:
-        if not isinstance(hello, dict) or hello.get("version") != wire.VERSION or not isinstance(hello.get("node"), str):
+        known = isinstance(hello, dict) and isinstance(hello.get("node"), str)
+        if not known or hello.get("version") != wire.VERSION:
             raise ProtocolError(f"it does not speak version {wire.VERSION} of the log protocol")
         self._shippers[peer] = _Shipper(peer)
         older = self._by_node.get(hello["node"])
@@ -198,7 +199,8 @@ class Aggregator:
 
     def _file(self, path: str, source: wire.Opened) -> MergedFile:
         if path not in self._files:
-            for old in [old for old, merged in self._files.items() if merged.index.complete and old not in self._pending]:
+            complete = [old for old, merged in self._files.items() if merged.index.complete]
+            for old in complete:  # all that was sent for them has been written: `_answer` flushes first
                 self._files.pop(old).close()
             s, now = self._settings, int(time.time() * 1000)
             world = source.world if s.part < 0 and source.cycle >= 0 else 0

@@ -62,7 +62,6 @@ class _Flight(NamedTuple):
     final: bool
 
 
-
 class Shipper:
     """The program's state. `result`: its exit code."""
 
@@ -189,10 +188,11 @@ class Shipper:
         while True:
             self._moved.clear()
             ended: asyncio.Future[Exception] = self._loop.create_future()
+            began_s = self._loop.time()
             try:
                 await asyncio.wait_for(self._connect(ended), _CONNECT_S)
                 why: Exception = await ended
-                delay_s = _RETRY_S
+                delay_s = _RETRY_S if self._loop.time() - began_s >= _CONNECT_S else delay_s
             except (OSError, asyncio.TimeoutError) as error:
                 why = error
             self._stream = None
@@ -225,7 +225,8 @@ class Shipper:
         id = identity(self._token, wire.IDENTITY.format(self._settings.job))
         stream = Stream(connection, id, False, self._on_frame, on_end, lambda: proved.set_result(None))
         try:
-            await asyncio.wait({proved, ended}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {proved, ended}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             stream.abort(ConnectionError("no answer in time"))
             raise
