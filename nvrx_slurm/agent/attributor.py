@@ -19,6 +19,7 @@ from typing import Any
 from nvrx_slurm.agent.restarted import RestartedProcess
 from nvrx_slurm.attribution.settings import LAST_WORDS_S, SOCKET_NAME, CycleNews, Settings, to_line
 from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.system import processes
 from nvrx_slurm.types import RankFault
@@ -45,19 +46,14 @@ class AttributionSpec:
     """What the agent of the coordinator's node needs to know about attribution."""
 
     settings: Settings
-    prefix: str  # --ft-per-cycle-applog-prefix
+    prefix: str  # of the merged logs
+    part: int  # of several merged files of a cycle, the one to show; -1 = there is one
     startup_s: float
 
     def at(self, private_dir: Path) -> AttributionSpec:
         """The same, with a Unix socket in the agent's private directory, where the job runs the service itself."""
         socket = str(private_dir / SOCKET_NAME) if self.settings.managed else ""
         return replace(self, settings=replace(self.settings, socket=socket))
-
-
-def cycle_log(prefix: str, cycle: int) -> str:
-    """The merged log of a cycle: /x/train.log -> /x/train_cycle0.log; without an extension it is .log."""
-    path = Path(prefix)
-    return str(path.with_name(f"{path.stem}_cycle{cycle}{path.suffix or '.log'}"))
 
 
 class Attributor(RestartedProcess):
@@ -79,13 +75,15 @@ class Attributor(RestartedProcess):
 
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs."""
-        self._tell(CycleNews(command.cycle, cycle_log(self._spec.prefix, command.cycle)))
+        self._tell(CycleNews(command.cycle, self._log(command.cycle)))
 
     def over(self, command: ev.CycleOver) -> None:
         """A cycle is over."""
         cause = command.cause
-        log = cycle_log(self._spec.prefix, command.cycle)
-        self._tell(CycleNews(command.cycle, log, True, {} if cause is None else _plain(cause)))
+        self._tell(CycleNews(command.cycle, self._log(command.cycle), True, {} if cause is None else _plain(cause)))
+
+    def _log(self, cycle: int) -> str:
+        return cycle_file(self._spec.prefix, cycle, self._spec.part)
 
     def _tell(self, news: CycleNews) -> None:
         if self._closed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nvrx_slurm import types as t
@@ -47,6 +47,14 @@ class Members:
     def __init__(self) -> None:
         self.local: LocalTransport | None = None
         self.server: Connections | None = None
+        self._news: t.LogServer | None = None  # for all members, also those that come later
+        self._informed: set[str] = set()
+
+    def tell(self, news: t.LogServer) -> None:
+        """Tell all members, and those that come later with their first plan."""
+        self._news, self._informed = news, set()
+        if self.server is not None:
+            self.server.send_all(news)
 
     async def start(self) -> None:
         """Members connect by themselves."""
@@ -60,6 +68,9 @@ class Members:
             self.local.deliver(command.message)
         elif self.server is not None:
             self.server.send(command.node_id, command.message)
+            if self._news is not None and command.node_id not in self._informed and isinstance(command.message, t.Plan):
+                self._informed.add(command.node_id)
+                self.server.send(command.node_id, self._news)
 
     async def close(self, last: t.Finish | None = None) -> None:
         """Disconnect all; `last` goes to each of them before."""
@@ -119,6 +130,13 @@ class CoordinatorRole:
         return self._quorum.elected
 
     @property
+    def term(self) -> int:
+        """The term in which it stands or leads."""
+        core = self.shell.core
+        assert isinstance(core, Coordinator)
+        return core.job.settings.term
+
+    @property
     def _quorum(self) -> Quorum:
         core = self.shell.core
         assert isinstance(core, Coordinator)
@@ -150,14 +168,15 @@ class CoordinatorRole:
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
 
-    async def finish(self) -> int | None:
-        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code, or None
-        where this node coordinates no more."""
+    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> int | None:
+        """Wait for the end of the job, disconnect the members, publish its result after `before_result`. Returns the
+        exit code, or None where this node coordinates no more."""
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
         done: ev.Done = self.shell.result.result()
         await self.members.close()
+        await before_result()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
         await self._end_attribution()

@@ -13,6 +13,7 @@ from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
     from nvrx_slurm.agent.attributor import AttributionSpec
+    from nvrx_slurm.agent.logs import LogSpec
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
@@ -55,4 +56,5 @@ class Job:
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
     attribution: AttributionSpec | None = None  # None: no service, rules only
+    logs: LogSpec | None = None  # None: no merged logs
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

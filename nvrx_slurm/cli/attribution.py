@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from nvrx_slurm.agent.attributor import AttributionSpec
+from nvrx_slurm.agent.logs import LogSpec
+from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.keys import check_key_file
 from nvrx_slurm.attribution.settings import Settings
 from nvrx_slurm.config.attribution import MANAGED
@@ -37,15 +38,20 @@ def attribution_note(config: Config) -> str:
 
 
 def attribution_spec(
-    config: Config, slurm: SlurmContext | None, env: Mapping[str, str], tree: Path, hosts: bool
+    config: Config,
+    slurm: SlurmContext | None,
+    env: Mapping[str, str],
+    directory: RunDir,
+    logs: LogSpec | None,
+    hosts: bool,
 ) -> AttributionSpec | None:
     """What the coordinator's node needs; None without a service.
 
     `hosts`: this node begins as the coordinator. It raises UsageError for a key that cannot be used, or a package that
     is missing.
     """
-    ft, prefix = config.ft, config.ft.per_cycle_applog_prefix
-    if not is_attributed(config) or prefix is None:
+    ft = config.ft
+    if not is_attributed(config) or logs is None:
         return None
     key_file = ft.attribution_llm_api_key_file or env.get(_KEY_FILE_ENV, "")
     endpoint = ft.attribution_endpoint or ""
@@ -54,12 +60,13 @@ def attribution_spec(
     asks = endpoint if endpoint != MANAGED else ft.attribution_llm_base_url or ft.attribution_export_url
     if hosts and asks and importlib.util.find_spec("httpx") is None:
         raise UsageError(f"attribution with {asks}: {_NO_CLIENT}")
-    root = os.path.realpath(os.path.dirname(prefix))
+    folder, name = os.path.split(logs.prefix)
+    root = os.path.realpath(folder)
     settings = Settings(
         endpoint=endpoint,
         root=root,
-        tree=str(tree),
-        own_log=str(Path(prefix).with_name(f"{Path(prefix).stem}_attribution.log")),
+        tree=str(directory.path),
+        own_log=os.path.join(root, f"{os.path.splitext(name)[0]}_attribution.log"),
         log_level=ft.attribution_log_level,
         user=env.get("SLURM_JOB_USER") or env.get("USER", ""),
         job_id=env.get("SLURM_ARRAY_JOB_ID") or env.get("SLURM_JOB_ID", ""),
@@ -69,4 +76,5 @@ def attribution_spec(
         llm_key_file=os.path.abspath(key_file) if key_file else "",
         export_url=ft.attribution_export_url or "",
     )
-    return AttributionSpec(settings, os.path.join(root, os.path.basename(prefix)), ft.attribution_startup_timeout)
+    part = 0 if logs.parts > 1 else -1
+    return AttributionSpec(settings, os.path.join(root, name), part, ft.attribution_startup_timeout)

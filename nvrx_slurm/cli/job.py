@@ -11,6 +11,7 @@ from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
+from nvrx_slurm.cli.merged_logs import log_note, log_spec
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
@@ -52,6 +53,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
         coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
+    logs = log_spec(config, slurm, nodes, directory)
     return Job(
         node,
         directory,
@@ -63,7 +65,8 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         slurm,
         _progress_file(config),
         coordinator if meeting is not None else None,
-        attribution_spec(config, slurm, env, directory.path, hosts),
+        logs=logs,
+        attribution=attribution_spec(config, slurm, env, directory, logs, hosts),
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 
@@ -75,6 +78,7 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
         attribution_note(resolved.config),
+        log_note(resolved, job.logs),
     ]
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 

@@ -1,16 +1,19 @@
-"""Values of the settings of attribution: where services are, and which settings belong together. Pure."""
+"""Settings of services that are asked about failures: a part of `FaultToleranceConfig`."""
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
+from nvrx_slurm.config import groups as g
+from nvrx_slurm.config import kinds as k
+from nvrx_slurm.config.ft_logs import LogSettings
 from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text, choice
-
-if TYPE_CHECKING:
-    from nvrx_slurm.config.ft import FaultToleranceConfig
+from nvrx_slurm.config.settings import setting
+from nvrx_slurm.config.values import LOG_LEVEL
 
 MANAGED = "localhost"  # the endpoint for which the job runs the service itself
 _WEB = ("http", "https")
@@ -85,33 +88,75 @@ URL = Kind("URL", _url)
 BACKEND = Kind("lib", _backend)
 
 
-def contradictions(ft: FaultToleranceConfig) -> Iterator[tuple[bool, str]]:
-    """Pairs (is it so?, the sentence about it)."""
-    llm = {
-        "--ft-attribution-llm-api-key-file": ft.attribution_llm_api_key_file,
-        "--ft-attribution-llm-base-url": ft.attribution_llm_base_url,
-        "--ft-attribution-llm-model": ft.attribution_llm_model,
-    }
-    managed = {**llm, "--ft-attribution-export-url": ft.attribution_export_url}
-    given = next((name for name, value in managed.items() if value), "")
-    yield (
-        bool(given) and ft.attribution_endpoint not in (None, MANAGED),
-        f"{given} is for a service that the job runs itself; give --ft-attribution-endpoint {MANAGED}, or leave it out",
+@dataclass(frozen=True)
+class AttributionSettings(LogSettings):
+    """Settings of services that are asked about failures; a part of `FaultToleranceConfig`."""
+
+    attribution_endpoint: str | None = setting(
+        k.optional(ENDPOINT), None, g.ATTRIBUTION,
+        help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
+        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH is one that runs elsewhere. It never delays a "
+        "restart. none: rules only.",
+    )  # fmt: skip
+    attribution_startup_timeout: float = setting(
+        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION,
+        help="A service of this job that is not up after this time is said on the console; the training goes on.",
+    )  # fmt: skip
+    attribution_llm_api_key_file: str | None = setting(
+        k.optional(k.PATH), None, g.ATTRIBUTION,
+        help="File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE.",
+    )  # fmt: skip
+    attribution_llm_base_url: str | None = setting(
+        k.optional(URL), None, g.ATTRIBUTION,
+        help="OpenAI-compatible service of a language model, for example https://HOST/v1. Evidence of failed cycles "
+        "goes there, redacted. none: no language model.",
+    )  # fmt: skip
+    attribution_llm_model: str | None = setting(
+        k.optional(k.TEXT), None, g.ATTRIBUTION, help="Name of the model at that service."
     )
-    yield (
-        ft.attribution_endpoint is not None and ft.per_cycle_applog_prefix is None,
-        f"--ft-attribution-endpoint {ft.attribution_endpoint} analyses the logs of cycles;"
-        " give --ft-per-cycle-applog-prefix, too",
+    attribution_llm_plain_http: bool = setting(
+        k.BOOL, False, g.ATTRIBUTION, help="Allow http:// to a language model on another host."
     )
-    base_url, model = ft.attribution_llm_base_url, ft.attribution_llm_model
-    yield (
-        ft.attribution_endpoint == MANAGED and any(llm.values()) and not (base_url and model),
-        "evidence goes to no language model that was not named; give both --ft-attribution-llm-base-url and"
-        " --ft-attribution-llm-model",
+    attribution_analysis_backend: str = setting(
+        BACKEND, "lib", g.ATTRIBUTION, help="Accepted for compatibility; there is one analysis."
     )
-    parts = urlsplit(base_url or "")
-    yield (
-        parts.scheme == "http" and not is_loopback(parts.hostname or "") and not ft.attribution_llm_plain_http,
-        f"--ft-attribution-llm-base-url {base_url} sends the key and the evidence unencrypted; give an https:// URL,"
-        " or allow it with --ft-attribution-llm-plain-http true",
-    )
+    attribution_log_level: int = setting(
+        LOG_LEVEL, logging.INFO, g.ATTRIBUTION,
+        help="Level of the service's own log, which is beside the logs of the cycles.",
+    )  # fmt: skip
+    attribution_export_url: str | None = setting(
+        k.optional(URL), None, g.ATTRIBUTION,
+        help="Every result of the job's own service is posted there as JSON, once.",
+    )  # fmt: skip
+
+    def attribution_contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Pairs (is it so?, the sentence about it)."""
+        llm = {
+            "--ft-attribution-llm-api-key-file": self.attribution_llm_api_key_file,
+            "--ft-attribution-llm-base-url": self.attribution_llm_base_url,
+            "--ft-attribution-llm-model": self.attribution_llm_model,
+        }
+        managed = {**llm, "--ft-attribution-export-url": self.attribution_export_url}
+        given = next((name for name, value in managed.items() if value), "")
+        yield (
+            bool(given) and self.attribution_endpoint not in (None, MANAGED),
+            f"{given} is for a service that the job runs itself; give --ft-attribution-endpoint {MANAGED}, or"
+            " leave it out",
+        )
+        yield (
+            self.attribution_endpoint is not None and self.per_cycle_applog_prefix is None,
+            f"--ft-attribution-endpoint {self.attribution_endpoint} analyses the logs of cycles;"
+            " give --ft-per-cycle-applog-prefix, too",
+        )
+        base_url, model = self.attribution_llm_base_url, self.attribution_llm_model
+        yield (
+            self.attribution_endpoint == MANAGED and any(llm.values()) and not (base_url and model),
+            "evidence goes to no language model that was not named; give both --ft-attribution-llm-base-url and"
+            " --ft-attribution-llm-model",
+        )
+        parts = urlsplit(base_url or "")
+        yield (
+            parts.scheme == "http" and not is_loopback(parts.hostname or "") and not self.attribution_llm_plain_http,
+            f"--ft-attribution-llm-base-url {base_url} sends key and evidence unencrypted; give an https:// URL,"
+            " or allow it with --ft-attribution-llm-plain-http true",
+        )

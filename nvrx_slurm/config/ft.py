@@ -9,21 +9,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config import attribution
 from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
+from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.settings import Layer, Origin, Section, parsed, setting, settings_of, unsupported
+from nvrx_slurm.config.settings import Layer, Origin, parsed, setting, settings_of, unsupported
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
-_NO_LOG_SERVER = "leave it out, ranks write their own files below --log-dir"
 _NO_ATTRIBUTION = "leave it out, the first cause is on the console and in result.json below --log-dir"
 
 
 @dataclass(frozen=True)
-class FaultToleranceConfig(Section):
+class FaultToleranceConfig(AttributionSettings):
     """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
 
     Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.
@@ -205,64 +204,9 @@ class FaultToleranceConfig(Section):
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )  # fmt: skip
 
-    # Logs of one cycle, and the service that collects them.
-    per_cycle_applog_prefix: str | None = unsupported(
-        k.optional(k.ABSOLUTE_PATH), None, g.LOG_SERVER,
-        "use --log-dir, where each rank has files of its own", env="both",
-    )  # fmt: skip
-    nvrx_logfile: str | None = unsupported(
-        k.optional(k.ABSOLUTE_PATH), None, g.LOG_SERVER,
-        "use --log-dir, where agents/agent_N.log is the log of a launcher", env="both",
-    )  # fmt: skip
-    enable_log_server: bool | None = unsupported(k.optional(k.BOOL), None, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_server_port: int = unsupported(k.integer(1, 65535, "PORT"), 50051, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_aggregator_count: int = unsupported(k.integer(0, 1024), 0, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_leaf_max_queue_chunks: int = unsupported(k.integer(-1), -1, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_server_log_prefix: str | None = unsupported(k.optional(k.PATH), None, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_server_graceful_shutdown_timeout: float = unsupported(k.SECONDS, 60.0, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    cycle_info_dir: str | None = unsupported(
-        k.optional(k.PATH), None, g.LOG_SERVER, "read events/coordinator.jsonl and result.json below --log-dir"
-    )
-
-    attribution_endpoint: str | None = setting(
-        k.optional(attribution.ENDPOINT), None, g.ATTRIBUTION,
-        help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
-        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH is one that runs elsewhere. It never delays a "
-        "restart. none: rules only.",
-    )  # fmt: skip
-    attribution_startup_timeout: float = setting(
-        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION,
-        help="A service of this job that is not up after this time is said on the console; the training goes on.",
-    )  # fmt: skip
-    attribution_llm_api_key_file: str | None = setting(
-        k.optional(k.PATH), None, g.ATTRIBUTION,
-        help="File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE.",
-    )  # fmt: skip
-    attribution_llm_base_url: str | None = setting(
-        k.optional(attribution.URL), None, g.ATTRIBUTION,
-        help="OpenAI-compatible service of a language model, for example https://HOST/v1. Evidence of failed cycles "
-        "goes there, redacted. none: no language model.",
-    )  # fmt: skip
-    attribution_llm_model: str | None = setting(
-        k.optional(k.TEXT), None, g.ATTRIBUTION, help="Name of the model at that service."
-    )
-    attribution_llm_plain_http: bool = setting(
-        k.BOOL, False, g.ATTRIBUTION, help="Allow http:// to a language model on another host."
-    )
-    attribution_analysis_backend: str = setting(
-        attribution.BACKEND, "lib", g.ATTRIBUTION, help="Accepted for compatibility; there is one analysis."
-    )
     attribution_stop_action: str | None = unsupported(
         k.optional(k.choice("log", "no-restart")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
     )
-    attribution_log_level: int = setting(
-        v.LOG_LEVEL, logging.INFO, g.ATTRIBUTION,
-        help="Level of the service's own log, which is beside the logs of the cycles.",
-    )  # fmt: skip
-    attribution_export_url: str | None = setting(
-        k.optional(attribution.URL), None, g.ATTRIBUTION,
-        help="Every result of the job's own service is posted there as JSON, once.",
-    )  # fmt: skip
 
     @property
     def is_progress_tracking_enabled(self) -> bool:
@@ -280,7 +224,8 @@ class FaultToleranceConfig(Section):
             warn_s > 0.0 and self.warning_signal is None,
             "--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1 or SIGUSR2",
         )
-        yield from attribution.contradictions(self)
+        yield from self.log_contradictions()
+        yield from self.attribution_contradictions()
 
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""

@@ -23,8 +23,8 @@ SUBMITTED = reply(200, {"submitted": True})
 FAILS = UP + "raise ValueError('bad sample')\n"
 FAILS_ONCE = UP + "if CYCLE == 0:\n    raise ValueError('bad sample')\n"
 FAILS_THEN_WAITS = UP + "if CYCLE == 0:\n    gate('fail')\n    raise ValueError('bad sample')\ngate('end')\n"
-# --ft-per-cycle-applog-prefix belongs to the collection of logs.
-TAKES_PREFIX = "from nvrx_slurm.config import layers\nlayers._refuse_unsupported = lambda *_: None"
+# --ft-attribution-stop-action belongs to the rules.
+TAKES_STOP = "from nvrx_slurm.config import layers\nlayers._refuse_unsupported = lambda *_: None"
 
 
 def advice(action: str) -> bytes:
@@ -39,7 +39,7 @@ def fake() -> Iterator[Callable[..., Fake]]:
 
 
 def run(rig: Rig, code: str, endpoint: str, *flags: str, **env: str) -> Launcher:
-    rig.before = TAKES_PREFIX
+    rig.before = TAKES_STOP
     prefix = f"--ft-per-cycle-applog-prefix={rig.dir}/train.log"
     wanted = (prefix, f"--ft-attribution-endpoint={endpoint}", "--max-restarts=3", "--ft-crash-loop-backoff=0", *flags)
     return rig.run(rig.script(code), "--standalone", *wanted, "--ft-node-health-checks=false", **env)
@@ -150,7 +150,6 @@ def test_the_service_of_the_job(rig: Rig) -> None:
 
 
 def test_the_service_moves_with_the_coordinator(rig: Rig) -> None:
-    rig.before = TAKES_PREFIX
     flags = (f"--ft-per-cycle-applog-prefix={rig.dir}/train.log", "--ft-attribution-endpoint=localhost",
              "--ft-node-health-checks=false", "--max-restarts=3", "--ft-keepalive-interval=0.7",
              "--ft-keepalive-timeout=0.7")  # fmt: skip

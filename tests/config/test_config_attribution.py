@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from nvrx_slurm.agent.attributor import AttributionSpec
+from nvrx_slurm.agent.logs import LogSpec
+from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.keys import check_key_file
 from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
 from nvrx_slurm.config.attribution import ENDPOINT, URL
@@ -92,6 +95,12 @@ def test_the_analysis_of_nvrx_by_mcp_is_refused() -> None:
         resolve({"ft_attribution_analysis_backend": "mcp"}, {})
 
 
+def spec_of(config: Config, env: dict[str, str], tree: Path, hosts: bool) -> AttributionSpec | None:
+    prefix = config.ft.per_cycle_applog_prefix
+    logs = LogSpec(prefix) if prefix is not None else None
+    return attribution_spec(config, None, env, RunDir(tree, "7", "r0"), logs, hosts)
+
+
 def config(**given: Any) -> Config:
     return Config(ft=FaultToleranceConfig(**PREFIX, **given))
 
@@ -99,7 +108,7 @@ def config(**given: Any) -> Config:
 def test_grpc_is_taken_and_said_to_do_nothing() -> None:
     one = config(attribution_endpoint="grpc://h:1")
     assert not is_attributed(one) and "has no effect" in attribution_note(one)
-    assert attribution_spec(one, None, {}, Path("/t"), True) is None
+    assert spec_of(one, {}, Path("/t"), True) is None
     assert attribution_note(config(attribution_endpoint="http://h:1")) == "" == attribution_note(config())
     assert "have no effect" in attribution_note(config(attribution_export_url="https://h/x"))
 
@@ -109,12 +118,12 @@ def test_what_the_process_is_told(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     env = {"USER": "u", "SLURM_JOB_USER": "su", "SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "NVRX_TOKEN": "t" * 64}
     ft = FaultToleranceConfig(per_cycle_applog_prefix=f"{tmp_path}/link/a.log", attribution_endpoint="localhost")
-    spec = attribution_spec(Config(ft=ft), None, env, tmp_path / "tree", True)
+    spec = spec_of(Config(ft=ft), env, tmp_path / "tree", True)
     assert spec is not None and spec.prefix == f"{tmp_path}/real/a.log"
     assert spec.settings.metadata == {"user": "su", "job_id": "7"}
-    assert spec.settings.root == f"{tmp_path}/real" and spec.settings.own_log == f"{tmp_path}/link/a_attribution.log"
+    assert spec.settings.root == f"{tmp_path}/real" and spec.settings.own_log == f"{tmp_path}/real/a_attribution.log"
     assert "t" * 64 not in repr(spec)
-    spec = attribution_spec(Config(ft=ft), None, {}, tmp_path, True)
+    spec = spec_of(Config(ft=ft), {}, tmp_path, True)
     assert spec is not None and spec.settings.metadata == {}
 
 
@@ -128,18 +137,18 @@ def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path: Path, mode: int
     path.chmod(mode)
     one = config(attribution_endpoint="localhost", attribution_llm_api_key_file=str(path), **MODEL)
     with pytest.raises(UsageError, match=word):
-        attribution_spec(one, None, {}, tmp_path, True)
-    assert attribution_spec(one, None, {}, tmp_path, False) is not None  # another node begins as the coordinator
+        spec_of(one, {}, tmp_path, True)
+    assert spec_of(one, {}, tmp_path, False) is not None  # another node begins as the coordinator
 
 
 def test_the_key_file_of_the_environment(tmp_path: Path) -> None:
     one = config(attribution_endpoint="localhost", **MODEL)
     for env in ({}, {"LLM_API_KEY_FILE": f"{tmp_path}/none"}, {"LLM_API_KEY_FILE": str(tmp_path)}):
         with pytest.raises(UsageError, match="LLM_API_KEY_FILE"):
-            attribution_spec(one, None, env, tmp_path, True)
+            spec_of(one, env, tmp_path, True)
     (tmp_path / "key").write_text("sk-1\n")
     os.chmod(tmp_path / "key", 0o400)
-    spec = attribution_spec(one, None, {"LLM_API_KEY_FILE": f"{tmp_path}/key"}, tmp_path, True)
+    spec = spec_of(one, {"LLM_API_KEY_FILE": f"{tmp_path}/key"}, tmp_path, True)
     assert spec is not None and spec.settings.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
 
 
@@ -152,5 +161,5 @@ def test_a_key_that_never_comes_does_not_hold_the_start(tmp_path: Path) -> None:
 def test_without_the_package_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'nvrx_slurm\[attribution\]'"):
-        attribution_spec(config(attribution_endpoint="http://h:1"), None, {}, tmp_path, True)
-    assert attribution_spec(config(attribution_endpoint="localhost"), None, {}, tmp_path, True) is not None
+        spec_of(config(attribution_endpoint="http://h:1"), {}, tmp_path, True)
+    assert spec_of(config(attribution_endpoint="localhost"), {}, tmp_path, True) is not None

@@ -1,0 +1,99 @@
+"""Frames between a shipper and an aggregator, on `control.stream`. A bad one raises ProtocolError.
+
+Shipper: HELLO, OPEN (its sources), then CHUNKs. Aggregator: HAVE answers OPEN with the offset of each source, ACK
+counts the CHUNKs that are in the file. HOLD: it cannot write. It ignores all chunks until an OPEN of all sources comes
+(`all`), and answers that when it can write again.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+from nvrx_slurm.errors import ProtocolError
+
+VERSION = 1
+HELLO, OPEN, CHUNK, HAVE, ACK, HOLD = range(6)
+IDENTITY = "{} logs"  # names the job in certificates: those of agents do not fit here
+READ_BYTES = 1 << 16  # of a rank's file that a chunk stands for, at most
+MAX_SOURCES = 16_384  # of one shipper
+_CHUNK = struct.Struct("!BIQQQ?")
+_ACK = struct.Struct("!BI")
+
+
+class Chunk(NamedTuple):
+    """Lines of one source: its bytes `begin` to `to`, as `text`. `at`: Unix milliseconds."""
+
+    source: int
+    begin: int
+    to: int
+    at: int
+    final: bool  # the source is complete
+    text: bytes
+
+
+class Opened(NamedTuple):
+    """One source that a shipper wants to send. `cycle` -1: a launcher's output."""
+
+    source: int  # its number on this stream
+    cycle: int
+    file: str  # below the log directory
+    rank: int
+    world: int  # ranks of that cycle
+
+
+def message(kind: int, content: Any = None) -> bytes:
+    """A frame with plain data."""
+    return bytes([kind]) + json.dumps(content, separators=(",", ":")).encode()
+
+
+def content(frame: bytes) -> Any:
+    """The plain data of a frame."""
+    try:
+        return json.loads(frame[1:])
+    except ValueError:
+        raise ProtocolError("it sent a frame that is no message") from None
+
+
+def opened(frame: bytes) -> tuple[bool, list[Opened]]:
+    """(whether these are all sources, the sources) of an OPEN frame."""
+    found = content(frame)
+    try:
+        everything, sources = bool(found["all"]), [Opened(*one) for one in found["sources"]]
+    except (TypeError, KeyError):
+        raise ProtocolError("it opens sources in another way") from None
+    if len(sources) > MAX_SOURCES:
+        raise ProtocolError(f"it opens {len(sources)} sources; at most {MAX_SOURCES} are allowed")
+    for one in sources:
+        numbers = (one.source, one.cycle, one.rank, one.world)
+        if not all(isinstance(number, int) and -1 <= number < 1 << 31 for number in numbers):
+            raise ProtocolError("it opens a source with a bad number")
+        if not isinstance(one.file, str) or not 0 < len(one.file) <= 1024 or not one.file.isprintable():
+            raise ProtocolError("it opens a source with a bad name")
+    return everything, sources
+
+
+def from_chunk(chunk: Chunk) -> bytes:
+    """The frame of a chunk."""
+    return _CHUNK.pack(CHUNK, *chunk[:5]) + chunk.text
+
+
+def to_chunk(frame: bytes) -> Chunk:
+    """The chunk in a frame."""
+    if len(frame) < _CHUNK.size:
+        raise ProtocolError("it sent a chunk without a head")
+    _, source, begin, to, at, final = _CHUNK.unpack_from(frame)
+    return Chunk(source, begin, to, at, final, frame[_CHUNK.size :])
+
+
+def ack(count: int) -> bytes:
+    """So many chunks more are in the file."""
+    return _ACK.pack(ACK, count)
+
+
+def acked(frame: bytes) -> int:
+    """The count of an ACK frame."""
+    if len(frame) != _ACK.size:
+        raise ProtocolError("it sent a count of another size")
+    return int(_ACK.unpack(frame)[1])
