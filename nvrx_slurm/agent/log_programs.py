@@ -41,6 +41,7 @@ class LogProgram(RestartedProcess):
     ) -> None:
         super().__init__()
         self._module, self._settings, self._state = module, settings, state
+        self._name = f"log {module}" if module in ("shipper", "aggregator") else f"{module} process"
         self._on_packet, self._say, self._last_code = on_packet, say, last_code
         self._socket: socket.socket | None = None
         self._began_s = 0.0
@@ -51,21 +52,25 @@ class LogProgram(RestartedProcess):
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._began_s = self._loop.time()
-        # No site-packages for the shipper: it needs none, and is smaller without.
-        flags = ["-I", "-S"] if self._module == "shipper" else ["-I"]
-        program = [sys.executable, *flags, "-c", _PROGRAM.format(self._module), _ROOT, str(theirs.fileno())]
         try:
             with theirs:
-                child = processes.start_directly(program, pass_fds=[theirs.fileno()])
+                child = self._start(theirs.fileno())
         except OSError as error:
             ours.close()
-            self._say(f"the log {self._module} cannot be started: {error.strerror}")
+            self._say(f"the {self._name} cannot be started: {error.strerror}")
             return self._spawn_later(_FIRST_DELAY_S, _LONGEST_DELAY_S)
         ours.setblocking(False)
         self._socket = ours
         self._adopt(child, {ours.fileno(): self._read})
         for packet in (self._settings(), *self._state()):
             self.tell(packet)
+
+    def _start(self, fd: int) -> processes.Child:
+        """The process, with its end of the socket. Raises OSError."""
+        # No site-packages for the shipper: it needs none, and is smaller without.
+        flags = ["-I", "-S"] if self._module == "shipper" else ["-I"]
+        program = [sys.executable, *flags, "-c", _PROGRAM.format(self._module), _ROOT, str(fd)]
+        return processes.start_directly(program, pass_fds=[fd])
 
     def tell(self, packet: dict[str, Any]) -> None:
         """Send a packet; one that it cannot take now ends it, and the next process gets the whole state."""
@@ -94,7 +99,7 @@ class LogProgram(RestartedProcess):
         self._socket = None
         if self._closed or (code and code == self._last_code):
             return
-        self._say(f"the log {self._module} ended with {code}; it is started again")
+        self._say(f"the {self._name} ended with {code}; it is started again")
         if self._loop.time() - self._began_s >= _YOUNG_S:
             self._delay_s = 0.0
         self._spawn_later(_FIRST_DELAY_S, _LONGEST_DELAY_S)

@@ -1,8 +1,10 @@
-"""`python -m nvrx_slurm.attribution`: the process that the coordinator's agent starts, see `agent.attributor`.
+"""`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `agent.attributor`.
 
-Standard input: the settings, then news of cycles, one JSON line each; at its end the process says its last words and
-ends. Standard output, one JSON line each: {"ready": where it listens}, {"say": sentence}, and
-{"cycle": number, "stop": whether another try is pointless, "text": for people, "" = nothing}.
+FD is one end of a SOCK_SEQPACKET socket; each packet is a JSON object. The process gets `Settings`, then `CycleNews`,
+and in the end {"finish": seconds}: it says its last words and ends. When the socket is closed it ends at once.
+
+It says {"ready": where it listens}, {"say": sentence}, and {"cycle": number, "stop": whether another try is pointless,
+"text": for people, "" = nothing}.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from typing import Any
 
 from nvrx_slurm.attribution.answer import Answer
-from nvrx_slurm.attribution.settings import LAST_WORDS_S, CycleNews, Settings, from_line
-from nvrx_slurm.system.files import write_all
+from nvrx_slurm.attribution.settings import LAST_WORDS_S, CycleNews, Settings
 
-_MAX_LINE_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+_PACKET_BYTES = 1 << 17
 _MARGIN_S = 0.5  # of the last words, to end
 _OF_SLURM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LIMITS = {
@@ -44,27 +47,51 @@ def _limit_myself() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _put(line: dict[str, Any]) -> None:
-    write_all(1, json.dumps(line).encode() + b"\n")
+class _Agent:
+    """Our end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self.settings = Settings(**json.loads(connection.recv(_PACKET_BYTES)))
+        connection.setblocking(False)
+
+    def _send(self, **packet: object) -> None:
+        with contextlib.suppress(OSError):  # it does not read, or is gone
+            self._socket.send(json.dumps(packet).encode())
+
+    def say(self, sentence: str) -> None:
+        """For people."""
+        _log.info("%s", sentence)
+        self._send(say=sentence)
+
+    def tell(self, cycle: int, answer: Answer) -> None:
+        """The answer about a cycle."""
+        _log.info("cycle %d: %s", cycle, answer.text or "nothing to tell")
+        self._send(cycle=cycle, stop=answer.action == "STOP", text=answer.text)
+
+    async def serve(self, backend: Any) -> None:
+        """Until the job has ended. Ends this process where the agent has."""
+        where = await backend.start()
+        if where:
+            self.say(f"the attribution service listens on {where}")
+        self._send(ready=where)
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._socket, _PACKET_BYTES):
+            packet = json.loads(data)
+            if "finish" in packet:
+                return
+            backend.hear(CycleNews(**packet))
+        os._exit(0)
 
 
-def _say(sentence: str) -> None:
-    logging.getLogger(__name__).info("%s", sentence)
-    _put({"say": sentence})
-
-
-def _tell(cycle: int, answer: Answer) -> None:
-    logging.getLogger(__name__).info("cycle %d: %s", cycle, answer.text or "nothing to tell")
-    _put({"cycle": cycle, "stop": answer.action == "STOP", "text": answer.text})
-
-
-def _backend(settings: Settings) -> Any:
+def _backend(agent: _Agent) -> Any:
     """Who answers. httpx is imported only where something is asked."""
+    settings = agent.settings
     if not settings.managed:
         from nvrx_slurm.attribution.client import Client
         from nvrx_slurm.attribution.web import Web
 
-        return Client(settings, _tell, _say, Web(settings.endpoint))
+        return Client(settings, agent.tell, agent.say, Web(settings.endpoint))
     from nvrx_slurm.attribution.service import Service
 
     llm = web = None
@@ -72,41 +99,24 @@ def _backend(settings: Settings) -> Any:
         from nvrx_slurm.attribution.llm import LanguageModel
         from nvrx_slurm.attribution.web import Web
 
-        llm = LanguageModel(settings, _say, Web(settings.llm_base_url))
+        llm = LanguageModel(settings, agent.say, Web(settings.llm_base_url))
     if settings.export_url:
         from nvrx_slurm.attribution.web import Web
 
         web = Web(settings.export_url)
-    return Service(settings, _tell, _say, llm, web)
+    return Service(settings, agent.tell, agent.say, llm, web)
 
 
-async def _run() -> None:
-    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    settings = from_line(await reader.readline())
-    assert isinstance(settings, Settings)
-    _log_to(settings)
-    backend = _backend(settings)
-    where = await backend.start()
-    if where:
-        _say(f"the attribution service listens on {where}")
-    _put({"ready": where})
-    work = asyncio.ensure_future(backend.work())
-    hear = asyncio.ensure_future(_hear(reader, backend))
-    await asyncio.wait({work, hear}, return_when=asyncio.FIRST_COMPLETED)
+async def _run(agent: _Agent) -> None:
+    backend = _backend(agent)
+    work, serve = asyncio.ensure_future(backend.work()), asyncio.ensure_future(agent.serve(backend))
+    await asyncio.wait({work, serve}, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():  # the end of the job
         await backend.finish()
         await asyncio.wait({work}, timeout=LAST_WORDS_S - _MARGIN_S)
-    for task in (work, hear):
+    for task in (work, serve):
         if task.done():
             task.result()  # a defect: end with it, the agent starts another process
-
-
-async def _hear(reader: asyncio.StreamReader, backend: Any) -> None:
-    while line := await reader.readline():
-        news = from_line(line)
-        if isinstance(news, CycleNews):
-            backend.hear(news)
 
 
 def _log_to(settings: Settings) -> None:
@@ -122,16 +132,15 @@ def _log_to(settings: Settings) -> None:
     logging.getLogger("httpcore").setLevel(logging.WARNING)
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Returns the exit code."""
     _limit_myself()
-    try:
-        asyncio.run(_run())
-    except BrokenPipeError:  # the agent is gone
-        return 0
+    agent = _Agent(socket.socket(fileno=int(argv[0])))
+    _log_to(agent.settings)
+    asyncio.run(_run(agent))
     sys.stderr.flush()
     os._exit(0)  # a thread that is stuck in a file system must not keep us
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

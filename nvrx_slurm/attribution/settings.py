@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 PORT = 50050  # of the service that a job runs itself (seed 000)
@@ -50,15 +49,3 @@ class CycleNews:
     log: str  # the merged log of the cycle
     over: bool = False
     fault: dict[str, Any] = field(default_factory=dict)  # the first cause, as the coordinator knows it; {} = none
-
-
-def to_line(value: Settings | CycleNews) -> bytes:
-    """One line for the process's standard input."""
-    kind = "settings" if isinstance(value, Settings) else "cycle"
-    return json.dumps({kind: asdict(value)}).encode() + b"\n"
-
-
-def from_line(line: bytes) -> Settings | CycleNews:
-    """The reverse. Raises ValueError, TypeError or KeyError for a line that is none of ours."""
-    found = json.loads(line)
-    return Settings(**found["settings"]) if "settings" in found else CycleNews(**found["cycle"])

@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvrx_slurm.attribution.settings import CycleNews, Settings, to_line
+from nvrx_slurm.attribution.settings import CycleNews, Settings
 
 WAIT_S = 30.0
 REPO = Path(__file__).resolve().parents[2]
@@ -146,45 +146,38 @@ class Process:
     """A real attribution process; its lines are read one by one."""
 
     def __init__(self, settings: Settings, **env: str) -> None:
-        command = [sys.executable, "-m", "nvrx_slurm.attribution"]
-        pipe = subprocess.PIPE
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "nvrx_slurm.attribution", str(theirs.fileno())]
         kept = {name: os.environ[name] for name in ("PATH",)} | {"PYTHONPATH": str(REPO)} | env
-        self.popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=kept, cwd="/")
-        assert self.popen.stdin is not None and self.popen.stdout is not None
-        self._out, self._data = self.popen.stdout.fileno(), b""
+        with theirs:
+            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=kept, cwd="/")
         self.lines: list[dict[str, Any]] = []
-        self._write(to_line(settings))
+        self._write(asdict(settings))
 
-    def _write(self, data: bytes) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(data)
-        self.popen.stdin.flush()
+    def _write(self, packet: dict[str, Any]) -> None:
+        self._socket.send(json.dumps(packet).encode())
 
     def tell(self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True) -> None:
-        self._write(to_line(CycleNews(cycle, log, over, fault or {})))
+        self._write(asdict(CycleNews(cycle, log, over, fault or {})))
 
     def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """The next line with `key`; waits for it."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            while b"\n" in self._data:
-                first, _, self._data = self._data.partition(b"\n")
-                self.lines.append(json.loads(first))
-                if key in self.lines[-1]:
-                    return self.lines[-1]
-            assert select.select([self._out], [], [], max(0.0, deadline_s - time.monotonic()))[0], self.lines
-            more = os.read(self._out, 65536)
+            self._socket.settimeout(max(0.01, deadline_s - time.monotonic()))
+            more = self._socket.recv(1 << 17)
             assert more, f"the process ended: {self.lines}"
-            self._data += more
+            self.lines.append(json.loads(more))
+            if key in self.lines[-1]:
+                return self.lines[-1]
 
     def end(self) -> int:
-        """Close its standard input; returns its exit code."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        """The job has ended; returns its exit code."""
+        self._write({"finish": 3.0})
         return self.popen.wait(WAIT_S)
 
     def close(self) -> None:
-        with self.popen:
+        with self.popen, self._socket:
             self.popen.kill()
 
 
