@@ -18,10 +18,13 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any
 
 from nvrx_slurm.attribution.answer import Answer
+from nvrx_slurm.attribution.client import Client
+from nvrx_slurm.attribution.llm import LanguageModel
+from nvrx_slurm.attribution.service import Service
 from nvrx_slurm.attribution.settings import LAST_WORDS_S, CycleNews, Settings
+from nvrx_slurm.attribution.web import Web
 
 _log = logging.getLogger(__name__)
 _PACKET_BYTES = 1 << 17
@@ -69,7 +72,7 @@ class _Agent:
         _log.info("cycle %d: %s", cycle, answer.text or "nothing to tell")
         self._send(cycle=cycle, stop=answer.action == "STOP", text=answer.text)
 
-    async def serve(self, backend: Any) -> None:
+    async def serve(self, backend: Client | Service) -> None:
         """Until the job has ended. Ends this process where the agent has."""
         where = await backend.start()
         if where:
@@ -84,27 +87,14 @@ class _Agent:
         os._exit(0)
 
 
-def _backend(agent: _Agent) -> Any:
-    """Who answers. httpx is imported only where something is asked."""
+def _backend(agent: _Agent) -> Client | Service:
+    """Who answers."""
     settings = agent.settings
     if not settings.managed:
-        from nvrx_slurm.attribution.client import Client
-        from nvrx_slurm.attribution.web import Web
-
         return Client(settings, agent.tell, agent.say, Web(settings.endpoint))
-    from nvrx_slurm.attribution.service import Service
-
-    llm = web = None
-    if settings.llm_base_url:
-        from nvrx_slurm.attribution.llm import LanguageModel
-        from nvrx_slurm.attribution.web import Web
-
-        llm = LanguageModel(settings, agent.say, Web(settings.llm_base_url))
-    if settings.export_url:
-        from nvrx_slurm.attribution.web import Web
-
-        web = Web(settings.export_url)
-    return Service(settings, agent.tell, agent.say, llm, web)
+    model = LanguageModel(settings, agent.say, Web(settings.llm_base_url)) if settings.llm_base_url else None
+    export = Web(settings.export_url) if settings.export_url else None
+    return Service(settings, agent.tell, agent.say, model, export)
 
 
 async def _run(agent: _Agent) -> None:

@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,8 @@ class Analyst:
         action, reason = found.action, f"{found.signature}: {headline}"
         if of_job:
             self._note(run, news.cycle, fingerprint)
-            row = 0
-            for one in reversed(self.history):
-                if not fingerprint or one["fingerprint"] != fingerprint:
-                    break
-                row += 1
+            marks = reversed([one["fingerprint"] for one in self.history])
+            row = len(list(takewhile(lambda mark: mark and mark == fingerprint, marks)))
             if row >= _SAME:
                 action, reason = "STOP", f"the same failure {row} times in a row, {reason}"
         result: dict[str, Any] = {
@@ -128,16 +126,9 @@ class Analyst:
 
     def keep(self, news: CycleNews, answer: Answer) -> None:
         """Write the result to the log tree; a file system that refuses costs the file."""
-        plain: Mapping[str, Any] = {
-            "run": Path(self._settings.tree).name,
-            "cycle": news.cycle,
-            "fingerprint": answer.result.get("primary_failure", {}).get("root_fingerprint", ""),
-            "action": answer.action,
-            "reason": answer.reason,
-            "source": answer.source,
-            "result": answer.result,
-        }
-        data = json.dumps(plain, indent=1).encode()
+        mark = answer.result.get("primary_failure", {}).get("root_fingerprint", "")
+        head = {"run": Path(self._settings.tree).name, "cycle": news.cycle, "fingerprint": mark}
+        data = json.dumps(head | asdict(answer), indent=1).encode()
         try:
             self._folder.mkdir(exist_ok=True)
             if len(data) <= _MAX_RESULT_BYTES:

@@ -37,24 +37,18 @@ _TASK = (
     "your opinion about the rule's finding), citations (1 to 8 objects with line, the number of a line of the "
     "evidence, and quote, words that stand in that line)."
 )
-_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["story", "rule", "citations"],
-    "properties": {
-        "story": {"type": "string"},
-        "rule": {"type": "string", "enum": list(_RULE)},
-        "citations": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["line", "quote"],
-                "properties": {"line": {"type": "integer"}, "quote": {"type": "string"}},
-            },
-        },
-    },
-}
+_CITATION = {"line": {"type": "integer"}, "quote": {"type": "string"}}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "required": [*properties], "properties": properties}
+
+
+_SCHEMA = _object({
+    "story": {"type": "string"},
+    "rule": {"type": "string", "enum": list(_RULE)},
+    "citations": {"type": "array", "items": _object(_CITATION)},
+})  # fmt: skip
 
 
 class LanguageModel:
@@ -170,7 +164,7 @@ def _checked(reply: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     if text.startswith("```") and text.endswith("```"):
         text = text.strip("`").removeprefix("json")
     found = json.loads(text)
-    if not isinstance(found, dict) or set(found) != set(_SCHEMA["properties"]):  # type: ignore[call-overload]
+    if not isinstance(found, dict) or set(found) != set(_SCHEMA["properties"]):
         raise ValueError("the reply has other fields than asked for")
     story, rule, citations = found["story"], found["rule"], found["citations"]
     if not isinstance(story, str) or not 0 < len(story) <= _STORY_CHARS or rule not in _RULE:

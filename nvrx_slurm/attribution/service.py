@@ -16,7 +16,9 @@ from nvrx_slurm.attribution.analysis import Analyst, NotAllowed, checked
 from nvrx_slurm.attribution.answer import Answer, Tell
 from nvrx_slurm.attribution.export import export, record
 from nvrx_slurm.attribution.http import Refused, Request, Server
+from nvrx_slurm.attribution.llm import LanguageModel
 from nvrx_slurm.attribution.settings import CycleNews, Settings
+from nvrx_slurm.attribution.web import Web
 from nvrx_slurm.system import bounded
 
 _log = logging.getLogger(__name__)
@@ -24,16 +26,16 @@ _READ_S = 5.0  # for the log's file system
 _MOST_RESULTS = 1000
 _CYCLE = re.compile(r"_cycle(\d{1,7})\.\w+$")
 _INTENTS = ("track_only", "progressive", "terminal")
-_NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
 T = TypeVar("T")
 
 
 class Service:
     """Results by the path of the log. `llm` and `web` (for the export) are None where they are not asked for."""
 
-    def __init__(self, settings: Settings, tell: Tell, say: Callable[[str], None], llm: Any, web: Any) -> None:
-        self._settings, self._tell, self._say = settings, tell, say
-        self._llm, self._web = llm, web
+    def __init__(
+        self, settings: Settings, tell: Tell, say: Callable[[str], None], llm: LanguageModel | None, web: Web | None
+    ) -> None:
+        self._settings, self._tell, self._say, self._llm, self._web = settings, tell, say, llm, web
         self._analyst = Analyst(settings)
         self._server = Server(self._handle)
         self._answers: dict[str, tuple[CycleNews, Answer | None]] = {}  # None: not analysed yet
@@ -122,23 +124,24 @@ class Service:
     # --- HTTP -----------------------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> Any:
-        known: dict[tuple[str, str], Callable[[Request], Any]] = {
-            ("GET", "/healthz"): lambda _: {"status": "ok", "backend": "lib", "issues": []},
-            ("GET", "/stats"): lambda _: {"results": len(self._answers), "in_flight": len(self._tasks)},
-            ("GET", "/jobs"): lambda _: {"jobs": [self._described(log) for log in self._answers]},
-            ("GET", "/inflight"): lambda _: {"jobs": [d for d in map(self._described, self._answers) if d["pending"]]},
-        }
-        if (request.method, request.path) == ("POST", "/logs"):
+        asked = (request.method, request.path)
+        if asked == ("POST", "/logs"):
             return await self._on_post(request)
-        if (request.method, request.path) == ("GET", "/logs"):
+        if asked == ("GET", "/logs"):
             return await self._on_get(request)
-        if (request.method, request.path) not in known:
+        jobs = [
+            {"log_path": log, "cycle_id": news.cycle, "job_id": self._settings.job_id, "pending": answer is None}
+            for log, (news, answer) in self._answers.items()
+        ]
+        known = {
+            ("GET", "/healthz"): {"status": "ok", "backend": "lib", "issues": []},
+            ("GET", "/stats"): {"results": len(jobs), "in_flight": len(self._tasks)},
+            ("GET", "/jobs"): {"jobs": jobs},
+            ("GET", "/inflight"): {"jobs": [job for job in jobs if job["pending"]]},
+        }
+        if asked not in known:
             raise Refused(404, "not_found", "there is nothing at this path")
-        return known[request.method, request.path](request)
-
-    def _described(self, log: str) -> dict[str, Any]:
-        news, answer = self._answers[log]
-        return {"log_path": log, "cycle_id": news.cycle, "job_id": self._settings.job_id, "pending": answer is None}
+        return known[asked]
 
     async def _on_post(self, request: Request) -> Any:
         try:
@@ -172,17 +175,12 @@ class Service:
         if path not in self._answers:
             raise Refused(404, "not_found", "this log was not submitted")
         _, answer = self._answers[path]
-        said = _NOTHING
-        if answer is not None:
-            said = {"action": answer.action, "reason": answer.reason, "source": answer.source}
+        done = answer or Answer()
         return {
-            "result": {} if answer is None else answer.result,
+            "result": done.result,
             "status": "in_flight" if answer is None else "completed",
+            "recommendation": {"action": done.action, "reason": done.reason, "source": done.source},
+            "candidate_recommendation": {"action": "UNKNOWN", "reason": "", "source": ""},
+            "llm_merged_summary": done.result.get("story"),
             "wl_restart": 0,
-            "wl_restart_count": None,
-            "fr_dump_path": None,
-            "fr_analysis": None,
-            "llm_merged_summary": "" if answer is None else answer.result.get("story", ""),
-            "recommendation": said,
-            "candidate_recommendation": _NOTHING,
-        }
+        } | dict.fromkeys(("wl_restart_count", "fr_dump_path", "fr_analysis"))

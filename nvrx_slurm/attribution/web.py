@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx
+if TYPE_CHECKING:
+    import httpx
 
 CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
@@ -43,6 +44,9 @@ class Web:
     """
 
     def __init__(self, base: str) -> None:
+        import httpx  # slow to import, and only needed where something is asked
+
+        self._httpx = httpx
         path = base.removeprefix("unix://") if base.startswith("unix://") else None
         self._base = "http://localhost" if path else base.rstrip("/")
         transport = httpx.AsyncHTTPTransport(uds=path, verify=ssl.create_default_context(), retries=0)
@@ -67,6 +71,7 @@ class Web:
         body = None if content is None else json.dumps(content).encode()
         if body is not None:
             headers["Content-Type"] = "application/json"
+        httpx = self._httpx
         timeout = httpx.Timeout(total_s, connect=CONNECT_S)
         request = self._client.build_request(
             method, self._base + path, content=body, params=params, headers=headers, timeout=timeout

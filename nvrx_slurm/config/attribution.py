@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from nvrx_slurm.config import groups as g
@@ -20,12 +20,17 @@ _WEB = ("http", "https")
 _ENDPOINT = "must be localhost, http://HOST:PORT, https://HOST:PORT or unix:///PATH"
 
 
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
 def is_loopback(host: str) -> bool:
     """Whether nothing that is sent to `host` leaves this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    address = _ip(host)
+    return address.is_loopback if address is not None else host.lower() == MANAGED
 
 
 def _split(raw: object, problem: str) -> SplitResult:
@@ -33,20 +38,15 @@ def _split(raw: object, problem: str) -> SplitResult:
     text = as_text(raw, problem)
     try:
         parts = urlsplit(text)
-        port, host = parts.port, parts.hostname or ""
-    except ValueError as error:
-        raise ValueError(f"{problem} ({error})") from None
-    if " " in text or not host:
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", 0
+    if not host or port == 0 or " " in text:
         raise ValueError(problem)
-    if port == 0:
-        raise ValueError(f"{problem}, with a port from 1 to 65535")
     if parts.username is not None or parts.password is not None:
         raise ValueError("must hold no user name and no password: logs and process lists show it")
-    try:
-        everywhere = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        everywhere = host == "*"
-    if everywhere:
+    address = _ip(host)
+    if host in ("*", "0") or (address is not None and address.is_unspecified):
         raise ValueError(f"must name one host: {host} is an address to listen on")
     if parts.query or parts.fragment:
         raise ValueError("must have no ? and no #")
@@ -60,12 +60,8 @@ def _endpoint(raw: object) -> str:
     if text.startswith("unix://"):
         return f"unix://{UNIX_SOCKET.parse(text)}"
     parts = _split(text, _ENDPOINT)
-    if parts.scheme not in (*_WEB, "grpc"):
+    if parts.scheme not in (*_WEB, "grpc") or parts.port is None or parts.path.strip("/"):
         raise ValueError(_ENDPOINT)
-    if parts.port is None:
-        raise ValueError(f"{_ENDPOINT}; the port is missing")
-    if parts.path.strip("/"):
-        raise ValueError("must end after the port: the service has fixed paths")
     return text.rstrip("/")
 
 
