@@ -42,7 +42,7 @@ class Client:
         self._wake = asyncio.Event()
         self._failures, self._pause_s, self._broken_until_s = 0, _PAUSE_S, 0.0
         self._now = asyncio.get_running_loop().time
-        self._ending = False
+        self._ending = self._said = False
 
     async def start(self) -> str:
         """Nothing is listened on."""
@@ -140,7 +140,8 @@ class Client:
         self._failures += 1
         if self._failures < _FAILURES:
             return
-        if self._pause_s == _PAUSE_S:
+        if not self._said:
+            self._said = True
             self._say(f"the attribution service {self._settings.endpoint} gives no answers ({trouble}); it is asked"
                       " again later, and the training goes on")  # fmt: skip
         self._broken_until_s = self._now() + self._pause_s

@@ -147,7 +147,7 @@ def _lines(text: str) -> list[str]:
 def _messages(lines: list[str], finding: str) -> list[dict[str, str]]:
     fence = f"=== {secrets.token_hex(12)} ==="
     numbered = "\n".join(f"{number}| {line}" for number, line in enumerate(lines, 1))
-    evidence = f"The rule's finding, also data: {finding}\n{fence}\n{numbered}\n{fence}"
+    evidence = f"{fence}\nfinding of the rule: {finding}\n{numbered}\n{fence}"
     return [{"role": "system", "content": _TASK}, {"role": "user", "content": evidence}]
 
 

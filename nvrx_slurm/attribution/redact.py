@@ -18,6 +18,7 @@ _SECRETS = (
     (r"(\w+://)[^\s/@]*:[^\s/@]*@", r"\1[secret]@"),
 )
 _SECRET = [(re.compile(pattern), instead) for pattern, instead in _SECRETS]
+_WORD = re.compile(r"[\w-]+")
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s:'\"]+")
 _IP = re.compile(
     r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F:]{1,19}(?![\w:])"
@@ -29,17 +30,14 @@ class Redactor:
 
     def __init__(self, users: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
         self._alias: dict[str, str] = {}
-        self._kind: dict[str, str] = {name: "host" for name in hosts if name} | {name: "user" for name in users if name}
-        words = sorted(self._kind, key=len, reverse=True)
-        self._names = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, words)) + r")(?![\w-])") if words else None
+        self._kind = {name.partition(".")[0]: "host" for name in hosts} | dict.fromkeys(users, "user")
 
     def clean(self, text: str) -> str:
         """`text` without secrets, and with aliases."""
         for pattern, instead in _SECRET:
             text = pattern.sub(instead, text)
         text = _HOME.sub(r"\1[user]", text)
-        if self._names is not None:
-            text = self._names.sub(lambda found: self._of(self._kind[found[0]], found[0]), text)
+        text = _WORD.sub(lambda found: self._of(self._kind.get(found[0], ""), found[0]), text)
         return _IP.sub(lambda found: self._of("ip", found[0]), text)
 
     def restored(self, text: str) -> str:
@@ -48,4 +46,6 @@ class Redactor:
         return re.sub(r"\b(?:host|user|ip)-\d+\b", lambda found: back.get(found[0], found[0]), text)
 
     def _of(self, kind: str, name: str) -> str:
+        if not kind:
+            return name
         return self._alias.setdefault(name, f"{kind}-{len(self._alias) + 1}")

@@ -83,6 +83,13 @@ def test_a_service_that_misbehaves_costs_the_training_nothing(
     assert service is None or service.asked
 
 
+def test_a_service_that_is_late_is_said(rig: Rig) -> None:
+    job = run(rig, UP + "gate('end')\n", "localhost", "--ft-attribution-startup-timeout=0.001")
+    job.line("attribution is not up after 0.001 s; the training goes on")
+    rig.open("end")
+    assert job.wait() == 0
+
+
 def test_the_process_has_no_token_and_ends_with_the_job(rig: Rig, fake: Callable[..., Fake]) -> None:
     service = fake(SUBMITTED)
     job = run(rig, UP + "gate('end')\n", service.url, NVRX_TOKEN="5" * 64, HF_TOKEN="hf_secret")

@@ -222,7 +222,7 @@ def test_secrets_and_names_do_not_leave() -> None:
 def test_a_long_hostile_text_is_redacted_in_time() -> None:
     for piece in ("a:", "token=", "://" + "x" * 50, "eyJ" + "a" * 60 + ".", "1.", "-----BEGIN "):
         began_s = time.monotonic()
-        Redactor(["u"], [f"n{i}" for i in range(2000)]).clean(piece * (48_000 // len(piece)))
+        Redactor(["u"], [f"n{i}" for i in range(10_000)]).clean(piece * (48_000 // len(piece)))
         assert time.monotonic() - began_s < 2
 
 
