@@ -89,6 +89,7 @@ def answer_of(url: str, cycle: int = 3) -> tuple[Answer, list[str]]:
         ((breaks, SUBMITTED, breaks, status("completed", "STOP")), "STOP: why (test)"),
         ((SUBMITTED, reply(200, b"<html>", "text/html"), status("completed", "STOP")), "STOP: why (test)"),
         ((SUBMITTED, reply(200, {"recommendation": [1]})), ""),
+        ((SUBMITTED, status("completed", "STOP", pad="x" * (1 << 20)), status("completed", "RESTART")), "RESTART"),
         ((reply(404, {"error_code": "not_found"}), SUBMITTED, status("completed", "STOP")), "STOP: why (test)"),
         ((reply(403, {"errorcode.outside_root": 1}),), ""),
     ],
