@@ -33,7 +33,7 @@ LAYERS["system"] = LAYERS["config"] | {"config"}
 LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
-LAYERS["monitor"] = LAYERS["health"]
+LAYERS["monitor"] = LAYERS["logs"] = LAYERS["attribution"] = LAYERS["health"]
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
@@ -44,7 +44,7 @@ LAYERS["sbatch_templates"] = set()
 OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
-    "grpc": ("health/",),
+    "grpc": ("health/", "logs/"),
     "google": ("control/", "health/"),
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
@@ -238,6 +238,8 @@ WALL_CLOCK = {
     "nvrx_slurm/agent/elections.py",
     "nvrx_slurm/agent/event_log.py",
     "nvrx_slurm/agent/result.py",
+    "nvrx_slurm/logs/aggregator.py",
+    "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",
 }
 

@@ -174,7 +174,7 @@ class Stage:
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}; {[p.said for p in self.programs]}"
-            time.sleep(0.005)
+            os.sched_yield()
 
     def close(self) -> None:
         for program in self.programs:
