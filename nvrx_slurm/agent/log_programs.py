@@ -25,9 +25,9 @@ _MARGIN_S = 2.0  # for a program to end after its own limit
 
 
 class LogProgram(RestartedProcess):
-    """`settings()`: its first packet; `state()`: packets that bring it up to date. `on_packet(packet)` gets its own.
+    """`settings()`: its first packet; `state()`: packets that bring it up to date. `listener`: a socket that it gets, too.
 
-    `last_code`: with this exit code it is not started again. All methods belong to the running loop's thread.
+    With the exit code `last_code` it is not started again. All methods belong to the running loop's thread.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class LogProgram(RestartedProcess):
         module: str,
         settings: Callable[[], dict[str, Any]],
         state: Callable[[], Iterable[dict[str, Any]]],
-        on_packet: Callable[[dict[str, Any]], None],
         say: Callable[[str], None],
+        listener: socket.socket | None = None,
         last_code: int = 0,
     ) -> None:
         super().__init__()
         self._module, self._settings, self._state = module, settings, state
-        self._on_packet, self._say, self._last_code = on_packet, say, last_code
+        self._say, self._listener, self._last_code = say, listener, last_code
         self._socket: socket.socket | None = None
         self._began_s = 0.0
 
@@ -53,10 +53,11 @@ class LogProgram(RestartedProcess):
         self._began_s = self._loop.time()
         # No site-packages for the shipper: it needs none, and is smaller without.
         flags = ["-I", "-S"] if self._module == "shipper" else ["-I"]
-        program = [sys.executable, *flags, "-c", _PROGRAM.format(self._module), _ROOT, str(theirs.fileno())]
+        fds = [theirs.fileno(), *((self._listener.fileno(),) if self._listener is not None else ())]
+        program = [sys.executable, *flags, "-c", _PROGRAM.format(self._module), _ROOT, *map(str, fds)]
         try:
             with theirs:
-                child = processes.start_directly(program, pass_fds=[theirs.fileno()])
+                child = processes.start_directly(program, pass_fds=fds)
         except OSError as error:
             ours.close()
             self._say(f"the log {self._module} cannot be started: {error.strerror}")
@@ -80,12 +81,10 @@ class LogProgram(RestartedProcess):
 
     def _read(self) -> None:
         assert self._socket is not None
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             while data := self._socket.recv(_PACKET_BYTES):
                 packet = json.loads(data)
-                if "say" in packet:
-                    self._say(str(packet["say"]))
-                self._on_packet(packet)
+                self._say(str(packet["say"]))
             self._loop.remove_reader(self._socket.fileno())
 
     def _on_exit(self, pid: int, code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,36 @@ def check(rig: Rig, cycle: int, parts: tuple[str, ...] = ("",)) -> int:
 
 
 def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig: Rig) -> None:
-    script = rig.script(CHATTY + "if CYCLE == 0 and RANK == 1:\n    sys.exit(7)\n")
-    more = flags(rig, f"--ft-nvrx-logfile={rig.dir}/merged/%j/nvrx.log", "--nproc-per-node=2", "--max-restarts=1")
+    look = """
+        if RANK == 1:
+            link = os.environ["NVRX_CURRENT_CYCLE_INFO"]
+            while not os.path.exists(link) or json.load(open(link))["cycle_number"] != CYCLE:
+                time.sleep(0.001)
+            seen = json.load(open("seen")) if CYCLE else []
+            json.dump([*seen, os.readlink(link).rpartition(".")[2]], open("seen", "w"))
+            sys.exit(7 if CYCLE == 0 else 0)
+    """
+    script = rig.script(CHATTY + textwrap.dedent(look))
+    more = flags(
+        rig,
+        "--ft-cycle-info-dir=info",
+        f"--ft-nvrx-logfile={rig.dir}/merged/%j/nvrx.log",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    )
     one = rig.run(script, "--standalone", *more)
     assert one.wait() == 0
     assert [check(rig, cycle) for cycle in range(2)] == [4, 4]
     assert merged(rig, 1).read_text().count("0: line ") == 300
     assert records(rig, 1, "complete") == [True]
     said = (rig.dir / "merged" / rig.run_dir.parent.name / "nvrx.log").read_text()
-    assert "exited with code 7" in said and "up " not in said
+    assert json.loads((rig.dir / "seen").read_text()) == ["0", "1"]
+    info = [json.loads(path.read_text()) for path in sorted((rig.dir / "info").glob("cycle_info.*.0.[01]"))]
+    assert [one["cycle_log_file"] for one in info] == [str(merged(rig, 0)), str(merged(rig, 1))]
+    first = info[0]
+    assert (first["active_ranks"], first["standby_nodes"], first["generation"]) == ("0-1", "", "1")
+    assert first["active_nodes"] and first["cycle_start_time"] < first["cycle_end_time"] < info[1]["cycle_end_time"]
+    assert "exited with code 7" in said and "] up " not in said
 
 
 def test_programs_that_are_killed_are_started_again_and_lose_nothing(rig: Rig) -> None:
@@ -93,7 +115,7 @@ def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:
     rig.open("end1")
     assert [second.wait(), third.wait()] == [0, 0]
     assert check(rig, 1) == 4
-    assert records(rig, 1, "term") == [2] and records(rig, 1, "complete") == [True]
+    assert records(rig, 1, "term")[-1] == 2 and records(rig, 1, "complete") == [True]
     assert records(rig, 0, "term")[0] == 1
 
 
