@@ -38,7 +38,7 @@ LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
 LAYERS["inprocess"] = LAYERS["agent"]
-LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}
+LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs"}
 LAYERS["sbatch_templates"] = set()
 
 OWNERS: dict[str, tuple[str, ...]] = {
@@ -237,7 +237,9 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 WALL_CLOCK = {
     "nvrx_slurm/agent/elections.py",
     "nvrx_slurm/agent/event_log.py",
+    "nvrx_slurm/agent/cycle_info.py",
     "nvrx_slurm/agent/result.py",
+    "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/logs/aggregator.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",

@@ -10,6 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.job import coordinator_events as ev
@@ -55,7 +56,7 @@ class CycleInfo:
         while self._writes:
             name, data = self._writes.popleft()
             try:
-                await bounded.call_async(lambda n=name, d=data: self._put(n, d), _WRITE_S, "the cycle info directory")
+                await bounded.call_async(partial(self._put, name, data), _WRITE_S, "the cycle info directory")
             except (OSError, RuntimeError, bounded.Overrun) as error:
                 self._say(f"{self._files.directory}/{name} cannot be written: {error}")
 

@@ -25,7 +25,7 @@ _MARGIN_S = 2.0  # for a program to end after its own limit
 
 
 class LogProgram(RestartedProcess):
-    """`settings()`: its first packet; `state()`: packets that bring it up to date. `listener`: a socket that it gets, too.
+    """`settings()`: its first packet; `state()`: packets that bring it up to date. `listener`: one more socket for it.
 
     With the exit code `last_code` it is not started again. All methods belong to the running loop's thread.
     """

@@ -203,4 +203,5 @@ class LogsRole:
             "prefix": self.spec.prefix,
             "logfile": self.spec.logfile,
             "part": part if self.spec.parts > 1 else -1,
+            "links": str(self._run_dir.path / "merged"),
         }

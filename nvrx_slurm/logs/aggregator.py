@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
     prefix: str  # of the merged files; "" = none is wanted
     logfile: str  # for the launchers' output; "" = none is wanted
     part: int = -1
+    links: str = ""  # directory of links to the merged files; "" = none
 
 
 @dataclass(slots=True)
@@ -197,9 +199,18 @@ class Aggregator:
             s, now = self._settings, int(time.time() * 1000)
             world = source.world if s.part < 0 and source.cycle >= 0 else 0
             self._files[path] = MergedFile(path, s.term, s.owner, source.cycle, world, now)
+            self._link(path, source.cycle)
             if self._said.startswith(path):
                 self._say(f"{path}: written again")
         return self._files[path]
+
+    def _link(self, path: str, cycle: int) -> None:
+        """So that `nvrx logs` finds the file from the directory of the run."""
+        s = self._settings
+        if s.links and cycle >= 0:
+            with contextlib.suppress(OSError):
+                os.makedirs(s.links, exist_ok=True)
+                os.symlink(path, f"{s.links}/cycle_{cycle}{f'.part{s.part}' if s.part >= 0 else ''}.log")
 
     # --- lines ------------------------------------------------------------------------------------------------
 

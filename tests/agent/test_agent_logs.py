@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -117,6 +119,20 @@ def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:
     assert check(rig, 1) == 4
     assert records(rig, 1, "term")[-1] == 2 and records(rig, 1, "complete") == [True]
     assert records(rig, 0, "term")[0] == 1
+
+
+def test_nvrx_logs_follows_a_job_to_its_end(rig: Rig) -> None:
+    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig))
+    up(one, 0)
+    until(lambda: (rig.run_dir / "merged" / "cycle_0.log").exists(), "the merged file can be found from the run")
+    follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
+    with subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        first = reader.stdout.readline()
+        rig.open("end0")
+        rest = reader.stdout.read()
+    assert one.wait() == 0 and reader.returncode == 0
+    assert first + rest == merged(rig, 0).read_text() and rest.endswith("0: last 0\n")
 
 
 def test_several_aggregators_have_files_of_their_own(rig: Rig) -> None:
