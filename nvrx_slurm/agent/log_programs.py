@@ -19,6 +19,7 @@ _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from nvrx_slurm.logs.{} import main; sys.exit(main(sys.argv[2:]))"
 )
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
+_GIVEN_UP = 3  # see logs.child
 _YOUNG_S = 10.0  # one that lives longer is started again at once
 _PACKET_BYTES = 1 << 16
 _MARGIN_S = 2.0  # for a program to end after its own limit
@@ -27,7 +28,7 @@ _MARGIN_S = 2.0  # for a program to end after its own limit
 class LogProgram(RestartedProcess):
     """`settings()`: its first packet; `state()`: packets that bring it up to date. `listener`: one more socket for it.
 
-    With the exit code `last_code` it is not started again. All methods belong to the running loop's thread.
+    With the exit code GIVEN_UP it is not started again. All methods belong to the running loop's thread.
     """
 
     def __init__(
@@ -37,11 +38,10 @@ class LogProgram(RestartedProcess):
         state: Callable[[], Iterable[dict[str, Any]]],
         say: Callable[[str], None],
         listener: socket.socket | None = None,
-        last_code: int = 0,
     ) -> None:
         super().__init__()
         self._module, self._settings, self._state = module, settings, state
-        self._say, self._listener, self._last_code = say, listener, last_code
+        self._say, self._listener = say, listener
         self._socket: socket.socket | None = None
         self._began_s = 0.0
 
@@ -81,17 +81,18 @@ class LogProgram(RestartedProcess):
 
     def _read(self) -> None:
         assert self._socket is not None
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError):
             while data := self._socket.recv(_PACKET_BYTES):
                 packet = json.loads(data)
-                self._say(str(packet["say"]))
+                if "say" in packet:
+                    self._say(str(packet["say"]))
             self._loop.remove_reader(self._socket.fileno())
 
     def _on_exit(self, pid: int, code: int) -> None:
         assert self._socket is not None
         self._socket.close()
         self._socket = None
-        if self._closed or (code and code == self._last_code):
+        if self._closed or code == _GIVEN_UP:
             return
         self._say(f"the log {self._module} ended with {code}; it is started again")
         if self._loop.time() - self._began_s >= _YOUNG_S:

@@ -25,7 +25,6 @@ from nvrx_slurm.core.job import agent_events as ag
 _CYCLES = 3  # of which a new shipper is told
 _SOCKET = "logs"
 _BACKLOG = 4096
-_SUPERSEDED = 3  # exit code of an aggregator, see logs.aggregator
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class LogSpec:
     port: int = 50051  # tried first
     parts: int = 1  # aggregators, each with files of its own
     drain_s: float = 60.0  # at the end of the job
+    grpc_port: int = 0  # of NVRx's log service for foreign clients; 0 = none
     batch_s: float = 0.5
 
 
@@ -149,7 +149,11 @@ class LogsRole:
             return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
         for part, listener in enumerate(self._listeners):
             settings = partial(self._aggregator_settings, part, term, token)
-            one = LogProgram("aggregator", settings, lambda: (), self._say, listener, last_code=_SUPERSEDED)
+            one = LogProgram("aggregator", settings, lambda: (), self._say, listener)
+            self._aggregators.append(one)
+            one.spawn()
+        if self.spec.grpc_port:
+            one = LogProgram("nvrx_service", self._service_settings, lambda: (), self._say)
             self._aggregators.append(one)
             one.spawn()
         if self._job:
@@ -193,6 +197,10 @@ class LogsRole:
             return make((ANY_ADDRESS, self.spec.port + part))
         except OSError:  # another job of this host has it
             return make((ANY_ADDRESS, 0))
+
+    def _service_settings(self) -> dict[str, Any]:
+        files = filter(None, (self.spec.prefix, self.spec.logfile))
+        return {"port": self.spec.grpc_port, "roots": sorted({os.path.dirname(file) for file in files})}
 
     def _aggregator_settings(self, part: int, term: int, token: str) -> dict[str, Any]:
         return {

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import click
 
-from nvrx_slurm.core.logs.names import index_file
+from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.core.logs.printable import printable
-from nvrx_slurm.logs.reader import MergedReader, Piece, Reader, cycles
+from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 
 _LOOK_S = 0.3  # between two looks at files that grow
 _AGO = re.compile(r"(\d{1,9})([smhd])")
@@ -76,6 +76,8 @@ class _Wanted(NamedTuple):
 @click.option("--since", type=_Time(), default=None, help=f"Only lines from this time on; {_FORMS}.")
 @click.option("--until", type=_Time(), default=None, help="Only lines up to this time.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
+@click.option("--to", "server", metavar="HOST:PORT", help="Send the lines to NVRx's gRPC log server instead.")
+@click.option("--to-prefix", metavar="PATH", help="With --to: files there, as /x/train.log gives /x/train_cycle0.log.")
 @click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
 def logs(
     place: Path,
@@ -85,6 +87,8 @@ def logs(
     since: int | None,
     until: int | None,
     follow: bool,
+    server: str | None,
+    to_prefix: str | None,
     raw: bool,
 ) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
@@ -95,20 +99,33 @@ def logs(
     wanted = _Wanted(ranks, stream, since or 0, until or sys.maxsize)
     if cycle not in ("all", "last") and not cycle.isdecimal():
         raise click.UsageError(f"--cycle {cycle!r} must be a number, all or last")
+    if (server is None) != (to_prefix is None):
+        raise click.UsageError("--to and --to-prefix belong together; give both, for example --to-prefix /logs/t.log")
+    if place.is_dir():
+        found = _of_run(place, cycle, follow)
+    elif Path(index_file(str(place))).exists():
+        found = ((0, piece) for piece in MergedReader(place).read(True))
+    else:
+        raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
+    lines = ((number, piece.text) for number, piece in found if wanted.has(piece))
     try:
-        if place.is_dir():
-            _show_run(place, cycle, wanted, follow, raw)
-        elif place.exists() and Path(index_file(str(place))).exists():
-            _show([MergedReader(place)], wanted, raw, True)
+        if server is not None and to_prefix is not None:
+            from nvrx_slurm.logs.nvrx_client import send  # gRPC
+
+            taken = send(server, ((cycle_file(to_prefix, number), text) for number, text in lines))
+            click.echo(f"{server} has taken {taken} bytes")
         else:
-            raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
+            _show(lines, raw)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
+    except ConnectionError as error:
+        raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or place}: {error.strerror}") from None
 
 
-def _show_run(run: Path, cycle: str, wanted: _Wanted, follow: bool, raw: bool) -> None:
+def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[tuple[int, Piece]]:
+    """Numbers of cycles and their pieces."""
     readers = cycles(run)
     if not readers and not follow:
         raise click.UsageError(f"{run} has no cycle; give the directory of a run, for example nvrx_logs/latest")
@@ -121,16 +138,16 @@ def _show_run(run: Path, cycle: str, wanted: _Wanted, follow: bool, raw: bool) -
             readers.setdefault(number, found)
         for number, mine in sorted(readers.items()):
             if number >= first and cycle in ("all", "last", str(number)):
-                _show(mine, wanted, raw, ended or number < max(readers))
+                final = ended or number < max(readers)
+                new = heapq.merge(*(one.read(final) for one in mine), key=lambda piece: piece.at)
+                yield from ((number, piece) for piece in new)
         if ended:
             return
+        sys.stdout.flush()
         time.sleep(_LOOK_S)
 
 
-def _show(readers: Iterable[Reader], wanted: _Wanted, raw: bool, final: bool) -> None:
-    """What is new, in the order of time where several files have it."""
-    pieces: Iterator[Piece] = heapq.merge(*(one.read(final) for one in readers), key=lambda piece: piece.at)
-    for piece in pieces:
-        if wanted.has(piece):
-            sys.stdout.buffer.write(piece.text if raw else printable(piece.text).encode())
+def _show(lines: Iterable[tuple[int, bytes]], raw: bool) -> None:
+    for _, text in lines:
+        sys.stdout.buffer.write(text if raw else printable(text).encode())
     sys.stdout.buffer.flush()

@@ -36,6 +36,7 @@ def log_spec(config: Config, slurm: SlurmContext | None, nodes: NodeRange, direc
         logfile=expand(ft.nvrx_logfile, name) if ft.nvrx_logfile is not None else "",
         port=ft.log_server_port,
         parts=ft.log_aggregator_count or -(-nodes.max // _NODES_EACH) if nodes.max > 1 else 1,
+        grpc_port=ft.log_server_grpc_port,
         drain_s=ft.log_server_graceful_shutdown_timeout,
         batch_s=max(0.5, nodes.max / _BATCHES_PER_S),
     )

@@ -27,7 +27,6 @@ from nvrx_slurm.logs.merged import Batch, MergedFile, Superseded
 from nvrx_slurm.logs.tcp import keep_alive
 from nvrx_slurm.system import bounded
 
-SUPERSEDED = 3  # exit code: the aggregator of a later term has the files
 _FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
 _SYNC_S = 10.0
 _RETRY_S, _LAST_RETRY_S = 0.5, 5.0
@@ -257,7 +256,7 @@ class Aggregator:
             merged.close()
         self._files.clear()
         if isinstance(error, Superseded):
-            return self._end(SUPERSEDED)
+            return self._end(child.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
         self._say(f"{path}: {why}; lines wait in the files of the ranks")
         for shipper in self._shippers.values():

@@ -117,7 +117,8 @@ def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:
     rig.open("end1")
     assert [second.wait(), third.wait()] == [0, 0]
     assert check(rig, 1) == 4
-    assert records(rig, 1, "term")[-1] == 2 and records(rig, 1, "complete") == [True]
+    last = records(rig, 1, "term")[-1]
+    assert isinstance(last, int) and last >= 2 and records(rig, 1, "complete")[-1] is True
     assert records(rig, 0, "term")[0] == 1
 
 

@@ -29,6 +29,8 @@ PREFIX = "--ft-per-cycle-applog-prefix"
         (["--ft-log-server-port=0"], ["--ft-log-server-port", "65535"]),
         (["--ft-log-server-port=65536"], ["--ft-log-server-port", "65535"]),
         (["--ft-log-server-port=65530", "--ft-log-aggregator-count=7"], ["--ft-log-server-port 65530", "65536"]),
+        (["--ft-log-server-grpc-port=7000"], ["--ft-log-server-grpc-port", PREFIX]),
+        ([f"{PREFIX}=/tmp/x.log", "--ft-log-server-grpc-port=50051"], ["--ft-log-server-grpc-port 50051", "another"]),
         (["--ft-log-aggregator-count=65"], ["--ft-log-aggregator-count", "64"]),
         (["--ft-log-leaf-max-queue-chunks=-2"], ["--ft-log-leaf-max-queue-chunks", "-1"]),
         (["--ft-log-server-graceful-shutdown-timeout=-1"], ["--ft-log-server-graceful-shutdown-timeout", "0"]),

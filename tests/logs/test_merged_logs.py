@@ -14,7 +14,7 @@ import pytest
 from log_harness import Program, Stage, Wire, by_source, stage
 
 from nvrx_slurm.core.logs.names import cycle_file, index_file
-from nvrx_slurm.logs.aggregator import SUPERSEDED
+from nvrx_slurm.logs.child import GIVEN_UP
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage)
     merge.write(1, b"second\n", node=1)
     merge.until(lambda: merge.merged().count(b"\n") == 2, "the new one writes")
     merge.write(0, b"late\n")  # reaches the old one
-    assert old.process.wait(30) == SUPERSEDED
+    assert old.process.wait(30) == GIVEN_UP
     merge.at(slow)
     merge.until(lambda: merge.merged() == b"0: first\n1: second\n0: late\n", "the late line, once")
 
