@@ -13,15 +13,8 @@ from pathlib import Path
 import pytest
 
 _PLACE = Path(tempfile.gettempdir()) / f"nvrx-wheel-0.7.0-{os.getuid()}"
-_DOWNLOAD = [
-    "download",
-    "-q",
-    "nvidia-resiliency-ext==0.7.0",
-    "--python-version",
-    "3.12",
-    "--platform",
-    "manylinux_2_39_x86_64",
-]
+_TARGET = ["--python-version", "3.12", "--platform", "manylinux_2_39_x86_64"]  # the only one there is
+_DOWNLOAD = ["download", "-q", "nvidia-resiliency-ext==0.7.0", *_TARGET]
 
 
 @cache
