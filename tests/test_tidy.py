@@ -33,19 +33,18 @@ LAYERS["system"] = LAYERS["config"] | {"config"}
 LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
-LAYERS["monitor"] = LAYERS["health"]
-LAYERS["attribution"] = LAYERS["health"] | {"health"}
+LAYERS["monitor"] = LAYERS["logs"] = LAYERS["attribution"] = LAYERS["health"]
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
 LAYERS["inprocess"] = LAYERS["agent"]
-LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}
+LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs"}
 LAYERS["sbatch_templates"] = set()
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
-    "grpc": ("health/",),
+    "grpc": ("health/", "logs/"),
     "httpx": ("attribution/web.py",),
     "google": ("control/", "health/"),
     "pynvml": ("system/gpus.py",),
@@ -239,8 +238,12 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 WALL_CLOCK = {
     "nvrx_slurm/agent/elections.py",
     "nvrx_slurm/agent/event_log.py",
+    "nvrx_slurm/agent/cycle_info.py",
     "nvrx_slurm/agent/result.py",
     "nvrx_slurm/attribution/service.py",
+    "nvrx_slurm/cli/logs.py",
+    "nvrx_slurm/logs/aggregator.py",
+    "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",
 }
 

@@ -48,6 +48,11 @@ class AttributionSpec:
 class _Process(LogProgram):
     """It has our import paths, since packages may come by PYTHONPATH, and nothing else of our environment."""
 
+    on_packet: Callable[[dict[str, Any]], None]
+
+    def _on_packet(self, packet: dict[str, Any]) -> None:
+        self.on_packet(packet)
+
     def _start(self, fd: int) -> processes.Child:
         paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if os.path.isabs(path))]
         command = [sys.executable, "-I", "-c", _PROGRAM, os.pathsep.join(dict.fromkeys(paths)), str(fd)]
@@ -68,7 +73,8 @@ class Attributor:
         self._late: asyncio.TimerHandle | None = None
         self._ends: asyncio.Task[None] | None = None
         settings = asdict(spec.settings)
-        self._process = _Process("attribution", lambda: settings, self._open.values, self._on_packet, self._hear)
+        self._process = _Process("attribution", lambda: settings, self._open.values, self._hear)
+        self._process.on_packet = self._on_packet
 
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs."""

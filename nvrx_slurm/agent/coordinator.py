@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nvrx_slurm import types as t
+from nvrx_slurm.agent.cycle_info import CycleInfo
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport
@@ -103,12 +104,17 @@ class CoordinatorRole:
         self.members.server = server
         self.shell: Shell
         self._attributor: Attributor | None = None
+        self._cycle_info: CycleInfo | None = None
 
     def begin(self) -> None:
         """Begin to coordinate."""
         self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
         shell.add(self.members)
         self._attribute()
+        if self._job.cycle_info is not None:
+            assert isinstance(shell.core, Coordinator)
+            self._cycle_info = CycleInfo(self._job.cycle_info, shell.core, self._say)
+            shell.on(ev.SendTo, self._cycle_info.sent)
         shell.result.add_done_callback(self._on_end)
         shell.begin()
 
@@ -177,6 +183,8 @@ class CoordinatorRole:
         done: ev.Done = self.shell.result.result()
         await self.members.close()
         await before_result()
+        if self._cycle_info is not None:
+            await self._cycle_info.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
         await self._end_attribution()

@@ -19,15 +19,16 @@ _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from nvrx_slurm.logs.{} import main; sys.exit(main(sys.argv[2:]))"
 )
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
+_GIVEN_UP = 3  # see logs.child
 _YOUNG_S = 10.0  # one that lives longer is started again at once
 _PACKET_BYTES = 1 << 16
 _MARGIN_S = 2.0  # for a program to end after its own limit
 
 
 class LogProgram(RestartedProcess):
-    """`settings()`: its first packet; `state()`: packets that bring it up to date. `on_packet(packet)` gets its own.
+    """`settings()`: its first packet; `state()`: packets that bring it up to date. `listener`: one more socket for it.
 
-    `last_code`: with this exit code it is not started again. All methods belong to the running loop's thread.
+    With the exit code GIVEN_UP it is not started again. All methods belong to the running loop's thread.
     """
 
     def __init__(
@@ -35,14 +36,13 @@ class LogProgram(RestartedProcess):
         module: str,
         settings: Callable[[], dict[str, Any]],
         state: Callable[[], Iterable[dict[str, Any]]],
-        on_packet: Callable[[dict[str, Any]], None],
         say: Callable[[str], None],
-        last_code: int = 0,
+        listener: socket.socket | None = None,
     ) -> None:
         super().__init__()
         self._module, self._settings, self._state = module, settings, state
         self._name = f"log {module}" if module in ("shipper", "aggregator") else f"{module} process"
-        self._on_packet, self._say, self._last_code = on_packet, say, last_code
+        self._say, self._listener = say, listener
         self._socket: socket.socket | None = None
         self._began_s = 0.0
 
@@ -69,8 +69,9 @@ class LogProgram(RestartedProcess):
         """The process, with its end of the socket. Raises OSError."""
         # No site-packages for the shipper: it needs none, and is smaller without.
         flags = ["-I", "-S"] if self._module == "shipper" else ["-I"]
-        program = [sys.executable, *flags, "-c", _PROGRAM.format(self._module), _ROOT, str(fd)]
-        return processes.start_directly(program, pass_fds=[fd])
+        fds = [fd, *((self._listener.fileno(),) if self._listener is not None else ())]
+        program = [sys.executable, *flags, "-c", _PROGRAM.format(self._module), _ROOT, *map(str, fds)]
+        return processes.start_directly(program, pass_fds=fds)
 
     def tell(self, packet: dict[str, Any]) -> None:
         """Send a packet; one that it cannot take now ends it, and the next process gets the whole state."""
@@ -93,11 +94,14 @@ class LogProgram(RestartedProcess):
                 self._on_packet(packet)
             self._loop.remove_reader(self._socket.fileno())
 
+    def _on_packet(self, packet: dict[str, Any]) -> None:
+        """For more than sentences."""
+
     def _on_exit(self, pid: int, code: int) -> None:
         assert self._socket is not None
         self._socket.close()
         self._socket = None
-        if self._closed or (code and code == self._last_code):
+        if self._closed or code == _GIVEN_UP:
             return
         self._say(f"the {self._name} ended with {code}; it is started again")
         if self._loop.time() - self._began_s >= _YOUNG_S:

@@ -6,6 +6,9 @@ They are opinions about files that the ranks have written already: what they do,
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,11 +19,12 @@ from typing import Any, ClassVar, Protocol
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.log_programs import LogProgram
 from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.core.job import agent_events as ag
 
 _CYCLES = 3  # of which a new shipper is told
 _SOCKET = "logs"
-_SUPERSEDED = 3  # exit code of an aggregator, see logs.aggregator
+_BACKLOG = 4096
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class LogSpec:
     port: int = 50051  # tried first
     parts: int = 1  # aggregators, each with files of its own
     drain_s: float = 60.0  # at the end of the job
+    grpc_port: int = 0  # of NVRx's log service for foreign clients; 0 = none
     batch_s: float = 0.5
 
 
@@ -62,12 +67,10 @@ class LogsRole:
         self._where: tuple[str, int] | None = None
         self._cycles: dict[int, dict[str, Any]] = {}  # the last ones: what the shipper was told
         self._over: set[int] = set()
-        self._members: Members | None = None
-        self._term = 0
-        self._ports: list[int] = []
+        self._listeners: list[socket.socket] = []
         self._aggregators: list[LogProgram] = []
         self._ending: set[asyncio.Task[None]] = set()
-        self._shipper = LogProgram("shipper", self._shipper_settings, self._shipper_state, lambda packet: None, say)
+        self._shipper = LogProgram("shipper", self._shipper_settings, self._shipper_state, say)
 
     async def start(self) -> None:
         """Start the shipper."""
@@ -140,13 +143,25 @@ class LogsRole:
     def lead(self, members: Members, term: int, token: str) -> None:
         """This node coordinates the job from now on: start the aggregators."""
         self.retire()
-        self._members, self._term, self._token = members, term, token
-        self._ports = [0] * self.spec.parts
-        for part in range(self.spec.parts):
-            settings, found = partial(self._aggregator_settings, part), partial(self._on_aggregator, part)
-            one = LogProgram("aggregator", settings, lambda: (), found, self._say, last_code=_SUPERSEDED)
+        try:
+            self._listeners = [self._listen(part) for part in range(self.spec.parts)]
+        except OSError as error:
+            return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
+        for part, listener in enumerate(self._listeners):
+            settings = partial(self._aggregator_settings, part, term, token)
+            one = LogProgram("aggregator", settings, lambda: (), self._say, listener)
             self._aggregators.append(one)
             one.spawn()
+        if self.spec.grpc_port:
+            one = LogProgram("nvrx_service", self._service_settings, lambda: (), self._say)
+            self._aggregators.append(one)
+            one.spawn()
+        if self._job:
+            ports = tuple(int(one.getsockname()[1]) for one in self._listeners)
+            members.tell(t.LogServer(term, ports))
+            self.found("127.0.0.1", ports, token)
+        else:
+            self.found(self._socket, (0,), token)
 
     def retire(self) -> None:
         """Another node does. Killing the aggregators loses nothing: their files end where their index says."""
@@ -154,33 +169,47 @@ class LogsRole:
             task = asyncio.ensure_future(one.finish(0.0))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
-        self._aggregators, self._members = [], None
+        self._aggregators = []
+        self._close_listeners()
 
     async def end(self, within_s: float) -> None:
         """The job is over: wait for the shippers of the other nodes, at most that time."""
         await asyncio.gather(*(one.finish(within_s) for one in self._aggregators), *self._ending)
+        self._close_listeners()
 
-    def _aggregator_settings(self, part: int) -> dict[str, Any]:
-        first = self._ports[part] or self.spec.port + part
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+
+    def _listen(self, part: int) -> socket.socket:
+        """Connections wait here while an aggregator starts, also in place of another. Raises OSError."""
+        if not self._job:
+            listener = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket)
+            listener.bind(self._socket)
+            listener.listen(_BACKLOG)
+            return listener
+        family = socket.AF_INET6 if ":" in ANY_ADDRESS else socket.AF_INET
+        make = partial(socket.create_server, family=family, backlog=_BACKLOG, dualstack_ipv6=family is socket.AF_INET6)
+        try:
+            return make((ANY_ADDRESS, self.spec.port + part))
+        except OSError:  # another job of this host has it
+            return make((ANY_ADDRESS, 0))
+
+    def _service_settings(self) -> dict[str, Any]:
+        files = filter(None, (self.spec.prefix, self.spec.logfile))
+        return {"port": self.spec.grpc_port, "roots": sorted({os.path.dirname(file) for file in files})}
+
+    def _aggregator_settings(self, part: int, term: int, token: str) -> dict[str, Any]:
         return {
-            "token": self._token,
+            "token": token,
             "job": self._job,
-            "term": self._term,
+            "term": term,
             "owner": f"{self._run_dir.job_id}/{self._run_dir.run}",
             "prefix": self.spec.prefix,
             "logfile": self.spec.logfile,
             "part": part if self.spec.parts > 1 else -1,
-            "path": "" if self._job else f"{self._socket}{part}",
-            "ports": [first, 0],
+            "links": str(self._run_dir.path / "merged"),
         }
-
-    def _on_aggregator(self, part: int, packet: dict[str, Any]) -> None:
-        if "port" not in packet or self._members is None:
-            return
-        self._ports[part] = port = int(packet["port"])
-        if not port:
-            return self.found(f"{self._socket}{part}", (0,), self._token)
-        if all(self._ports):
-            ports = tuple(self._ports)
-            self._members.tell(t.LogServer(self._term, ports))
-            self.found("127.0.0.1", ports, self._token)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.health.check import one_line
-
 ACTIONS = ("STOP", "RESTART", "CONTINUE", "UNKNOWN", "TIMEOUT")
 RUNNING = ("pending", "in_flight")
 _REASON_CHARS = 400
+
+
+def one_line(text: object) -> str:
+    """Printable text on one line."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
 
 
 @dataclass(frozen=True)

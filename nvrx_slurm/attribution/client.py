@@ -7,10 +7,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nvrx_slurm.attribution.answer import Answer, Tell, answer_in
+from nvrx_slurm.attribution.answer import Answer, Tell, answer_in, one_line
 from nvrx_slurm.attribution.settings import CycleNews, Settings
 from nvrx_slurm.attribution.web import Reply, Trouble, Web
-from nvrx_slurm.health.check import one_line
 
 _log = logging.getLogger(__name__)
 _REQUEST_S = 10.0

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.attribution.analysis import FOLDER
-from nvrx_slurm.attribution.answer import Answer
+from nvrx_slurm.attribution.answer import Answer, one_line
 from nvrx_slurm.attribution.keys import read_key
 from nvrx_slurm.attribution.redact import Redactor
 from nvrx_slurm.attribution.settings import CycleNews, Settings
 from nvrx_slurm.attribution.web import Reply, Trouble, Web
-from nvrx_slurm.health.check import one_line
 from nvrx_slurm.system import bounded
 
 _log = logging.getLogger(__name__)

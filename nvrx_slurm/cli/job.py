@@ -11,7 +11,7 @@ from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
-from nvrx_slurm.cli.merged_logs import log_note, log_spec
+from nvrx_slurm.cli.merged_logs import cycle_files, log_note, log_spec
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
@@ -47,6 +47,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         policy=RestartPolicy(config.ft.restart_policy),
         warning_signum=config.ft.warning_signal or 0,
     )
+    info = cycle_files(config, slurm, directory)
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent, preflight)
     if meeting is not None:
@@ -57,7 +58,15 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     return Job(
         node,
         directory,
-        worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
+        worker_spec(
+            config,
+            env,
+            node.nproc,
+            directory,
+            worker_argv(config, script, args),
+            slurm is not None,
+            info.current if info is not None else "",
+        ),
         agent,
         preflight,
         coordinator if hosts else None,
@@ -67,6 +76,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         coordinator if meeting is not None else None,
         logs=logs,
         attribution=attribution_spec(config, slurm, env, directory, logs, hosts),
+        cycle_info=info,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 

@@ -6,8 +6,10 @@ import os
 
 from nvrx_slurm.agent.logs import LogSpec
 from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.cli.log_tree import working_directory
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
+from nvrx_slurm.core.logs.cycle_info import CycleFiles
 from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, tells_jobs_apart
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext
@@ -33,10 +35,21 @@ def log_spec(config: Config, slurm: SlurmContext | None, nodes: NodeRange, direc
         prefix=expand(ft.per_cycle_applog_prefix, name),
         logfile=expand(ft.nvrx_logfile, name) if ft.nvrx_logfile is not None else "",
         port=ft.log_server_port,
-        parts=ft.log_aggregator_count or -(-nodes.max // _NODES_EACH),
+        parts=ft.log_aggregator_count or -(-nodes.max // _NODES_EACH) if nodes.max > 1 else 1,
+        grpc_port=ft.log_server_grpc_port,
         drain_s=ft.log_server_graceful_shutdown_timeout,
         batch_s=max(0.5, nodes.max / _BATCHES_PER_S),
     )
+
+
+def cycle_files(config: Config, slurm: SlurmContext | None, directory: RunDir) -> CycleFiles | None:
+    """None: none are wanted."""
+    folder, spec = config.ft.cycle_info_dir, config.ft.per_cycle_applog_prefix
+    if folder is None:
+        return None
+    name = job_name(slurm, directory)
+    prefix = "" if spec is None else expand(spec, name)
+    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix)
 
 
 def check_writable(spec: LogSpec) -> None:

@@ -32,6 +32,11 @@ class LogSettings(Section):
         k.integer(1, 65535, "PORT"), 50051, g.LOG_SERVER, env="both",
         help="Where the log aggregator listens; each part has the next port. One that is taken is replaced.",
     )  # fmt: skip
+    log_server_grpc_port: int = setting(
+        k.integer(0, 65535, "PORT"), 0, g.LOG_SERVER,
+        help="Also serve NVRx's gRPC log protocol at this port, for foreign clients; it has no password. It writes "
+        "below the folders of the prefix and of the launchers' file only. 0: no.",
+    )  # fmt: skip
     log_aggregator_count: int = setting(
         k.integer(0, 64), 0, g.LOG_SERVER, env="both",
         help="Log aggregators, each with files of its own (train_cycle0.part1.log). 0: one per 1,000 nodes.",
@@ -64,6 +69,15 @@ class LogSettings(Section):
         yield (
             self.enable_log_server is True and prefix is None,
             "--ft-enable-log-server true needs --ft-per-cycle-applog-prefix: where should the lines go?",
+        )
+        yield (
+            self.log_server_grpc_port > 0 and prefix is None,
+            "--ft-log-server-grpc-port needs --ft-per-cycle-applog-prefix; give it too, or leave the port out",
+        )
+        yield (
+            0 < self.log_server_grpc_port <= last and self.log_server_grpc_port >= self.log_server_port,
+            f"--ft-log-server-grpc-port {self.log_server_grpc_port} is one of the ports from --ft-log-server-port on; "
+            "give another",
         )
         yield (
             last > 65535,

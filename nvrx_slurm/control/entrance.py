@@ -62,14 +62,12 @@ class Entrance:
         """Where it listens; 0: it does not."""
         return int(self._listener.getsockname()[1]) if self._listener is not None else 0
 
-    def open_here(self, path: str) -> None:
-        """Listen on a new Unix socket at `path`. Raises OSError."""
+    def take(self, listener: socket.socket) -> None:
+        """Accept connections on a socket that listens already; `close` closes it."""
         self._loop = asyncio.get_running_loop()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen(_BACKLOG)
-        self._listener.setblocking(False)
-        self._loop.add_reader(self._listener, self._accept)
+        self._listener = listener
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
 
     def open(self, address: str, ports: list[int]) -> None:
         """Listen on the first free one of `ports` at the IP `address`. Raises UsageError when none is free."""

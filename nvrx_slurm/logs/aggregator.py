@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.control.entrance import Entrance, Peer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
@@ -28,15 +27,15 @@ from nvrx_slurm.logs.merged import Batch, MergedFile, Superseded
 from nvrx_slurm.logs.tcp import keep_alive
 from nvrx_slurm.system import bounded
 
-SUPERSEDED = 3  # exit code: the aggregator of a later term has the files
 _FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
 _SYNC_S = 10.0
 _RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 _DISK_S = 60.0
+_YOUNG_S = 2.0
 
 
 class Settings(NamedTuple):
-    """As the agent gives them. `path` not "": a Unix socket, else the first free one of `ports` on all addresses."""
+    """As the agent gives them."""
 
     token: str
     job: str
@@ -45,8 +44,7 @@ class Settings(NamedTuple):
     prefix: str  # of the merged files; "" = none is wanted
     logfile: str  # for the launchers' output; "" = none is wanted
     part: int = -1
-    path: str = ""
-    ports: tuple[int, ...] = (0,)
+    links: str = ""  # directory of links to the merged files; "" = none
 
 
 @dataclass(slots=True)
@@ -85,18 +83,8 @@ class Aggregator:
         self._retry_s = _RETRY_S
         self._finish_by: float | None = None
         self._said = ""
+        self._began_s = self._loop.time()
         self.result: asyncio.Future[int] = self._loop.create_future()
-
-    def start(self) -> None:
-        """Listen, and tell the agent where. Raises OSError, UsageError."""
-        if self._settings.path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._settings.path)
-            self.entrance.open_here(self._settings.path)
-            self._control.send(port=0)
-        else:
-            self.entrance.open(ANY_ADDRESS, list(self._settings.ports))
-            self._control.send(port=self.entrance.port)
 
     def _say(self, text: str) -> None:
         if text != self._said:
@@ -111,8 +99,13 @@ class Aggregator:
         self._end_if_all_left()
 
     def _end_if_all_left(self) -> None:
-        if self._finish_by is not None and not self._shippers:
+        if self._finish_by is None or self._shippers:
+            return
+        late_s = self._began_s + _YOUNG_S - self._loop.time()
+        if late_s <= 0 or (self._files and all(merged.index.complete for merged in self._files.values())):
             self._end(0)
+        else:  # a job that ends at its start: shippers may be on their way
+            self._loop.call_later(late_s, self._end_if_all_left)
 
     def _end(self, code: int) -> None:
         if not self.result.done():
@@ -205,9 +198,18 @@ class Aggregator:
             s, now = self._settings, int(time.time() * 1000)
             world = source.world if s.part < 0 and source.cycle >= 0 else 0
             self._files[path] = MergedFile(path, s.term, s.owner, source.cycle, world, now)
+            self._link(path, source.cycle)
             if self._said.startswith(path):
                 self._say(f"{path}: written again")
         return self._files[path]
+
+    def _link(self, path: str, cycle: int) -> None:
+        """So that `nvrx logs` finds the file from the directory of the run."""
+        s = self._settings
+        if s.links and cycle >= 0:
+            with contextlib.suppress(OSError):
+                os.makedirs(s.links, exist_ok=True)
+                os.symlink(path, f"{s.links}/cycle_{cycle}{f'.part{s.part}' if s.part >= 0 else ''}.log")
 
     # --- lines ------------------------------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class Aggregator:
             merged.close()
         self._files.clear()
         if isinstance(error, Superseded):
-            return self._end(SUPERSEDED)
+            return self._end(child.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
         self._say(f"{path}: {why}; lines wait in the files of the ranks")
         for shipper in self._shippers.values():
@@ -288,9 +290,9 @@ class Aggregator:
                     break
 
 
-async def _main(settings: dict[str, Any], connection: socket.socket) -> int:
+async def _main(listener: int, settings: dict[str, Any], connection: socket.socket) -> int:
     aggregator = Aggregator(Settings(**settings), connection)
-    aggregator.start()
+    aggregator.entrance.take(socket.socket(fileno=listener))
     syncing = asyncio.ensure_future(aggregator.keep_synced())
     try:
         return await aggregator.result
@@ -300,8 +302,8 @@ async def _main(settings: dict[str, Any], connection: socket.socket) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """`arguments`: the descriptor of the socket to the agent."""
-    return child.run(int(arguments[0]), _main)
+    """`arguments`: the descriptors of the socket to the agent, and of one that listens."""
+    return child.run(int(arguments[0]), partial(_main, int(arguments[1])))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 NICE = 10
+GIVEN_UP = 3  # exit code of a program that is not to be started again
 PACKET_BYTES = 1 << 17
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -166,7 +166,7 @@ class Shipper:
     def _end_if_done(self) -> None:
         if not self._finishing or self.result.done():
             return
-        if not self._sources or self._where is None:
+        if not self._sources:
             return self._end(0)
         stalled_s = self._loop.time() - self._heard_s
         if stalled_s >= _STALLED_S:

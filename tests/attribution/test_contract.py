@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import nvrx_peer
+import nvrx_wheel
 import pytest
 from fakes import Fake, free_port, reply, running
 from test_service import fault, job, log_of
@@ -38,22 +38,20 @@ with AttrsvcClient(endpoint, max_attempts=1, request_throttle=0) as client:
 
 
 @pytest.fixture(scope="module")
-def peer() -> Path:
-    try:
-        return nvrx_peer.folder()
-    except LookupError as error:
-        pytest.skip(str(error))
+def peer() -> str:
+    """PYTHONPATH of its code and of what that needs."""
+    return f"{nvrx_wheel.unpacked()}:{nvrx_wheel.needs('fastapi', 'uvicorn', 'slowapi', 'pydantic-settings', 'httpx')}"
 
 
-def python(peer: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
+def python(peer: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
     """Its Python code in an interpreter that has nothing of ours."""
-    kept = {"PATH": os.environ["PATH"], "PYTHONPATH": str(peer), **env}
+    kept = {"PATH": os.environ["PATH"], "PYTHONPATH": peer, **env}
     command = [sys.executable, "-S", *arguments]
-    return subprocess.Popen(command, env=kept, cwd=peer, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=kept, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.parametrize("way", ["tcp", "unix"])
-def test_their_client_asks_our_service(tmp_path: Path, peer: Path, way: str) -> None:
+def test_their_client_asks_our_service(tmp_path: Path, peer: str, way: str) -> None:
     settings = job(tmp_path)
     log = log_of(settings, 5)
     with running(settings) as process:
@@ -68,7 +66,7 @@ def test_their_client_asks_our_service(tmp_path: Path, peer: Path, way: str) -> 
 
 
 @pytest.fixture
-def their_service(tmp_path: Path, peer: Path) -> Iterator[Settings]:
+def their_service(tmp_path: Path, peer: str) -> Iterator[Settings]:
     """Their service, with a language model that answers nonsense: its rules decide."""
     root, key, port = tmp_path / "merged", tmp_path / "key", free_port()
     root.mkdir()

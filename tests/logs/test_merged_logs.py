@@ -14,7 +14,7 @@ import pytest
 from log_harness import Program, Stage, Wire, by_source, stage
 
 from nvrx_slurm.core.logs.names import cycle_file, index_file
-from nvrx_slurm.logs.aggregator import SUPERSEDED
+from nvrx_slurm.logs.child import GIVEN_UP
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed
             elif what == "term":
                 old, term = aggregator, term + 1
                 old.process.send_signal(signal.SIGSTOP)  # as on a node that was cut off; it wakes up later
-                aggregator = merge.aggregator(term, ports=[0])
+                aggregator = merge.aggregator(term, anew=True)
                 wire.cut()
                 merge.until(lambda b=before: len(merge.merged()) > b, "the new aggregator writes")
                 old.process.send_signal(signal.SIGCONT)
@@ -116,14 +116,14 @@ def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage)
     merge.cycle(slow, range(1), 2)
     merge.write(0, b"first\n")
     merge.until(lambda: merge.merged() == b"0: first\n", "written")
-    merge.aggregator(2, ports=[0])
+    merge.aggregator(2, anew=True)
     other = merge.shipper(1)
     merge.at(other)
     merge.cycle(other, range(1, 2), 2, node=1)
     merge.write(1, b"second\n", node=1)
     merge.until(lambda: merge.merged().count(b"\n") == 2, "the new one writes")
     merge.write(0, b"late\n")  # reaches the old one
-    assert old.process.wait(30) == SUPERSEDED
+    assert old.process.wait(30) == GIVEN_UP
     merge.at(slow)
     merge.until(lambda: merge.merged() == b"0: first\n1: second\n0: late\n", "the late line, once")
 
@@ -163,7 +163,7 @@ def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) 
     merge.cycle(shipper, range(1), 1)
     merge.write(0, b"ours\n")
     merge.until(lambda: merge.merged() == b"0: ours\n", "written")
-    theirs = merge.aggregator(1, owner="4712/r0", ports=[0])
+    theirs = merge.aggregator(1, owner="4712/r0", anew=True)
     second = merge.shipper(1)
     merge.at(second)
     second.tell(cycle=0, files=[("4712/r0/cycle_0/node_0_n0/rank_0.out", 0)], world=1)

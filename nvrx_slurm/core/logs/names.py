@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os.path
+import posixpath
 import re
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ def tells_jobs_apart(template: str) -> bool:
 
 def cycle_file(prefix: str, cycle: int, part: int = -1) -> str:
     """/x/train.log -> /x/train_cycle0.log; part >= 0: /x/train_cycle0.part1.log. Without a suffix it is .log."""
-    stem, suffix = os.path.splitext(prefix)
+    stem, suffix = posixpath.splitext(prefix)
     return f"{stem}_cycle{cycle}{f'.part{part}' if part >= 0 else ''}{suffix or '.log'}"
 
 

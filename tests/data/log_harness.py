@@ -27,11 +27,12 @@ TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
 class Program:
     """One program and our end of its control socket."""
 
-    def __init__(self, module: str, settings: dict[str, Any]) -> None:
+    def __init__(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = f"import sys; from nvrx_slurm.logs.{module} import main; sys.exit(main(sys.argv[1:]))"
-        argv = [sys.executable, "-c", command, str(theirs.fileno())]
-        self.process = subprocess.Popen(argv, cwd=REPO, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+        fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
+        argv = [sys.executable, "-c", command, *map(str, fds)]
+        self.process = subprocess.Popen(argv, cwd=REPO, pass_fds=fds, stderr=subprocess.PIPE)
         theirs.close()
         self.control = ours
         self.said: list[str] = []
@@ -128,6 +129,7 @@ class Stage:
         self.prefix = str(root / "out" / "train.log")
         self.programs: list[Program] = []
         self.where: tuple[str, int] = ("127.0.0.1", 0)
+        self._listener: socket.socket | None = None
 
     def file(self, rank: int, stream: str = "out", cycle: int = 0, node: int = 0) -> Path:
         return self.logs / OWNER / f"cycle_{cycle}" / f"node_{node}_n{node}" / f"rank_{rank}.{stream}"
@@ -138,17 +140,18 @@ class Stage:
         with path.open("ab") as file:
             file.write(data)
 
-    def _start(self, module: str, settings: dict[str, Any]) -> Program:
-        program = Program(module, settings)
+    def _start(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> Program:
+        program = Program(module, settings, listener)
         self.programs.append(program)
         return program
 
-    def aggregator(self, term: int = 1, **more: Any) -> Program:
+    def aggregator(self, term: int = 1, anew: bool = False, **more: Any) -> Program:
+        """In place of the last one, or (`anew`) at another port."""
         settings = {"token": TOKEN, "job": JOB, "term": term, "owner": OWNER, "prefix": self.prefix, "logfile": ""}
-        settings |= {"ports": [self.where[1], 0], **more}
-        program = self._start("aggregator", settings)
-        self.where = ("127.0.0.1", program.packet("port"))
-        return program
+        if self._listener is None or anew:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+            self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
+        return self._start("aggregator", settings | more, self._listener)
 
     def shipper(self, node: int = 0, **more: Any) -> Program:
         settings = {"token": TOKEN, "job": JOB, "node": f"n{node}", "log_dir": str(self.logs), "batch_s": 0.01}
@@ -174,7 +177,7 @@ class Stage:
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}; {[p.said for p in self.programs]}"
-            time.sleep(0.005)
+            os.sched_yield()
 
     def close(self) -> None:
         for program in self.programs:

@@ -1,0 +1,54 @@
+"""A client of NVRx's gRPC log service: sends lines to files of a foreign server."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+
+import grpc
+
+from nvrx_slurm.logs import nvrx_wire
+
+_OPTIONS = (("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 20_000))
+_HEALTH_S = 5.0
+
+
+def send(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
+    """Send (file of the server, whole lines) until `lines` ends; returns how many bytes the server has taken.
+
+    `address`: HOST:PORT. Raises ConnectionError with what the server says, also where it takes less than was sent.
+    """
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        node_id = f"{socket.gethostname()}_{os.getpid()}"
+        for path, text in lines:
+            for part in pieces(text):
+                sent += len(part)
+                yield nvrx_wire.LogChunk(node_id, part, path).encode()
+
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+        try:
+            channel.unary_unary(f"/{nvrx_wire.SERVICE}/HealthCheck")(b"", timeout=_HEALTH_S, wait_for_ready=True)
+            status, taken = nvrx_wire.received(channel.stream_unary(f"/{nvrx_wire.SERVICE}/StreamLogs")(chunks()))
+        except grpc.RpcError as error:
+            details = error.details() if isinstance(error, grpc.Call) else str(error)
+            raise ConnectionError(f"the log server at {address}: {details}") from None
+        except ValueError as error:
+            raise ConnectionError(f"the log server at {address} answers what is no message: {error}") from None
+    if status != "OK" or taken != sent:
+        raise ConnectionError(f"the log server at {address} took {taken} of {sent} bytes: {status}")
+    return taken
+
+
+def pieces(text: bytes) -> Iterator[bytes]:
+    """Whole lines, each time at most CHUNK_BYTES where lines are not longer."""
+    at = 0
+    while at < len(text):
+        end = len(text)
+        if end - at > nvrx_wire.CHUNK_BYTES:
+            end = text.rfind(b"\n", at, at + nvrx_wire.CHUNK_BYTES) + 1 or text.find(b"\n", at) + 1 or end
+        yield text[at:end]
+        at = end
