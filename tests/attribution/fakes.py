@@ -81,6 +81,7 @@ class Fake:
         self.script = list(script)
         self.asked: list[Asked] = []
         self.closed, self.swallowed = threading.Event(), threading.Event()
+        self.wrap: Callable[..., socket.socket] | None = None  # for TLS
         self._news = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -107,9 +108,9 @@ class Fake:
                 self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
                 self._threads[-1].start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(WAIT_S)
-        with connection, contextlib.suppress(OSError):
+    def _serve(self, raw: socket.socket) -> None:
+        raw.settimeout(WAIT_S)
+        with raw, contextlib.suppress(OSError), self.wrap(raw, server_side=True) if self.wrap else raw as connection:
             data = b""
             while b"\r\n\r\n" not in data:
                 if not (more := connection.recv(65536)):

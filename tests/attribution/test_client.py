@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +115,34 @@ def test_a_service_that_misbehaves_is_left_alone_and_costs_nothing_but_its_answe
     assert answer.text == "" and len(said) == 1 and "the training goes on" in said[0]
     assert 3 <= len(service.asked) < 30 and {one.method for one in service.asked} == {"POST"}
     assert not service.swallowed.is_set()
+
+
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    """A certificate for 127.0.0.1 that only itself vouches for, and its key."""
+    cert, key = f"{tmp_path}/cert", f"{tmp_path}/key"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "2", "-keyout", key]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", cert]
+    try:
+        subprocess.run(make, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no certificate can be made: {error}")
+    return cert, key
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_service_by_https_must_prove_who_it_is(
+    fake: Callable[..., Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    cert, key = certificate(tmp_path)
+    service = fake(SUBMITTED, status("completed", "STOP"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    service.wrap = context.wrap_socket
+    if known:
+        monkeypatch.setenv("SSL_CERT_FILE", cert)
+    answer, said = answer_of(service.url.replace("http:", "https:"))
+    assert (answer.action, len(service.asked)) == (("STOP", 2) if known else ("UNKNOWN", 0))
+    assert known or "certificate verify failed" in said[0].lower()
 
 
 def test_a_service_that_is_not_there() -> None:

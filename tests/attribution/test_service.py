@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ def test_equal_failures_over_requeues_give_stop(tmp_path: Path) -> None:
             told = process.line("cycle")
             assert process.end() == 0
     assert told["stop"] is True and "3 times" in told["text"]
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_our_client_and_our_service_understand_each_other(tmp_path: Path, way: str) -> None:
+    settings = job(tmp_path)
+    log = log_of(settings, 0)
+    with running(settings) as service:
+        service.line("ready")
+        endpoint = f"unix://{settings.socket}" if way == "unix" else f"http://127.0.0.1:{settings.port}"
+        with running(replace(settings, endpoint=endpoint)) as client:
+            client.tell(0, log, fault())
+            told = client.line("cycle")
+            assert told["text"].startswith("RESTART: traceback: ValueError: bad sample 17") and told["stop"] is False
+            assert client.end() == 0
 
 
 def test_a_foreign_client_submits_a_log(tmp_path: Path) -> None:
