@@ -85,7 +85,7 @@ class Attributor:
         fault, cause = dict[str, Any](), command.cause
         if cause is not None:
             fault = asdict(cause) | {"kind": cause.kind.value, "traceback": cause.traceback[-_TRACEBACK_CHARS:]}
-        self._tell(CycleNews(command.cycle, self._log(command.cycle), True, fault))
+        self._tell(CycleNews(command.cycle, self._log(command.cycle), True, command.lasted_s, fault))
 
     def _log(self, cycle: int) -> str:
         return cycle_file(self._spec.prefix, cycle, self._spec.part)

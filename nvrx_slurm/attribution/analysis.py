@@ -21,6 +21,7 @@ TAIL_BYTES = 64 << 10
 _MAX_RESULT_BYTES = 64 << 10
 _MOST_FILES = 200  # of earlier results that are read
 _SAME = 3  # equal failures in a row, over requeues, after which another try is pointless
+_SLACK_S = 60.0  # starts differ
 FOLDER = "attribution"
 
 
@@ -62,13 +63,18 @@ def tail(path: str) -> bytes:
         return file.read(TAIL_BYTES)
 
 
+def _about(one_s: float, other_s: float) -> bool:
+    return max(one_s, other_s) <= 2 * min(one_s, other_s) + _SLACK_S
+
+
 class Analyst:
     """Keeps the results of the job, also those of earlier runs of it, in the log tree. Its methods may block."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._run = Path(settings.tree).name
         self._folder = Path(settings.tree) / FOLDER
-        self.history: list[dict[str, Any]] = []  # oldest first: run, cycle and fingerprint of failures
+        self.history: dict[tuple[str, int], tuple[str, float]] = {}  # (run, cycle) -> (mark, how long it ran), in order
 
     def load(self) -> None:
         """Read what earlier runs of the job, and earlier processes of this one, have found."""
@@ -78,16 +84,17 @@ class Analyst:
         for path in files[-_MOST_FILES:]:
             try:
                 found = json.loads(tail(str(path)))
-                self._note(str(found["run"]), int(found["cycle"]), str(found["fingerprint"]))
+                self.history[str(found["run"]), int(found["cycle"])] = str(found["mark"]), float(found["lasted_s"])
             except (ValueError, KeyError, TypeError):
                 _log.warning("%s is no result of attribution", path)
 
-    def _note(self, run: str, cycle: int, fingerprint: str) -> None:
-        same = [one for one in self.history if (one["run"], one["cycle"]) == (run, cycle)]
-        if same:
-            same[0]["fingerprint"] = fingerprint
-        else:
-            self.history.append({"run": run, "cycle": cycle, "fingerprint": fingerprint})
+    def _row(self) -> int:
+        """How many cycles in a row, up to the last one, failed alike on the same rank after about the same time: one
+        that runs longer has got further."""
+        marks = list(reversed(self.history.values()))
+        last, lasted_s = marks[0]
+        alike = takewhile(lambda one: last and one[0] == last and _about(one[1], lasted_s), marks)
+        return len(list(alike))
 
     def evidence(self, news: CycleNews) -> bytes:
         """The end of the faulty rank's log, else of its traceback, else of the merged log."""
@@ -98,15 +105,17 @@ class Analyst:
 
     def analyse(self, news: CycleNews, evidence: bytes, of_job: bool = True) -> Answer:
         """The answer of the rules. `of_job`: a cycle of our own job, which counts for its history."""
-        found, fault, run = rules.examine(evidence), news.fault, Path(self._settings.tree).name
+        if of_job and not news.fault:
+            self.history[self._run, news.cycle] = "", news.lasted_s
+            return Answer("CONTINUE", "the cycle ended without a fault", "rules")
+        found, fault = rules.examine(evidence), news.fault
         headline = str(fault.get("message") or found.line or found.signature)
         fingerprint = str(fault.get("fingerprint") or found.fingerprint)
         action, reason = found.action, f"{found.signature}: {headline}"
         if of_job:
-            self._note(run, news.cycle, fingerprint)
-            marks = reversed([one["fingerprint"] for one in self.history])
-            row = len(list(takewhile(lambda mark: mark and mark == fingerprint, marks)))
-            if row >= _SAME:
+            mark = f"{fingerprint} of rank {fault.get('rank')}" if found.whose == "user" and fingerprint else ""
+            self.history[self._run, news.cycle] = mark, news.lasted_s
+            if (row := self._row()) >= _SAME:
                 action, reason = "STOP", f"the same failure {row} times in a row, {reason}"
         result: dict[str, Any] = {
             "schema_version": 1,
@@ -126,8 +135,8 @@ class Analyst:
 
     def keep(self, news: CycleNews, answer: Answer) -> None:
         """Write the result to the log tree; a file system that refuses costs the file."""
-        mark = answer.result.get("primary_failure", {}).get("root_fingerprint", "")
-        head = {"run": Path(self._settings.tree).name, "cycle": news.cycle, "fingerprint": mark}
+        mark, lasted_s = self.history.get((self._run, news.cycle), ("", 0.0))
+        head = {"run": self._run, "cycle": news.cycle, "mark": mark, "lasted_s": lasted_s}
         data = json.dumps(head | asdict(answer), indent=1).encode()
         try:
             self._folder.mkdir(exist_ok=True)

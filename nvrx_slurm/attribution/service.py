@@ -77,13 +77,10 @@ class Service:
     def hear(self, news: CycleNews) -> None:
         """A cycle runs, or is over."""
         self._put(news, None)
-        if news.over and news.fault:
+        if news.over:
             task = asyncio.ensure_future(self._attribute(news))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif news.over:
-            self._put(news, Answer("CONTINUE", "the cycle ended without a fault", "rules"))
-            self._tell(news.cycle, Answer())
 
     def _put(self, news: CycleNews, answer: Answer | None) -> None:
         self._answers[news.log] = (news, answer)
@@ -98,7 +95,11 @@ class Service:
             answer = self._analyst.analyse(news, evidence)
             self._put(news, answer)
             await self._blocking(partial(self._analyst.keep, news, answer))
-            if self._llm is not None and (told := await self._llm.about(news, evidence, answer)) is not None:
+            if (
+                self._llm is not None
+                and news.fault
+                and (told := await self._llm.about(news, evidence, answer)) is not None
+            ):
                 answer = told
                 self._put(news, answer)
                 await self._blocking(partial(self._analyst.keep, news, answer))
@@ -108,7 +109,7 @@ class Service:
         # The console has what the coordinator's rules say: only more than that is news.
         is_news = answer.action == "STOP" or answer.source != "rules"
         self._tell(news.cycle, answer if is_news else Answer())
-        if self._web is not None:
+        if self._web is not None and news.fault:
             took_s = time.monotonic() - began_s
             await export(self._web, record(self._settings, news, answer, took_s, int(time.time() * 1000)))
 
@@ -116,7 +117,7 @@ class Service:
         """Raises Refused where the file system hangs."""
         try:
             return await bounded.call_async(work, _READ_S, "the log file system")
-        except (bounded.Overrun, RuntimeError) as error:
+        except (bounded.Overrun, RuntimeError, OSError) as error:
             raise Refused(503, "internal_error", str(error)) from None
         except NotAllowed as wrong:
             raise Refused(*wrong.args) from None

@@ -48,4 +48,5 @@ class CycleNews:
     cycle: int
     log: str  # the merged log of the cycle
     over: bool = False
+    lasted_s: float = 0.0
     fault: dict[str, Any] = field(default_factory=dict)  # the first cause, as the coordinator knows it; {} = none

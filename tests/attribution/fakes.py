@@ -158,8 +158,10 @@ class Process:
     def _write(self, packet: dict[str, Any]) -> None:
         self._socket.send(json.dumps(packet).encode())
 
-    def tell(self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True) -> None:
-        self._write(asdict(CycleNews(cycle, log, over, fault or {})))
+    def tell(
+        self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True, lasted_s: float = 0.0
+    ) -> None:
+        self._write(asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
 
     def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """The next line with `key`; waits for it."""

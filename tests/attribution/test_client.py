@@ -69,7 +69,7 @@ def answer_of(url: str, cycle: int = 3) -> tuple[Answer, list[str]]:
     async def play() -> tuple[Answer, list[str]]:
         side = Side(url)
         work = asyncio.ensure_future(side.client.work())
-        side.client.hear(CycleNews(cycle, "/logs/x_cycle3.log", True, FAULT))
+        side.client.hear(CycleNews(cycle, "/logs/x_cycle3.log", True, 1.0, FAULT))
         answer = await side.until(cycle)
         await side.client.finish()
         await asyncio.wait_for(work, 5)
@@ -178,7 +178,7 @@ def test_the_newest_cycle_is_asked_for_first_and_none_is_skipped(fake: Callable[
     async def play() -> dict[int, Answer]:
         side = Side(service.url)
         for cycle in range(4):
-            side.client.hear(CycleNews(cycle, f"/logs/x_cycle{cycle}.log", True, FAULT))
+            side.client.hear(CycleNews(cycle, f"/logs/x_cycle{cycle}.log", True, 1.0, FAULT))
         work = asyncio.ensure_future(side.client.work())
         for cycle in range(4):
             await side.until(cycle)

@@ -65,7 +65,7 @@ def asked(tmp_path: Path, service: Fake, *news: CycleNews, rules: Answer = RULES
     async def play() -> list[Any]:
         told = settings(tmp_path, service.url)
         model = LanguageModel(told, sentences.append, Web(told.llm_base_url))
-        return [await model.about(one, EVIDENCE, rules) for one in news or (CycleNews(0, "/l", True, fault()),)]
+        return [await model.about(one, EVIDENCE, rules) for one in news or (CycleNews(0, "/l", True, 1.0, fault()),)]
 
     answers = asyncio.run(play())
     for path in tmp_path.rglob("*"):
@@ -167,7 +167,7 @@ def test_control_characters_do_not_reach_a_terminal(tmp_path: Path, fake: Callab
 
 def test_equal_failures_cost_one_call_and_all_together_twenty(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     service = fake(GOOD)
-    news = [CycleNews(cycle, "/l", True, fault()) for cycle in range(3)]
+    news = [CycleNews(cycle, "/l", True, 1.0, fault()) for cycle in range(3)]
     answers, _ = asked(tmp_path, service, *news)
     assert all(answers) and len(service.asked) == 1
     unknown = Answer("RESTART", "?", "rules", {"primary_failure": {"root_fingerprint": ""}})
@@ -187,7 +187,7 @@ def test_a_key_that_became_readable_for_others_is_not_used(tmp_path: Path, fake:
     Path(told.llm_key_file).chmod(0o644)
     sentences: list[str] = []
     model = LanguageModel(told, sentences.append, Web(told.llm_base_url))
-    assert asyncio.run(model.about(CycleNews(0, "/l", True, fault()), EVIDENCE, RULES)) is None
+    assert asyncio.run(model.about(CycleNews(0, "/l", True, 1.0, fault()), EVIDENCE, RULES)) is None
     assert service.asked == [] and "chmod 600" in sentences[0]
 
 

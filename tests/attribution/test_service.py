@@ -71,15 +71,25 @@ def test_a_cycle_from_its_start_to_its_answer(tmp_path: Path) -> None:
     assert "cycle 0" in Path(settings.own_log).read_text()
 
 
-def test_equal_failures_over_requeues_give_stop(tmp_path: Path) -> None:
-    for run in ("r0", "r1", "r2"):
+@pytest.mark.parametrize(
+    ("third", "stop"),
+    [
+        ({}, True),
+        ({"lasted_s": 500.0}, False),  # it has got further
+        ({"fault": fault("KeyError: 7", traceback="KeyError: 7")}, False),
+        ({"fault": fault(rank=4)}, False),
+        ({"fault": {}}, False),
+    ],
+)
+def test_equal_failures_over_requeues_give_stop(tmp_path: Path, third: dict[str, Any], stop: bool) -> None:
+    for run, more in (("r0", {}), ("r1", {}), ("r2", third), ("r3", {})):
         settings = job(tmp_path, tree=str(tmp_path / "logs" / "7" / run))
         Path(settings.tree).mkdir(parents=True, exist_ok=True)
         with running(settings) as process:
-            process.tell(0, log_of(settings, 0), fault())
+            process.tell(0, log_of(settings, 0), **({"fault": fault(), "lasted_s": 20.0} | more))
             told = process.line("cycle")
             assert process.end() == 0
-    assert told["stop"] is True and "3 times" in told["text"]
+        assert told["stop"] is (run in ("r2", "r3") and stop), run
 
 
 @pytest.mark.parametrize("way", ["tcp", "unix"])

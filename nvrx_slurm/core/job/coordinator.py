@@ -58,15 +58,15 @@ class Coordinator(Machine):
         """Change the state; a part whose states are entered from another part's is told."""
         before, was, self.state = self.owner, self.state, state
         if self.settings.attributes:
-            self._tell_of_cycles(was)
+            self._tell_of_cycles(was, now)
         if self.owner is not before:
             self.owner.enter(now)
 
-    def _tell_of_cycles(self, was: Enum) -> None:
+    def _tell_of_cycles(self, was: Enum, now: float) -> None:
         job = self.job
         if was in CYCLE and self.state not in CYCLE:
             cause = (first_cause(job.faults) or job.cause) if was in STOPPING else None
-            self.emit(CycleOver(job.cycle, cause))
+            self.emit(CycleOver(job.cycle, now - job.cycle_started_at, cause))
         elif self.state in CYCLE and was not in CYCLE:
             self.emit(CycleBegan(job.cycle))
 

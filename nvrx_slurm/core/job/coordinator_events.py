@@ -137,6 +137,7 @@ class CycleOver:
     """For attribution: no worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
 
     cycle: int
+    lasted_s: float
     cause: t.RankFault | None
 
 
