@@ -95,12 +95,9 @@ class Service:
             answer = self._analyst.analyse(news, evidence)
             self._put(news, answer)
             await self._blocking(partial(self._analyst.keep, news, answer))
-            if (
-                self._llm is not None
-                and news.fault
-                and (told := await self._llm.about(news, evidence, answer)) is not None
-            ):
-                answer = told
+            story = await self._llm.about(news, evidence, answer) if self._llm is not None and news.fault else None
+            if story is not None:
+                answer = story
                 self._put(news, answer)
                 await self._blocking(partial(self._analyst.keep, news, answer))
         except Refused as refused:
