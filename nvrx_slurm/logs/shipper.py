@@ -119,6 +119,7 @@ class Shipper:
         if "finish" in packet and not self._finishing:
             self._finish(float(packet["finish"]))
         if "now" in packet or "over" in packet:
+            self._dirty.update(dict.fromkeys(self._sources))
             self._pump()
 
     def _add(self, cycle: int, files: list[tuple[str, int]], world: int) -> None:
