@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -31,8 +32,9 @@ def merged(rig: Rig, cycle: int, part: str = "") -> Path:
 def log_program(one: Launcher, module: str) -> int:
     """The shipper or aggregator of this agent."""
     for pid in one.children:
-        if f"logs.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
+        with contextlib.suppress(OSError):  # it has ended
+            if f"logs.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
     return 0
 
 
