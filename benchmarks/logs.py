@@ -131,9 +131,7 @@ def _latency(launchers: Launchers, repeats: int) -> Samples:
             begin_s, written = time.monotonic(), 0.0
             while (now_s := time.monotonic()) < begin_s + _LATENCY_S:
                 while written < (now_s - begin_s) * _LATENCY_BYTES_S:
-                    for rank in ranks:
-                        rank.write((b"%.6f " % time.monotonic()).ljust(_LINE_BYTES - 1, b"x") + b"\n")
-                    written += _RANKS * _LINE_BYTES
+                    written += sum(rank.write(_stamped()) for rank in ranks)
                 lines = merged.read().splitlines()
                 late += [
                     time.monotonic() - float(line.split(b" ")[1]) for line in lines[::100] if line.count(b" ") == 2
@@ -141,6 +139,10 @@ def _latency(launchers: Launchers, repeats: int) -> Samples:
                 time.sleep(0.01)
         samples.append(sorted(late)[int(0.99 * len(late))])
     return {"nvrx-run": samples}
+
+
+def _stamped() -> bytes:
+    return (b"%.6f " % time.monotonic()).ljust(_LINE_BYTES - 1, b"x") + b"\n"
 
 
 def _shipper(value: Callable[[int, float], float], lines_s: int) -> Callable[[Launchers, int], Samples]:
