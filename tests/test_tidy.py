@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("tidy")  # on one worker, which parses each
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
-GENERATED = {PACKAGE / "control" / "control_pb2.py", PACKAGE / "health" / "service" / "nvhcd_pb2.py"}
+GENERATED = {PACKAGE / f"{name}_pb2.py" for name in ("control/control", "health/service/nvhcd", "logs/nvrx_logs")}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 70, 5  # each: below this
 MAX_CODE_LINES = 300  # of a file of the package, without blanks, comments and docstrings
 
@@ -46,7 +46,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "yaml": ("config/files.py",),
     "grpc": ("health/", "logs/"),
     "httpx": ("attribution/web.py",),
-    "google": ("control/", "health/"),
+    "google": ("control/", "health/", "logs/"),
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/control.py",),

@@ -175,18 +175,17 @@ class CoordinatorRole:
         return self.members.local
 
     async def finish(self, before_result: Callable[[], Awaitable[None]]) -> int | None:
-        """Wait for the end of the job, disconnect the members, publish its result after `before_result`. Returns the
-        exit code, or None where this node coordinates no more."""
+        """Wait for the end of the job, disconnect the members, publish its result; `before_result` comes before the
+        file. Returns the exit code, or None where this node coordinates no more."""
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
         done: ev.Done = self.shell.result.result()
         await self.members.close()
-        await before_result()
         if self._cycle_info is not None:
             await self._cycle_info.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
+        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
         await self._end_attribution()
         return int(done.code)
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
 _ASK_SLURM_S = 15.0
+_LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
@@ -187,6 +188,9 @@ class Program:
 
     async def _end_logs(self) -> None:
         if self._logs is not None:
+            if self._logs.spec.logfile:
+                await asyncio.sleep(_LAST_SENTENCE_S)
+            await self._logs.close()
             await self._logs.end(self._logs.spec.drain_s)
 
     def _on_coordinator(self, role: CoordinatorRole | None) -> None:
@@ -197,7 +201,8 @@ class Program:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
         job = self._job
         for role in (self._link, *self._roles):
-            if role not in (self._signals, self._coordinator, self._elections):
+            logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
+            if role not in (self._signals, self._coordinator, self._elections, logs):
                 await role.close()
         if self._elections is not None:
             await self._elections.leave()

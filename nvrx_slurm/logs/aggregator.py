@@ -24,7 +24,6 @@ from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.logs import child, wire
 from nvrx_slurm.logs.merged import Batch, MergedFile, Superseded
-from nvrx_slurm.logs.tcp import keep_alive
 from nvrx_slurm.system import bounded
 
 _FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
@@ -65,57 +64,43 @@ class _Shipper:
         self.written = 0  # chunks that wait to be acknowledged
 
 
-class Aggregator:
-    """The program's state. `result`: its exit code."""
+class Aggregator(child.Program):
+    """The program's state. `listener`: where shippers come."""
 
-    def __init__(self, settings: Settings, connection: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, settings: Settings, connection: socket.socket) -> None:
+        super().__init__(connection)
         self._settings = settings
-        self._loop = asyncio.get_running_loop()
-        self._control = child.Control(connection, self._on_packet)
         self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
-        self.entrance = Entrance(self._begin, None, self._say)
+        self._entrance = Entrance(self._begin, None, self.say)
         self._shippers: dict[Peer, _Shipper] = {}
-        self._by_node: dict[str, Peer] = {}
         self._files: dict[str, MergedFile] = {}
         self._pending: dict[str, list[Batch]] = {}
         self._pending_bytes = 0
         self._retry: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_S
-        self._finish_by: float | None = None
-        self._said = ""
-        self._began_s = self._loop.time()
-        self.result: asyncio.Future[int] = self._loop.create_future()
+        self._finishing, self._began_s = False, self.loop.time()
+        self._syncing = asyncio.ensure_future(self._keep_synced())
+        self._entrance.take(listener)
 
-    def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._control.send(say=text)
-
-    def _on_packet(self, packet: dict[str, Any] | None) -> None:
-        """{"finish": s}: end when all shippers have left, after at most that time. The agent's end is one, too."""
-        within_s = float(packet["finish"]) if packet is not None and "finish" in packet else 5.0
-        self._finish_by = self._loop.time() + within_s
-        self._loop.call_later(within_s, self._end, 0)
+    def on_packet(self, packet: dict[str, Any]) -> None:
+        """{"finish": seconds}: end when all shippers have left, after at most that time."""
+        self._finishing = True
+        self.loop.call_later(float(packet["finish"]), self.end)
         self._end_if_all_left()
 
     def _end_if_all_left(self) -> None:
-        if self._finish_by is None or self._shippers:
+        if not self._finishing or self._shippers or self.result.done():
             return
-        late_s = self._began_s + _YOUNG_S - self._loop.time()
+        late_s = self._began_s + _YOUNG_S - self.loop.time()
         if late_s <= 0 or (self._files and all(merged.index.complete for merged in self._files.values())):
-            self._end(0)
+            self.end()
         else:  # a job that ends at its start: shippers may be on their way
-            self._loop.call_later(late_s, self._end_if_all_left)
-
-    def _end(self, code: int) -> None:
-        if not self.result.done():
-            self.result.set_result(code)
+            self.loop.call_later(late_s, self._end_if_all_left)
 
     # --- shippers ---------------------------------------------------------------------------------------------
 
     def _begin(self, peer: Peer) -> Stream:
-        with contextlib.suppress(OSError):  # a Unix socket has none of these
-            keep_alive(peer.socket)
+        wire.keep_alive(peer.socket)
         return Stream(peer.socket, self._identity, True, partial(self._on_frame, peer), partial(self._on_end, peer))
 
     def _on_frame(self, peer: Peer, frame: bytes) -> None:
@@ -135,22 +120,19 @@ class Aggregator:
         known = isinstance(hello, dict) and isinstance(hello.get("node"), str)
         if not known or hello.get("version") != wire.VERSION:
             raise ProtocolError(f"it does not speak version {wire.VERSION} of the log protocol")
+        older = next((one for one in self._shippers if one.node_id == hello["node"]), None)
         self._shippers[peer] = _Shipper(peer)
-        older = self._by_node.get(hello["node"])
-        self._by_node[hello["node"]] = peer
         peer.node_id = hello["node"]
-        self.entrance.admitted(peer)
+        self._entrance.admitted(peer)
         if older is not None:
             older.abort(ConnectionError("its shipper connected again"))
 
     def _on_end(self, peer: Peer, why: Exception) -> None:
         shipper = self._shippers.pop(peer, None)
         if shipper is None:
-            return self.entrance.left(peer, why)
+            return self._entrance.left(peer, why)
         if isinstance(why, NvrxError):
-            self._say(f"the log shipper of {peer.node_id} broke the protocol: {why}")
-        if self._by_node.get(peer.node_id) is peer:
-            del self._by_node[peer.node_id]
+            self.say(f"the log shipper of {peer.node_id} broke the protocol: {why}")
         self._end_if_all_left()
 
     # --- sources ----------------------------------------------------------------------------------------------
@@ -200,7 +182,7 @@ class Aggregator:
             self._files[path] = MergedFile(path, s.term, s.owner, source.cycle, world, now)
             self._link(path, source.cycle)
             if self._said.startswith(path):
-                self._say(f"{path}: written again")
+                self.say(f"{path}: written again")
         return self._files[path]
 
     def _link(self, path: str, cycle: int) -> None:
@@ -222,7 +204,7 @@ class Aggregator:
         source.to = chunk.to
         shipper.written += 1
         if not self._pending:
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         batch = Batch(source.file, chunk.text, chunk.to, chunk.at, chunk.final)
         self._pending.setdefault(source.path, []).append(batch)
         self._pending_bytes += len(chunk.text)
@@ -256,15 +238,15 @@ class Aggregator:
             merged.close()
         self._files.clear()
         if isinstance(error, Superseded):
-            return self._end(child.GIVEN_UP)  # the aggregator of a later term has the files
+            return self.end(child.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
-        self._say(f"{path}: {why}; lines wait in the files of the ranks")
+        self.say(f"{path}: {why}; lines wait in the files of the ranks")
         for shipper in self._shippers.values():
             if shipper.sources or shipper.written:
                 shipper.held, shipper.written, shipper.waits = True, 0, None
                 self._send(shipper, wire.message(wire.HOLD))
         if self._retry is None:
-            self._retry = self._loop.call_later(self._retry_s, self._try_again)
+            self._retry = self.loop.call_later(self._retry_s, self._try_again)
             self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
 
     def _try_again(self) -> None:
@@ -276,7 +258,7 @@ class Aggregator:
         if self._files:
             self._retry_s = _RETRY_S
 
-    async def keep_synced(self) -> None:
+    async def _keep_synced(self) -> None:
         """Have the disk take the files every 10 s. One that hangs does not end this program."""
         while True:
             await asyncio.sleep(_SYNC_S)
@@ -290,20 +272,10 @@ class Aggregator:
                     break
 
 
-async def _main(listener: int, settings: dict[str, Any], connection: socket.socket) -> int:
-    aggregator = Aggregator(Settings(**settings), connection)
-    aggregator.entrance.take(socket.socket(fileno=listener))
-    syncing = asyncio.ensure_future(aggregator.keep_synced())
-    try:
-        return await aggregator.result
-    finally:
-        syncing.cancel()
-        aggregator.entrance.close()
-
-
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptors of the socket to the agent, and of one that listens."""
-    return child.run(int(arguments[0]), partial(_main, int(arguments[1])))
+    listener = socket.socket(fileno=int(arguments[1]))
+    return child.run(int(arguments[0]), lambda settings, to: Aggregator(listener, Settings(**settings), to))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
-from nvrx_slurm.logs import nvrx_wire
+from nvrx_slurm.logs import nvrx_logs_pb2 as pb
+from nvrx_slurm.logs.nvrx_service import NAME
 
 _OPTIONS = (("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 20_000))
 _HEALTH_S = 5.0
+CHUNK_BYTES = 256 << 10
 
 
 def send(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
@@ -21,26 +23,29 @@ def send(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
     """
     sent = 0
 
-    def chunks() -> Iterator[bytes]:
+    def chunks() -> Iterator[pb.LogChunk]:
         nonlocal sent
         node_id = f"{socket.gethostname()}_{os.getpid()}"
         for path, text in lines:
             for part in pieces(text):
                 sent += len(part)
-                yield nvrx_wire.LogChunk(node_id, part, path).encode()
+                yield pb.LogChunk(node_id=node_id, data=part, file_path=path)
 
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         try:
-            channel.unary_unary(f"/{nvrx_wire.SERVICE}/HealthCheck")(b"", timeout=_HEALTH_S, wait_for_ready=True)
-            status, taken = nvrx_wire.received(channel.stream_unary(f"/{nvrx_wire.SERVICE}/StreamLogs")(chunks()))
+            channel.unary_unary(f"/{NAME}/HealthCheck")(b"", timeout=_HEALTH_S, wait_for_ready=True)
+            stream = channel.stream_unary(
+                f"/{NAME}/StreamLogs", pb.LogChunk.SerializeToString, pb.StreamResponse.FromString
+            )
+            answer = stream(chunks())
         except grpc.RpcError as error:
             details = error.details() if isinstance(error, grpc.Call) else str(error)
             raise ConnectionError(f"the log server at {address}: {details}") from None
-        except ValueError as error:
-            raise ConnectionError(f"the log server at {address} answers what is no message: {error}") from None
-    if status != "OK" or taken != sent:
-        raise ConnectionError(f"the log server at {address} took {taken} of {sent} bytes: {status}")
-    return taken
+    if answer.status != "OK" or answer.bytes_received != sent:
+        raise ConnectionError(
+            f"the log server at {address} took {answer.bytes_received} of {sent} bytes: {answer.status}"
+        )
+    return sent
 
 
 def pieces(text: bytes) -> Iterator[bytes]:
@@ -48,7 +53,7 @@ def pieces(text: bytes) -> Iterator[bytes]:
     at = 0
     while at < len(text):
         end = len(text)
-        if end - at > nvrx_wire.CHUNK_BYTES:
-            end = text.rfind(b"\n", at, at + nvrx_wire.CHUNK_BYTES) + 1 or text.find(b"\n", at) + 1 or end
+        if end - at > CHUNK_BYTES:
+            end = text.rfind(b"\n", at, at + CHUNK_BYTES) + 1 or text.find(b"\n", at) + 1 or end
         yield text[at:end]
         at = end

@@ -17,11 +17,13 @@ from typing import Any
 import grpc
 
 from nvrx_slurm.core.logs.names import index_file
-from nvrx_slurm.logs import child, nvrx_wire
+from nvrx_slurm.logs import child
+from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.system.files import write_all
 
+NAME = "nvidia_resiliency_ext.fault_tolerance.LogAggregationService"
 _OPTIONS = (
-    ("grpc.max_receive_message_length", nvrx_wire.MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", 10 << 20),
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -36,32 +38,32 @@ class Service:
         self._roots = [os.path.realpath(root) for root in roots]
         self.clients = 0
 
-    async def stream_logs(self, chunks: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+    async def stream_logs(
+        self, chunks: AsyncIterator[pb.LogChunk], context: grpc.aio.ServicerContext
+    ) -> pb.StreamResponse:
         """StreamLogs: one answer at the end of the stream."""
         total, files = 0, dict[str, int]()
         self.clients += 1
         try:
             if self.clients > _CLIENTS:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_CLIENTS} clients are connected already")
-            async for message in chunks:
+            async for chunk in chunks:
                 try:
-                    chunk = nvrx_wire.decode_chunk(message)
-                    fd = self._open(chunk.file_path, files)
-                    write_all(fd, chunk.data)
+                    write_all(self._open(chunk.file_path, files), chunk.data)
                 except ValueError as error:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 except OSError as error:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, f"{chunk.file_path}: {error.strerror}")
                 total += len(chunk.data)
-            return nvrx_wire.stream_response("OK", total)
+            return pb.StreamResponse(status="OK", bytes_received=total)
         finally:
             self.clients -= 1
             for fd in files.values():
                 os.close(fd)
 
-    async def health_check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def health_check(self, request: pb.HealthRequest, context: Any) -> pb.HealthResponse:
         """HealthCheck."""
-        return nvrx_wire.health_response(True, self.clients)
+        return pb.HealthResponse(healthy=True, connected_clients=self.clients)
 
     def _open(self, path: str, files: dict[str, int]) -> int:
         """The file's descriptor. Raises ValueError where the path is not allowed, OSError."""
@@ -84,41 +86,46 @@ def server(service: Service) -> grpc.aio.Server:
     """A server with the service; it listens nowhere yet."""
     found = grpc.aio.server(options=_OPTIONS)
     handlers = {
-        "StreamLogs": grpc.stream_unary_rpc_method_handler(service.stream_logs),
-        "HealthCheck": grpc.unary_unary_rpc_method_handler(service.health_check),
+        "StreamLogs": grpc.stream_unary_rpc_method_handler(
+            service.stream_logs, pb.LogChunk.FromString, pb.StreamResponse.SerializeToString
+        ),
+        "HealthCheck": grpc.unary_unary_rpc_method_handler(
+            service.health_check, pb.HealthRequest.FromString, pb.HealthResponse.SerializeToString
+        ),
     }
-    found.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(nvrx_wire.SERVICE, handlers),))
+    found.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
     return found
 
 
-async def _main(settings: dict[str, Any], connection: socket.socket) -> int:
-    ended = asyncio.get_running_loop().create_future()
-    graces_s: list[float] = []
+class _Program(child.Program):
+    """Serves until the agent says that it is enough."""
 
-    def on_packet(packet: dict[str, Any] | None) -> None:
-        graces_s.append(float(packet["finish"]) if packet is not None and "finish" in packet else 0.0)
-        if not ended.done():
-            ended.set_result(None)
+    def __init__(self, settings: dict[str, Any], connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._server = server(Service(settings["roots"]))
+        self._work = asyncio.ensure_future(self._start(settings["port"]))
 
-    control = child.Control(connection, on_packet)
-    here = server(Service(settings["roots"]))
-    try:
-        port = here.add_insecure_port(f"[::]:{settings['port']}")
-    except RuntimeError:
-        port = 0
-    if not port:
-        control.send(say=f"--ft-log-server-grpc-port {settings['port']} is taken: foreign log clients are not served")
-        return child.GIVEN_UP
-    await here.start()
-    control.send(port=port)
-    await ended
-    await here.stop(graces_s[0])
-    return 0
+    def on_packet(self, packet: dict[str, Any]) -> None:
+        """The end; streams get that time to end."""
+        self._work = asyncio.ensure_future(self._stop(float(packet["finish"])))
+
+    async def _start(self, port: int) -> None:
+        try:
+            found = self._server.add_insecure_port(f"[::]:{port}")
+        except RuntimeError:
+            self.say(f"--ft-log-server-grpc-port {port} is taken: foreign log clients are not served")
+            return self.end(child.GIVEN_UP)
+        await self._server.start()
+        self.tell(port=found)
+
+    async def _stop(self, within_s: float) -> None:
+        await self._server.stop(within_s)
+        self.end()
 
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptor of the socket to the agent."""
-    return child.run(int(arguments[0]), _main)
+    return child.run(int(arguments[0]), _Program)
 
 
 if __name__ == "__main__":

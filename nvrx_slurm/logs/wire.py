@@ -7,7 +7,9 @@ counts the CHUNKs that are in the file. HOLD: it cannot write. It ignores all ch
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import struct
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ READ_BYTES = 1 << 16  # of a rank's file that a chunk stands for, at most
 MAX_SOURCES = 16_384  # of one shipper
 _CHUNK = struct.Struct("!BIQQQ?")
 _ACK = struct.Struct("!BI")
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 20_000}
 
 
 class Chunk(NamedTuple):
@@ -97,3 +100,12 @@ def acked(frame: bytes) -> int:
     if len(frame) != _ACK.size:
         raise ProtocolError("it sent a count of another size")
     return int(_ACK.unpack(frame)[1])
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel end a TCP connection whose other end is gone, within 30 s. Does nothing to a Unix socket."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

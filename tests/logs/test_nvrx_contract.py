@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_harness import WAIT_S, Program, stage
 
-from nvrx_slurm.logs import nvrx_client, nvrx_wire
+from nvrx_slurm.logs import nvrx_client
 
 
 @pytest.fixture
@@ -47,27 +47,12 @@ def foreign(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         server.wait(WAIT_S)
 
 
-@given(st.text(max_size=300), st.binary(max_size=70_000), st.text(max_size=300))
-def test_messages_come_back_as_they_were(node: str, data: bytes, path: str) -> None:
-    chunk = nvrx_wire.LogChunk(node, data, path)
-    assert nvrx_wire.decode_chunk(chunk.encode()) == chunk
-    assert nvrx_wire.received(nvrx_wire.stream_response("OK", len(data))) == ("OK", len(data))
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_chunk_or_an_error(message: bytes) -> None:
-    try:
-        nvrx_wire.decode_chunk(message)
-    except ValueError:
-        return
-
-
 @given(st.lists(st.integers(0, 300_000), max_size=4))
 def test_pieces_are_whole_lines_and_all_of_them(sizes: list[int]) -> None:
     text = b"".join(b"x" * size + b"\n" for size in sizes)
     found = list(nvrx_client.pieces(text))
     assert b"".join(found) == text and all(piece.endswith(b"\n") for piece in found)
-    assert all(len(piece) <= nvrx_wire.CHUNK_BYTES or piece.count(b"\n") == 1 for piece in found)
+    assert all(len(piece) <= nvrx_client.CHUNK_BYTES or piece.count(b"\n") == 1 for piece in found)
 
 
 def test_our_client_and_our_service(service: tuple[str, Path]) -> None:
