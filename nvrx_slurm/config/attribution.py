@@ -116,6 +116,11 @@ class AttributionSettings(LogSettings):
     attribution_analysis_backend: str = setting(
         BACKEND, "lib", g.ATTRIBUTION, help="Accepted for compatibility; there is one analysis."
     )
+    attribution_stop_action: str = setting(
+        k.choice("log", "no-restart"), "log", g.ATTRIBUTION,
+        help="What follows when attribution says that another try would end the same way. log: a line on the console; "
+        "no-restart: the job ends with --ft-no-restart-exit-code.",
+    )  # fmt: skip
     attribution_log_level: int = setting(
         LOG_LEVEL, logging.INFO, g.ATTRIBUTION,
         help="Level of the service's own log, which is beside the logs of the cycles.",

@@ -18,8 +18,6 @@ from nvrx_slurm.config.settings import Layer, Origin, parsed, setting, settings_
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
-_NO_ATTRIBUTION = "leave it out, the first cause is on the console and in result.json below --log-dir"
-
 
 @dataclass(frozen=True)
 class FaultToleranceConfig(AttributionSettings):
@@ -203,10 +201,6 @@ class FaultToleranceConfig(AttributionSettings):
         flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )  # fmt: skip
-
-    attribution_stop_action: str | None = unsupported(
-        k.optional(k.choice("log", "no-restart")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
-    )
 
     @property
     def is_progress_tracking_enabled(self) -> bool:

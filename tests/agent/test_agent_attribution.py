@@ -19,12 +19,11 @@ from fakes import Asked, Fake, drips, floods, hangs, reply
 
 pytestmark = pytest.mark.xdist_group("attribution")  # of port 50050 there is one
 
+KEY = "sk-of-the-job-0123456789"
 SUBMITTED = reply(200, {"submitted": True})
 FAILS = UP + "raise ValueError('bad sample')\n"
 FAILS_ONCE = UP + "if CYCLE == 0:\n    raise ValueError('bad sample')\n"
 FAILS_THEN_WAITS = UP + "if CYCLE == 0:\n    gate('fail')\n    raise ValueError('bad sample')\ngate('end')\n"
-# --ft-attribution-stop-action belongs to the rules.
-TAKES_STOP = "from nvrx_slurm.config import layers\nlayers._refuse_unsupported = lambda *_: None"
 
 
 def advice(action: str) -> bytes:
@@ -39,7 +38,6 @@ def fake() -> Iterator[Callable[..., Fake]]:
 
 
 def run(rig: Rig, code: str, endpoint: str, *flags: str, **env: str) -> Launcher:
-    rig.before = TAKES_STOP
     prefix = f"--ft-per-cycle-applog-prefix={rig.dir}/train.log"
     wanted = (prefix, f"--ft-attribution-endpoint={endpoint}", "--max-restarts=3", "--ft-crash-loop-backoff=0", *flags)
     return rig.run(rig.script(code), "--standalone", *wanted, "--ft-node-health-checks=false", **env)
@@ -81,6 +79,26 @@ def test_a_service_that_misbehaves_costs_the_training_nothing(
     assert job.wait() == 0 and job.cycles == [0, 1]
     assert rig.result["restarts"][0]["down_s"] < 5
     assert service is None or service.asked
+
+
+@pytest.mark.parametrize("worst", [hangs, drips, floods, reply(500, {}), reply(401, {"error": KEY})])
+def test_a_language_model_that_misbehaves_costs_the_training_nothing(
+    rig: Rig, fake: Callable[..., Fake], worst: Script
+) -> None:
+    service = fake(worst)
+    key = rig.dir / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    model = (f"--ft-attribution-llm-base-url={service.url}/v1", "--ft-attribution-llm-model=m")
+    job = run(rig, FAILS_ONCE + "gate('end')\n", "localhost", *model, LLM_API_KEY_FILE=str(key))
+    job.line("up 1 ")
+    assert service.wait_for(1)[0].headers["authorization"] == f"Bearer {KEY}"
+    rig.open("end")
+    assert job.wait() == 0 and job.cycles == [0, 1]
+    assert rig.result["restarts"][0]["down_s"] < 5
+    files = [path for path in rig.dir.rglob("*") if path.is_file() and path != key]
+    assert any(path.name.startswith("prompt_") for path in files) and KEY not in job.text
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
 def test_a_service_that_is_late_is_said(rig: Rig) -> None:
