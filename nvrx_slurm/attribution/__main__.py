@@ -28,6 +28,7 @@ from nvrx_slurm.attribution.web import Web
 
 _log = logging.getLogger(__name__)
 _PACKET_BYTES = 1 << 17
+_GIVEN_UP = 3  # exit code: starting it again would not help
 _MARGIN_S = 0.5  # of the last words, to end
 _OF_SLURM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LIMITS = {
@@ -46,7 +47,7 @@ def _limit_myself() -> None:
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
-    for signum in _OF_SLURM:  # they go to every process of a step; ours ends with its standard input
+    for signum in _OF_SLURM:  # they go to every process of a step; ours ends when the agent says so
         signal.signal(signum, signal.SIG_IGN)
 
 
@@ -127,7 +128,11 @@ def main(argv: list[str]) -> int:
     _limit_myself()
     agent = _Agent(socket.socket(fileno=int(argv[0])))
     _log_to(agent.settings)
-    asyncio.run(_run(agent))
+    try:
+        asyncio.run(_run(agent))
+    except ModuleNotFoundError as error:
+        agent.say(f"no attribution from this node: the Python package {error.name} is missing")
+        return _GIVEN_UP
     sys.stderr.flush()
     os._exit(0)  # a thread that is stuck in a file system must not keep us
 

@@ -106,10 +106,10 @@ class Client:
             return  # there are newer news of this cycle
         if reply.status in _LATER:
             item.due_s = self._now() + reply.retry_after_s
-        elif reply.status >= 500:
-            raise Trouble(f"status {reply.status}")
-        elif reply.status >= 400:
+        elif 400 <= reply.status < 500:
             self._on_refusal(item, reply)
+        elif not 200 <= reply.status < 300:
+            raise Trouble(f"status {reply.status}")
         elif item.intent == "progressive":
             item.intent = "-"
         elif item.intent:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nvrx_slurm.attribution.answer import Answer
 from nvrx_slurm.attribution.settings import CycleNews, Settings
-from nvrx_slurm.attribution.web import Reply, Trouble, Web
+from nvrx_slurm.attribution.web import Trouble, Web
 
 _log = logging.getLogger(__name__)
 _TRY_S, _TRIES, _PAUSE_S = 10.0, 3, 0.5
@@ -42,21 +42,20 @@ def record(settings: Settings, news: CycleNews, answer: Answer, took_s: float, n
     }
 
 
-async def export(web: Web, content: dict[str, Any]) -> bool:
-    """Post it, at most three times; whether it was taken."""
+async def export(web: Web, content: dict[str, Any]) -> None:
+    """Post it, at most three times."""
     why = ""
     for number in range(_TRIES):
         if number:
             await asyncio.sleep(_PAUSE_S * 2 ** (number - 1))
         try:
-            reply: Reply = await web.ask("POST", "", _TRY_S, content=content)
+            reply = await web.ask("POST", "", _TRY_S, content=content)
         except Trouble as trouble:
             why = str(trouble)
             continue
         if reply.status < 300:
-            return True
+            return
         why = f"status {reply.status}"
         if reply.status < 500 and reply.status not in _AGAIN:
             break
     _log.warning("a result was not exported: %s", why)
-    return False

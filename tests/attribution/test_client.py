@@ -89,6 +89,7 @@ def answer_of(url: str, cycle: int = 3) -> tuple[Answer, list[str]]:
         ((SUBMITTED, status("failed")), "UNKNOWN: the analysis failed"),
         ((SUBMITTED, reply(429, {}, Retry_After="2"), status("completed", "STOP")), "STOP: why (test)"),
         ((SUBMITTED, reply(500, {}), status("completed", "STOP")), "STOP: why (test)"),
+        ((reply(304, b""), SUBMITTED, status("completed", "STOP")), "STOP: why (test)"),
         ((breaks, SUBMITTED, breaks, status("completed", "STOP")), "STOP: why (test)"),
         ((SUBMITTED, reply(200, b"<html>", "text/html"), status("completed", "STOP")), "STOP: why (test)"),
         ((SUBMITTED, reply(200, {"recommendation": [1]})), ""),

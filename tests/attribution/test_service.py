@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import WAIT_S, Fake, Process, free_port, hangs, reply, running
+from fakes import REPO, WAIT_S, Fake, Process, free_port, hangs, reply, running
 
 from nvrx_slurm.attribution.analysis import NotAllowed, checked
 from nvrx_slurm.attribution.settings import Settings
@@ -192,6 +192,13 @@ def test_only_the_same_user_is_served(tmp_path: Path) -> None:
         )
         assert subprocess.run([sys.executable, "-I", "-c", code, str(settings.port)], timeout=WAIT_S).returncode == 3
         assert os.stat(settings.socket).st_mode & 0o777 == 0o600
+
+
+def test_a_package_that_is_missing_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "httpx.py").write_text("raise ModuleNotFoundError(name='httpx')")
+    with running(Settings("http://127.0.0.1:1"), PYTHONPATH=f"{tmp_path}:{REPO}") as process:
+        assert "httpx is missing" in process.line("say")["say"]
+        assert process.popen.wait(WAIT_S) == 3  # the agent does not start it again
 
 
 def test_a_port_that_is_taken_costs_only_the_port(tmp_path: Path) -> None:
