@@ -59,7 +59,7 @@ class _Shipper:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.sources: dict[int, _Source] = {}
-        self.waits: list[wire.Opened] | None = None  # an OPEN that is not answered yet
+        self.waits: list[wire.Opened] = []  # that are not answered yet
         self.held = False
         self.written = 0  # chunks that wait to be acknowledged
 
@@ -78,6 +78,7 @@ class Aggregator(child.Program):
         self._pending_bytes = 0
         self._retry: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_S
+        self._broken: set[str] = set()  # files that could not be written since the last try
         self._finishing, self._began_s = False, self.loop.time()
         self._syncing = asyncio.ensure_future(self._keep_synced())
         self._entrance.take(listener)
@@ -147,30 +148,31 @@ class Aggregator(child.Program):
                 raise ProtocolError("it opens a source that is not wanted")
         if everything:
             shipper.sources, shipper.held = {}, False
-        shipper.waits = [*(shipper.waits or ()), *sources] if not everything else sources
-        if self._retry is None:
-            self._answer(shipper)
+        shipper.waits = sources if everything else [*shipper.waits, *sources]
+        self._answer(shipper)
 
     def _path(self, source: wire.Opened) -> str:
         s = self._settings
         return (s.prefix and cycle_file(s.prefix, source.cycle, s.part)) if source.cycle >= 0 else s.logfile
 
     def _answer(self, shipper: _Shipper) -> None:
-        """Tell where the sources go on."""
+        """Tell where the sources go on. Those of a file that cannot be opened wait."""
         self._flush()
-        waits = shipper.waits
-        if waits is None or shipper.held:
-            return
+        waits, shipper.waits = shipper.waits, []
         found: dict[int, _Source] = {}
         for one in waits:
             path = self._path(one)
             try:
-                found[one.source] = _Source(one.file, path, self._file(path, one).open(one.file, one.rank))
+                if path in self._broken:
+                    shipper.waits.append(one)
+                else:
+                    found[one.source] = _Source(one.file, path, self._file(path, one).open(one.file, one.rank))
             except (OSError, Superseded) as error:
-                return self._fail(path, error)
-        shipper.waits = None
+                shipper.waits.append(one)
+                self._fail(path, error)
         shipper.sources.update(found)
-        self._send(shipper, wire.message(wire.HAVE, {number: source.to for number, source in found.items()}))
+        if found and not shipper.held:  # by this very loop: then it opens all of them again
+            self._send(shipper, wire.message(wire.HAVE, {number: source.to for number, source in found.items()}))
 
     def _file(self, path: str, source: wire.Opened) -> MergedFile:
         if path not in self._files:
@@ -218,7 +220,7 @@ class Aggregator(child.Program):
             try:
                 self._files[path].append(batches)
             except (OSError, Superseded) as error:
-                return self._fail(path, error)
+                self._fail(path, error)
         if pending:
             for shipper in self._shippers.values():
                 if shipper.written:
@@ -232,18 +234,18 @@ class Aggregator(child.Program):
     # --- files that cannot be written ---------------------------------------------------------------------------
 
     def _fail(self, path: str, error: Exception) -> None:
-        """Forget what was not acknowledged, and try again later."""
-        self._pending, self._pending_bytes = {}, 0
-        for merged in self._files.values():
-            merged.close()
-        self._files.clear()
+        """Forget what was not acknowledged, and try again later. Other files go on."""
+        self._broken.add(path)
+        self._pending.pop(path, None)
+        if path in self._files:
+            self._files.pop(path).close()
         if isinstance(error, Superseded):
             return self.end(child.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
         self.say(f"{path}: {why}; lines wait in the files of the ranks")
         for shipper in self._shippers.values():
-            if shipper.sources or shipper.written:
-                shipper.held, shipper.written, shipper.waits = True, 0, None
+            if not shipper.held and any(source.path == path for source in shipper.sources.values()):
+                shipper.held, shipper.written, shipper.waits = True, 0, []
                 self._send(shipper, wire.message(wire.HOLD))
         if self._retry is None:
             self._retry = self.loop.call_later(self._retry_s, self._try_again)
@@ -251,11 +253,10 @@ class Aggregator(child.Program):
 
     def _try_again(self) -> None:
         self._retry = None
+        self._broken.clear()
         for shipper in list(self._shippers.values()):
             self._answer(shipper)
-            if self._retry is not None:
-                return
-        if self._files:
+        if not self._broken:
             self._retry_s = _RETRY_S
 
     async def _keep_synced(self) -> None:
