@@ -30,7 +30,8 @@ _FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
 _SYNC_S = 10.0
 _RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 _DISK_S = 60.0
-_YOUNG_S = 2.0
+_YOUNG_S = 2.0  # a job that ends sooner waits that long for its shippers to come
+_KEPT = 3  # complete files that stay open, should a shipper be started again
 
 
 class Settings(NamedTuple):
@@ -95,7 +96,7 @@ class Aggregator(child.Program):
         late_s = self._began_s + _YOUNG_S - self.loop.time()
         if late_s <= 0 or (self._files and all(merged.index.complete for merged in self._files.values())):
             self.end()
-        else:  # a job that ends at its start: shippers may be on their way
+        else:
             self.loop.call_later(late_s, self._end_if_all_left)
 
     # --- shippers ---------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Aggregator(child.Program):
     def _file(self, path: str, source: wire.Opened) -> MergedFile:
         if path not in self._files:
             complete = [old for old, merged in self._files.items() if merged.index.complete]
-            for old in complete:  # all that was sent for them has been written: `_answer` flushes first
+            for old in complete[:-_KEPT]:  # all that was sent for them has been written: `_answer` flushes first
                 self._files.pop(old).close()
             s, now = self._settings, int(time.time() * 1000)
             world = source.world if s.part < 0 and source.cycle >= 0 else 0
@@ -218,6 +219,8 @@ class Aggregator(child.Program):
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         for path, batches in pending.items():
             try:
+                if path not in self._files:
+                    raise OSError(0, "it was closed")
                 self._files[path].append(batches)
             except (OSError, Superseded) as error:
                 self._fail(path, error)
