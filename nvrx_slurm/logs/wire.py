@@ -95,7 +95,7 @@ def acked(frame: bytes) -> int:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel end a TCP connection whose other end is gone, within 30 s. Does nothing to a Unix socket."""
+    """Have the kernel end a TCP connection within 30 s after its peer has vanished. Unix sockets need nothing."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
