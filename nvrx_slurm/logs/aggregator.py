@@ -30,7 +30,8 @@ _FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
 _SYNC_S = 10.0
 _RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 _DISK_S = 60.0
-_YOUNG_S = 2.0
+_YOUNG_S = 2.0  # a job that ends sooner waits that long for its shippers to come
+_KEPT = 3  # complete files that stay open, should a shipper be started again
 
 
 class Settings(NamedTuple):
@@ -59,7 +60,7 @@ class _Shipper:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.sources: dict[int, _Source] = {}
-        self.waits: list[wire.Opened] | None = None  # an OPEN that is not answered yet
+        self.waits: list[wire.Opened] = []  # that are not answered yet
         self.held = False
         self.written = 0  # chunks that wait to be acknowledged
 
@@ -78,6 +79,7 @@ class Aggregator(child.Program):
         self._pending_bytes = 0
         self._retry: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_S
+        self._broken: set[str] = set()  # files that could not be written since the last try
         self._finishing, self._began_s = False, self.loop.time()
         self._syncing = asyncio.ensure_future(self._keep_synced())
         self._entrance.take(listener)
@@ -94,7 +96,7 @@ class Aggregator(child.Program):
         late_s = self._began_s + _YOUNG_S - self.loop.time()
         if late_s <= 0 or (self._files and all(merged.index.complete for merged in self._files.values())):
             self.end()
-        else:  # a job that ends at its start: shippers may be on their way
+        else:
             self.loop.call_later(late_s, self._end_if_all_left)
 
     # --- shippers ---------------------------------------------------------------------------------------------
@@ -147,35 +149,36 @@ class Aggregator(child.Program):
                 raise ProtocolError("it opens a source that is not wanted")
         if everything:
             shipper.sources, shipper.held = {}, False
-        shipper.waits = [*(shipper.waits or ()), *sources] if not everything else sources
-        if self._retry is None:
-            self._answer(shipper)
+        shipper.waits = sources if everything else [*shipper.waits, *sources]
+        self._answer(shipper)
 
     def _path(self, source: wire.Opened) -> str:
         s = self._settings
         return (s.prefix and cycle_file(s.prefix, source.cycle, s.part)) if source.cycle >= 0 else s.logfile
 
     def _answer(self, shipper: _Shipper) -> None:
-        """Tell where the sources go on."""
+        """Tell where the sources go on. Those of a file that cannot be opened wait."""
         self._flush()
-        waits = shipper.waits
-        if waits is None or shipper.held:
-            return
+        waits, shipper.waits = shipper.waits, []
         found: dict[int, _Source] = {}
         for one in waits:
             path = self._path(one)
             try:
-                found[one.source] = _Source(one.file, path, self._file(path, one).open(one.file, one.rank))
+                if path in self._broken:
+                    shipper.waits.append(one)
+                else:
+                    found[one.source] = _Source(one.file, path, self._file(path, one).open(one.file, one.rank))
             except (OSError, Superseded) as error:
-                return self._fail(path, error)
-        shipper.waits = None
+                shipper.waits.append(one)
+                self._fail(path, error)
         shipper.sources.update(found)
-        self._send(shipper, wire.message(wire.HAVE, {number: source.to for number, source in found.items()}))
+        if found and not shipper.held:  # by this very loop: then it opens all of them again
+            self._send(shipper, wire.message(wire.HAVE, {number: source.to for number, source in found.items()}))
 
     def _file(self, path: str, source: wire.Opened) -> MergedFile:
         if path not in self._files:
             complete = [old for old, merged in self._files.items() if merged.index.complete]
-            for old in complete:  # all that was sent for them has been written: `_answer` flushes first
+            for old in complete[:-_KEPT]:  # all that was sent for them has been written: `_answer` flushes first
                 self._files.pop(old).close()
             s, now = self._settings, int(time.time() * 1000)
             world = source.world if s.part < 0 and source.cycle >= 0 else 0
@@ -216,9 +219,11 @@ class Aggregator(child.Program):
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         for path, batches in pending.items():
             try:
+                if path not in self._files:
+                    raise OSError(0, "it was closed")
                 self._files[path].append(batches)
             except (OSError, Superseded) as error:
-                return self._fail(path, error)
+                self._fail(path, error)
         if pending:
             for shipper in self._shippers.values():
                 if shipper.written:
@@ -232,18 +237,18 @@ class Aggregator(child.Program):
     # --- files that cannot be written ---------------------------------------------------------------------------
 
     def _fail(self, path: str, error: Exception) -> None:
-        """Forget what was not acknowledged, and try again later."""
-        self._pending, self._pending_bytes = {}, 0
-        for merged in self._files.values():
-            merged.close()
-        self._files.clear()
+        """Forget what was not acknowledged, and try again later. Other files go on."""
+        self._broken.add(path)
+        self._pending.pop(path, None)
+        if path in self._files:
+            self._files.pop(path).close()
         if isinstance(error, Superseded):
             return self.end(child.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
         self.say(f"{path}: {why}; lines wait in the files of the ranks")
         for shipper in self._shippers.values():
-            if shipper.sources or shipper.written:
-                shipper.held, shipper.written, shipper.waits = True, 0, None
+            if not shipper.held and any(source.path == path for source in shipper.sources.values()):
+                shipper.held, shipper.written, shipper.waits = True, 0, []
                 self._send(shipper, wire.message(wire.HOLD))
         if self._retry is None:
             self._retry = self.loop.call_later(self._retry_s, self._try_again)
@@ -251,11 +256,10 @@ class Aggregator(child.Program):
 
     def _try_again(self) -> None:
         self._retry = None
+        self._broken.clear()
         for shipper in list(self._shippers.values()):
             self._answer(shipper)
-            if self._retry is not None:
-                return
-        if self._files:
+        if not self._broken:
             self._retry_s = _RETRY_S
 
     async def _keep_synced(self) -> None:

@@ -13,13 +13,13 @@ from nvrx_slurm.logs.nvrx_service import NAME
 
 _OPTIONS = (("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 20_000))
 _HEALTH_S = 5.0
-CHUNK_BYTES = 256 << 10
 
 
 def send(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
     """Send (file of the server, whole lines) until `lines` ends; returns how many bytes the server has taken.
 
-    `address`: HOST:PORT. Raises ConnectionError with what the server says, also where it takes less than was sent.
+    `address`: HOST:PORT. A piece of text has at most 10 MiB. Raises ConnectionError with what the server says, also
+    where it takes less than was sent.
     """
     sent = 0
 
@@ -27,9 +27,8 @@ def send(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
         nonlocal sent
         node_id = f"{socket.gethostname()}_{os.getpid()}"
         for path, text in lines:
-            for part in pieces(text):
-                sent += len(part)
-                yield pb.LogChunk(node_id=node_id, data=part, file_path=path)
+            sent += len(text)
+            yield pb.LogChunk(node_id=node_id, data=text, file_path=path)
 
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         try:
@@ -46,14 +45,3 @@ def send(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
             f"the log server at {address} took {answer.bytes_received} of {sent} bytes: {answer.status}"
         )
     return sent
-
-
-def pieces(text: bytes) -> Iterator[bytes]:
-    """Whole lines, each time at most CHUNK_BYTES where lines are not longer."""
-    at = 0
-    while at < len(text):
-        end = len(text)
-        if end - at > CHUNK_BYTES:
-            end = text.rfind(b"\n", at, at + CHUNK_BYTES) + 1 or text.find(b"\n", at) + 1 or end
-        yield text[at:end]
-        at = end

@@ -38,15 +38,11 @@ class Service:
         self._roots = [os.path.realpath(root) for root in roots]
         self.clients = 0
 
-    async def stream_logs(
-        self, chunks: AsyncIterator[pb.LogChunk], context: grpc.aio.ServicerContext
-    ) -> pb.StreamResponse:
+    async def stream_logs(self, chunks: AsyncIterator[pb.LogChunk], context: Any) -> pb.StreamResponse:
         """StreamLogs: one answer at the end of the stream."""
         total, files = 0, dict[str, int]()
         self.clients += 1
         try:
-            if self.clients > _CLIENTS:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_CLIENTS} clients are connected already")
             async for chunk in chunks:
                 try:
                     write_all(self._open(chunk.file_path, files), chunk.data)
@@ -84,7 +80,7 @@ class Service:
 
 def server(service: Service) -> grpc.aio.Server:
     """A server with the service; it listens nowhere yet."""
-    found = grpc.aio.server(options=_OPTIONS)
+    found = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CLIENTS)
     handlers = {
         "StreamLogs": grpc.stream_unary_rpc_method_handler(
             service.stream_logs, pb.LogChunk.FromString, pb.StreamResponse.SerializeToString

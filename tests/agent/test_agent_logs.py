@@ -12,10 +12,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from agent_harness import QUICK, UP, Launcher, Rig, kill, until, up
+from agent_harness import QUICK, UP, WAIT_S, Launcher, Rig, free_port, kill, until, up
 from log_harness import by_source
 
 from nvrx_slurm.core.logs.names import index_file
+from nvrx_slurm.logs import nvrx_client
 
 CHATTY = UP + 'for i in range(300):\n    say("line", i)\n    print("error", i, file=sys.stderr)\n'
 UNTIL_TOLD = CHATTY + 'gate(f"end{CYCLE}")\nsay("last", RANK)\n'
@@ -164,3 +165,30 @@ def test_a_restart_does_not_wait_for_the_logs(rig: Rig) -> None:
     one = rig.run(script, "--standalone", *more)
     assert one.wait() == 0
     assert all(restart["down_s"] < 1.0 for restart in rig.result["restarts"]) and len(rig.result["restarts"]) == 3
+
+
+def test_a_second_job_with_the_same_prefix_appends_and_is_told_how_to_keep_them_apart(rig: Rig) -> None:
+    script = rig.script(CHATTY)
+    first = rig.run(script, "--standalone", "--rdzv-id=one", *flags(rig))
+    assert first.wait() == 0 and "%j" not in first.text
+    size = merged(rig, 0).stat().st_size
+    second = rig.run(script, "--standalone", "--rdzv-id=two", *flags(rig))
+    assert second.wait() == 0 and "%j" in second.text and str(merged(rig, 0)) in second.text
+    assert merged(rig, 0).stat().st_size == 2 * size and records(rig, 0, "complete") == [True, True]
+
+
+def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for(rig: Rig) -> None:
+    port = free_port()
+    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig, f"--ft-log-server-grpc-port={port}"))
+    up(one, 0)
+    until(lambda: merged(rig, 0).exists(), "the aggregator runs")
+    foreign = rig.dir / "merged" / "foreign.log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrx_client, "_HEALTH_S", WAIT_S)  # it takes a second to start
+        assert nvrx_client.send(f"127.0.0.1:{port}", [(str(foreign), b"theirs\n")]) == 7
+    for path in (merged(rig, 0), rig.dir / "elsewhere.log"):
+        with pytest.raises(ConnectionError):
+            nvrx_client.send(f"127.0.0.1:{port}", [(str(path), b"evil\n")])
+    rig.open("end0")
+    assert one.wait() == 0 and foreign.read_bytes() == b"theirs\n"
+    assert check(rig, 0) == 2 and not (rig.dir / "elsewhere.log").exists()

@@ -191,3 +191,34 @@ def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(mer
     aggregator.process.send_signal(signal.SIGCONT)
     assert shipper.finish() == 0
     _check_exactly_once(merge, range(1))
+
+
+def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage) -> None:
+    launchers = Path(merge.prefix).parent / "blocked"
+    launchers.parent.mkdir()
+    launchers.touch()  # a file where a directory is needed
+    aggregator, shipper = merge.aggregator(logfile=str(launchers / "nvrx.log")), merge.shipper()
+    merge.at(shipper)
+    own = f"{merge.file(0).relative_to(merge.logs).parents[1]}/launcher.log"
+    shipper.tell(cycle=-1, files=[(own, -1)], world=0)
+    merge.cycle(shipper, range(1), 1)
+    merge.write(0, b"goes on\n")
+    (merge.logs / own).write_bytes(b"said\n")
+    assert "nvrx.log" in aggregator.packet("say")
+    merge.until(lambda: merge.merged() == b"0: goes on\n", "the ranks' lines are merged")
+    launchers.unlink()
+    merge.until(
+        lambda: (launchers / "nvrx.log").exists() and (launchers / "nvrx.log").read_bytes() == b"said\n", "later"
+    )
+
+
+def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage) -> None:
+    merge.aggregator()
+    shipper = merge.shipper()
+    merge.at(shipper)
+    merge.cycle(shipper, range(1), 1)
+    merge.write(0, b"one\ntwo\n")
+    merge.until(lambda: merge.merged() == b"0: one\n0: two\n", "written")
+    os.truncate(cycle_file(merge.prefix, 0), 3)
+    merge.write(0, b"three\n")
+    merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import nvrx_wheel
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from log_harness import WAIT_S, Program, stage
 
 from nvrx_slurm.logs import nvrx_client
@@ -45,14 +43,6 @@ def foreign(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield f"127.0.0.1:{port}", root
         server.terminate()
         server.wait(WAIT_S)
-
-
-@given(st.lists(st.integers(0, 300_000), max_size=4))
-def test_pieces_are_whole_lines_and_all_of_them(sizes: list[int]) -> None:
-    text = b"".join(b"x" * size + b"\n" for size in sizes)
-    found = list(nvrx_client.pieces(text))
-    assert b"".join(found) == text and all(piece.endswith(b"\n") for piece in found)
-    assert all(len(piece) <= nvrx_client.CHUNK_BYTES or piece.count(b"\n") == 1 for piece in found)
 
 
 def test_our_client_and_our_service(service: tuple[str, Path]) -> None:

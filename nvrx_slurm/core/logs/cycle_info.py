@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.types import Node
-
-_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +41,8 @@ def document(files: CycleFiles, assignment: Assignment, nodes: Iterable[Node], l
         "cycle_start_time": "",
         "cycle_end_time": "",
         "cycle_log_file": log_file,
-        "active_nodes": compressed([by_id[slot.node_id].host for slot in slots if slot.node_id in by_id]),
-        "standby_nodes": compressed([node.host for node in by_id.values() if node.node_id not in active]),
+        "active_nodes": ",".join(by_id[slot.node_id].host for slot in slots if slot.node_id in by_id),
+        "standby_nodes": ",".join(node.host for node in by_id.values() if node.node_id not in active),
         "generation": str(assignment.shared.term),
         "active_ranks": ",".join(f"{slot.first_rank}-{slot.first_rank + slot.nproc - 1}" for slot in slots),
     }
-
-
-def compressed(hosts: Sequence[str]) -> str:
-    """Slurm's list of hosts, in the same order: n1, n2, n3, x -> n[1-3],x."""
-    runs: list[tuple[str, list[str]]] = []  # prefix, consecutive numbers
-    for host in hosts:
-        found = _NUMBERED.fullmatch(host)
-        prefix, number = (found[1], found[2]) if found else (host, "")
-        if runs and number and runs[-1][0] == prefix and runs[-1][1]:
-            last = runs[-1][1][-1]
-            if len(last) == len(number) and int(number) == int(last) + 1:
-                runs[-1][1].append(number)
-                continue
-        runs.append((prefix, [number] if number else []))
-    return ",".join(
-        f"{prefix}[{numbers[0]}-{numbers[-1]}]" if len(numbers) > 1 else prefix + "".join(numbers)
-        for prefix, numbers in runs
-    )
