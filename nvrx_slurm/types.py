@@ -391,5 +391,13 @@ class RanksGone:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class LogServer:
+    """Where the coordinator's node takes lines for the merged logs: agents choose one of `ports` by infra rank."""
+
+    term: int
+    ports: tuple[int, ...]  # at most 64
+
+
 AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
-CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere
+CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.logs.cycle_info import CycleFiles
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.attributor import AttributionSpec
+    from nvrx_slurm.agent.logs import LogSpec
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
 
@@ -53,4 +56,7 @@ class Job:
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
+    attribution: AttributionSpec | None = None  # None: no service, rules only
+    logs: LogSpec | None = None  # None: no merged logs
+    cycle_info: CycleFiles | None = None  # None: none is written
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

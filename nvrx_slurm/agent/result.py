@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,14 +25,22 @@ _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
 async def publish(
-    done: Done, path: Path, requeues: int | None, say: Callable[[str], None], elected: bool = True
+    done: Done,
+    path: Path,
+    requeues: int | None,
+    say: Callable[[str], None],
+    elected: bool = True,
+    before_write: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
 
     `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
-    no file: another part of the job may go on, and the front ends the step where it finds the file.
+    no file: another part of the job may go on, and the front ends the step where it finds the file. `before_write`:
+    what has to be done while the step lives.
     """
     say(sentence(done))
+    if before_write is not None:
+        await before_write()
     if not elected:
         return
     data = (json.dumps(content(done, requeues, time.time()), indent=1) + "\n").encode()

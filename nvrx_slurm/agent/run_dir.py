@@ -62,6 +62,10 @@ class RunDir:
         """Event log of the agent of `node`."""
         return self.events(f"agent_{_node_name(node)}")
 
+    def launcher_log(self, node: Node) -> Path:
+        """What the agent of `node` says, where --ft-nvrx-logfile asks for a copy."""
+        return self.path / "agents" / f"launcher_{_node_name(node)}.log"
+
     def node_dir(self, cycle: int, node: Node) -> Path:
         """Directory of the logs of the ranks of `node` in one cycle."""
         name = f"{node.infra_rank}_{node.host}" if node.infra_rank >= 0 else node.node_id

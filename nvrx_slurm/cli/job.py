@@ -9,7 +9,9 @@ from dataclasses import replace
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
+from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
+from nvrx_slurm.cli.merged_logs import cycle_files, log_note, log_spec
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
@@ -45,16 +47,26 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         policy=RestartPolicy(config.ft.restart_policy),
         warning_signum=config.ft.warning_signal or 0,
     )
+    info = cycle_files(config, slurm, directory)
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent, preflight)
     if meeting is not None:
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
         coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
+    logs = log_spec(config, slurm, nodes, directory)
     return Job(
         node,
         directory,
-        worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
+        worker_spec(
+            config,
+            env,
+            node.nproc,
+            directory,
+            worker_argv(config, script, args),
+            slurm is not None,
+            info.current if info is not None else "",
+        ),
         agent,
         preflight,
         coordinator if hosts else None,
@@ -62,6 +74,9 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         slurm,
         _progress_file(config),
         coordinator if meeting is not None else None,
+        logs=logs,
+        attribution=attribution_spec(config, slurm, env, directory, logs, hosts),
+        cycle_info=info,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 
@@ -72,6 +87,8 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
+        attribution_note(resolved.config),
+        log_note(resolved, job.logs),
     ]
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 
@@ -95,6 +112,8 @@ def _coordinator(
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        attributes=is_attributed(config),
+        stops_on_advice=config.ft.attribution_stop_action == "no-restart",
         tracks_progress=config.ft.is_progress_tracking_enabled,
         has_preflight=True,
         join_timeout_s=conf.join_timeout,

@@ -10,6 +10,7 @@ import click
 from nvrx_slurm import __version__
 from nvrx_slurm.cli.doctor import doctor
 from nvrx_slurm.cli.health import health
+from nvrx_slurm.cli.logs import logs
 from nvrx_slurm.errors import ExitCode
 
 
@@ -21,6 +22,7 @@ def main() -> None:
 
 main.add_command(doctor)
 main.add_command(health)
+main.add_command(logs)
 
 
 @main.command()

@@ -30,7 +30,7 @@ class FromAgent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere")
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "log_server")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class FromCoordinator(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    LOG_SERVER_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     stop: Stop
     finish: Finish
@@ -49,7 +50,8 @@ class FromCoordinator(_message.Message):
     leave: Leave
     lead: Lead
     elsewhere: Elsewhere
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ...) -> None: ...
+    log_server: LogServer
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version",)
@@ -362,6 +364,14 @@ class Elsewhere(_message.Message):
     peer: Peer
     leads: bool
     def __init__(self, term: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., leads: bool = ...) -> None: ...
+
+class LogServer(_message.Message):
+    __slots__ = ("term", "ports")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, term: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RanksGone(_message.Message):
     __slots__ = ("cycle", "ranks", "reason")

@@ -121,6 +121,8 @@ class Story:
             return ev.TimeLeft(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        if word == "advises":
+            return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
         if word == "raised":
             return ev.Raised(int(rest[0]))
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
@@ -193,6 +195,10 @@ def effects(commands: list[Any]) -> Iterator[str]:
             yield f"probe:{command.peer.key}"
         elif isinstance(command, (ev.Won, ev.Lapsed)):
             yield type(command).__name__.lower()
+        elif isinstance(command, ev.CycleBegan):
+            yield f"began:{command.cycle}"
+        elif isinstance(command, ev.CycleOver):
+            yield f"over:{command.cycle}" + (f"({command.cause.kind.value})" if command.cause else "")
         elif isinstance(command, ev.ReadProgress):
             yield f"read-progress:{command.cycle}"
         elif isinstance(command, ev.Done):
@@ -236,7 +242,7 @@ ANYTHING = (
     *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
-    *("dead 1", "raised 9", "knows 0"),
+    *("dead 1", "raised 9", "knows 0", "advises 0 stop"),
 )
 
 

@@ -9,13 +9,15 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import busy_cycle
-from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, rows
+from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.quorum import peer_key
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
+_UNTRIED = (Phase.LAST_CALL, Phase.TAKEOVER)
+_TRIED = tuple(phase for phase in LIVE if phase not in _UNTRIED)
 
 
 class AnyTime(JobPart):
@@ -31,6 +33,8 @@ class AnyTime(JobPart):
         (LIVE, ev.ProvenDead, "on_dead", ANY, "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
+        (_TRIED, ev.Advised, "on_advised", OVER, "the end, if the user wants that and the answer still holds"),
+        (_UNTRIED, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
@@ -133,6 +137,19 @@ class AnyTime(JobPart):
         if event.left_s is not None and not clock.known:
             self.say(f"the allocation ends in {in_words(event.left_s)}")
         self.mind_the_clock(clock.answer(event.left_s, now), now)
+
+    def on_advised(self, event: ev.Advised, now: float) -> None:
+        """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
+        job, said = self.job, f"attribution of cycle {event.cycle}: {event.text}"
+        runs = self.core.state in (Phase.RUNNING, Phase.LAST_RANKS)
+        void = job.advice.why_void(event.cycle, now - job.cycle_started_at if runs else None)
+        if event.stop and job.settings.stops_on_advice and not void:
+            self.finish(t.Finish(job.settings.limits.no_restart_code, said), now)
+        elif event.stop:
+            void = void or "the job goes on (--ft-attribution-stop-action log)"
+            self.say(f"{said}; {void}")
+        else:
+            self.say(said)
 
     def on_warn_job(self, event: ev.FromAgent[t.WarnJob], now: float) -> None:
         """One agent was warned: all ranks should know."""

@@ -30,7 +30,7 @@ class Electing(JobPart):
         (_MINE, _LATER, "hold", (), "for the time after the election"),
         (_MINE, ev.ProvenDead, "on_dead", FOLLOWS[Phase.ELECTING], "it is not counted any more"),
         (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
-        (_MINE, (ev.TimeLeft, ev.ProgressRead), "ignore", (), "nothing was asked yet"),
+        (_MINE, (ev.TimeLeft, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
         (_MINE, Tick, "on_tick", OVER, "which of the nodes that are missing are dead?"),
     )
 

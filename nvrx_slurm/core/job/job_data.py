@@ -8,6 +8,7 @@ from enum import Enum
 from functools import partial
 
 from nvrx_slurm.core import machine
+from nvrx_slurm.core.job.advice import Advice
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import JobClock
@@ -40,6 +41,7 @@ class Phase(Enum):
 
 
 STOPPING = (Phase.STOPPING, Phase.SCORING)
+CYCLE = (Phase.RUNNING, Phase.LAST_RANKS, *STOPPING)  # of which workers may be left
 OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no agent is here to be told
 LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
 _FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
@@ -71,6 +73,8 @@ class CoordinatorSettings:
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
     limits: RestartLimits = RestartLimits()
     max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    attributes: bool = False  # there is an attribution service to tell of cycles
+    stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
     has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
     join_timeout_s: float = 300.0  # how long to wait for min_nodes
@@ -117,6 +121,7 @@ class JobData:
     pause_until: float = 0.0  # no cycle starts before
     lost_at: dict[str, float] = field(default_factory=dict)  # node_id -> when an active node was lost
     quorum: Quorum = field(default_factory=lambda: Quorum(0))
+    advice: Advice = field(default_factory=Advice)
     warning: Warn | None = None  # that the job is about to end
     end: Finish | None = None
 

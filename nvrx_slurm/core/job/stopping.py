@@ -35,6 +35,7 @@ class Stopping(JobPart):
         job, s = self.job, self.job.settings
         assert job.cause is not None
         decision = job.budget.after(job.cause, now - job.cycle_started_at)
+        job.advice.failed(job.cycle, job.cause, now - job.cycle_started_at)
         failed = f"{f'rank {job.cause.rank}' if job.cause.rank >= 0 else 'node'} ({job.cause.host}) failed"
         if decision.restart:
             self.say(decision.why + evidence(job.cause))

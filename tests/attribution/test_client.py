@@ -1,0 +1,197 @@
+"""The client of a service elsewhere, against services that answer, lie, hang, flood and redirect."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import Answer as Script
+from fakes import Fake, breaks, drips, floods, free_port, hangs, reply
+
+from nvrx_slurm.attribution import client
+from nvrx_slurm.attribution.answer import Answer
+from nvrx_slurm.attribution.client import Client
+from nvrx_slurm.attribution.settings import CycleNews, Settings
+from nvrx_slurm.attribution.web import Web
+
+FAULT = {"kind": "exit", "message": "ValueError: x"}
+SUBMITTED = reply(200, {"submitted": True, "normalized_path": "/x", "mode": "single"})
+
+
+def status(word: str | None, action: str = "UNKNOWN", reason: str = "why", **more: Any) -> bytes:
+    """A reply to GET /logs."""
+    said = {"action": action, "reason": reason, "source": "test"}
+    return reply(200, {"result": {}, "recommendation": said, **({"status": word} if word else {}), **more})
+
+
+class Side:
+    """A client at work, with short times."""
+
+    def __init__(self, url: str) -> None:
+        self.told: dict[int, Answer] = {}
+        self.said: list[str] = []
+        self._news = asyncio.Event()
+        settings = Settings(url, user="u", job_id="7")
+        self.client = Client(settings, self._tell, self.said.append, Web(url))
+
+    def _tell(self, cycle: int, answer: Answer) -> None:
+        self.told[cycle] = answer
+        self._news.set()
+
+    async def until(self, cycle: int) -> Answer:
+        while cycle not in self.told:
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), 20)
+        return self.told[cycle]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "_FIRST_POLL_S": 0.01,
+        "_POLL_S": 0.01,
+        "_REQUEST_S": 0.5,
+        "_PAUSE_S": 0.05,
+        "_PATIENCE_S": 3.0,
+    }.items():
+        monkeypatch.setattr(client, name, value)
+
+
+def answer_of(url: str, cycle: int = 3) -> tuple[Answer, list[str]]:
+    """What the agent is told about a cycle that failed."""
+
+    async def play() -> tuple[Answer, list[str]]:
+        side = Side(url)
+        work = asyncio.ensure_future(side.client.work())
+        side.client.hear(CycleNews(cycle, "/logs/x_cycle3.log", True, 1.0, FAULT))
+        answer = await side.until(cycle)
+        await side.client.finish()
+        await asyncio.wait_for(work, 5)
+        return answer, side.said
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ((SUBMITTED, status("pending"), status("in_flight"), status("completed", "STOP")), "STOP: why (test)"),
+        ((SUBMITTED, status("completed", "restart ")), "RESTART: why (test)"),
+        ((SUBMITTED, status(None, "stop")), "STOP: why (test)"),
+        ((SUBMITTED, status("completed", "burn it", "")), ""),
+        ((SUBMITTED, status("completed", "STOP", "a\x1b[31m\nb" * 200)), "STOP: a?[31m b"),
+        ((SUBMITTED, status("failed")), "UNKNOWN: the analysis failed"),
+        ((SUBMITTED, reply(429, {}, Retry_After="2"), status("completed", "STOP")), "STOP: why (test)"),
+        ((SUBMITTED, reply(500, {}), status("completed", "STOP")), "STOP: why (test)"),
+        ((reply(304, b""), SUBMITTED, status("completed", "STOP")), "STOP: why (test)"),
+        ((breaks, SUBMITTED, breaks, status("completed", "STOP")), "STOP: why (test)"),
+        ((SUBMITTED, reply(200, b"<html>", "text/html"), status("completed", "STOP")), "STOP: why (test)"),
+        ((SUBMITTED, reply(200, {"recommendation": [1]})), ""),
+        ((SUBMITTED, status("completed", "STOP", pad="x" * (1 << 20)), status("completed", "RESTART")), "RESTART"),
+        ((reply(404, {"error_code": "not_found"}), SUBMITTED, status("completed", "STOP")), "STOP: why (test)"),
+        ((reply(403, {"errorcode.outside_root": 1}),), ""),
+    ],
+)
+def test_each_answer_becomes_one_line_for_the_agent(
+    fake: Callable[..., Fake], script: tuple[Script, ...], text: str
+) -> None:
+    service = fake(*script)
+    answer, _ = answer_of(service.url)
+    assert answer.text.startswith(text) and bool(answer.text) == bool(text) and len(answer.text) < 600
+    assert len(service.script) == 1, "not every reply of the script was asked for"
+
+
+@pytest.mark.parametrize("worst", [hangs, drips, floods, reply(302, b"", Location="http://127.0.0.1:1/")])
+def test_a_service_that_misbehaves_is_left_alone_and_costs_nothing_but_its_answer(
+    fake: Callable[..., Fake], worst: Script
+) -> None:
+    service = fake(worst)
+    answer, said = answer_of(service.url)
+    assert answer.text == "" and len(said) == 1 and "the training goes on" in said[0]
+    assert 3 <= len(service.asked) < 30 and {one.method for one in service.asked} == {"POST"}
+    assert not service.swallowed.is_set()
+
+
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    """A certificate for 127.0.0.1 that only itself vouches for, and its key."""
+    cert, key = f"{tmp_path}/cert", f"{tmp_path}/key"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "2", "-keyout", key]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", cert]
+    try:
+        subprocess.run(make, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no certificate can be made: {error}")
+    return cert, key
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_service_by_https_must_prove_who_it_is(
+    fake: Callable[..., Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    cert, key = certificate(tmp_path)
+    service = fake(SUBMITTED, status("completed", "STOP"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    service.wrap = context.wrap_socket
+    if known:
+        monkeypatch.setenv("SSL_CERT_FILE", cert)
+    answer, said = answer_of(service.url.replace("http:", "https:"))
+    assert (answer.action, len(service.asked)) == (("STOP", 2) if known else ("UNKNOWN", 0))
+    assert known or "certificate verify failed" in said[0].lower()
+
+
+def test_a_service_that_is_not_there() -> None:
+    began_s = time.monotonic()
+    answer, said = answer_of(f"http://127.0.0.1:{free_port()}")
+    assert answer.text == "" and len(said) == 1
+    assert time.monotonic() - began_s < 10
+
+
+def test_what_is_submitted(fake: Callable[..., Fake]) -> None:
+    service = fake(SUBMITTED)
+
+    async def play() -> None:
+        side = Side(service.url)
+        work = asyncio.ensure_future(side.client.work())
+        side.client.hear(CycleNews(0, "/logs/x_cycle0.log"))
+        await asyncio.to_thread(service.wait_for, 1)
+        side.client.hear(CycleNews(0, "/logs/x_cycle0.log", True))  # it ended well: no answer is asked for
+        await side.until(0)
+        await side.client.finish()
+        await asyncio.wait_for(work, 5)
+
+    asyncio.run(play())
+    bodies = [one.json for one in service.asked]
+    common = {"log_path": "/logs/x_cycle0.log", "cycle_id": 0, "user": "u", "job_id": "7"}
+    assert bodies == [common | {"analysis_intent": intent} for intent in ("progressive", "terminal")]
+
+
+def test_the_newest_cycle_is_asked_for_first_and_none_is_skipped(fake: Callable[..., Fake]) -> None:
+    service = fake(SUBMITTED)
+    service.answer = lambda asked: SUBMITTED if asked.method == "POST" else status("completed", "RESTART")  # type: ignore[method-assign]
+
+    async def play() -> dict[int, Answer]:
+        side = Side(service.url)
+        for cycle in range(4):
+            side.client.hear(CycleNews(cycle, f"/logs/x_cycle{cycle}.log", True, 1.0, FAULT))
+        work = asyncio.ensure_future(side.client.work())
+        for cycle in range(4):
+            await side.until(cycle)
+        work.cancel()
+        return side.told
+
+    assert sorted(asyncio.run(play())) == [0, 1, 2, 3]
+    submitted = [one.json["cycle_id"] for one in service.asked if one.method == "POST"]
+    assert submitted[0] == 3 and sorted(submitted) == [0, 1, 2, 3]
+
+
+def test_the_circuit_closes_again(fake: Callable[..., Fake]) -> None:
+    service = fake(hangs, hangs, hangs, SUBMITTED, status("completed", "STOP"))
+    answer, said = answer_of(service.url)
+    assert answer.action == "STOP" and len(said) == 1
