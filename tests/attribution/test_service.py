@@ -102,7 +102,10 @@ def test_our_client_and_our_service_understand_each_other(tmp_path: Path, way: s
         with running(replace(settings, endpoint=endpoint)) as client:
             client.tell(0, log, fault())
             told = client.line("cycle")
-            assert told["text"].startswith("RESTART: python-exception: ValueError: bad sample 17") and told["stop"] is False
+            assert (
+                told["text"].startswith("RESTART: python-exception: ValueError: bad sample 17")
+                and told["stop"] is False
+            )
             assert client.end() == 0
 
 
