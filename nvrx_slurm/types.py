@@ -71,6 +71,57 @@ class Peer:
     port: int  # 0 = one of the ports that the job may use there
 
 
+class Role(str, Enum):
+    """What a line in a rank's output says about the first cause of a fault."""
+
+    CAUSE = "cause"  # it can be the first cause
+    UNCLEAR = "unclear"  # it may be the first cause or a consequence
+    ECHO = "echo"  # a consequence of a fault elsewhere
+
+
+class Blame(str, Enum):
+    """What is to blame for a fault."""
+
+    USER = "user"  # the training script, its data or its settings
+    NODE = "node"  # hardware, driver or system of one node
+    NETWORK = "network"
+    STORAGE = "storage"
+    SERVICE = "service"  # a server outside the job
+    SLURM = "slurm"  # a time limit, a preemption or a cancellation
+    UNKNOWN = "unknown"
+
+
+class Confidence(str, Enum):
+    """How sure a rule is."""
+
+    CERTAIN = "certain"  # only such a rule may exclude a node
+    LIKELY = "likely"
+    GUESS = "guess"
+
+
+class Remedy(str, Enum):
+    """What a rule advises."""
+
+    RESTART = "restart"
+    ELSEWHERE = "elsewhere"  # restart without that node
+    STOP = "stop"  # a restart does not help
+    NONE = "none"  # the fault elsewhere decides
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the rules read from the output of one faulty rank (`core.attribution`)."""
+
+    rule: str  # name of the signature; "" = none matched
+    role: Role
+    blame: Blame
+    confidence: Confidence
+    remedy: Remedy
+    fingerprint: str = ""  # equal for equal failures; 16 hexadecimal digits
+    line: str = ""  # the line that matched, at most 300 characters
+    peers: tuple[str, ...] = ()  # hosts or addresses that the line accuses, at most 4
+
+
 @dataclass(frozen=True, slots=True)
 class RankFault:
     """Why one rank (or, with `rank` -1, one node) failed."""
@@ -85,6 +136,7 @@ class RankFault:
     message: str = ""  # one sentence
     traceback: str = ""  # from torchelastic's error file, or the tail of its stderr
     log: str = ""  # path of the stderr file on that node
+    finding: Finding | None = None  # what its output says
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +155,8 @@ class RestartRecord:
     at_s: float  # when its first fault became known, in seconds since the job began
     down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
     cause: str  # the sentence of its first cause
+    rank: int = -1  # of its first cause
+    fingerprint: str = ""  # of its first cause, where the rules know one
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
-_ASK_SLURM_S = 15.0
 _LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
+_ASK_SLURM_S = 70.0  # for one try, which takes at most 62 s
+_RETRY_SLURM_S = 5.0
+_TRIES_BEFORE_SCANCEL = 3  # Slurm may be restarting
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
@@ -227,20 +230,19 @@ class Program:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
         from nvrx_slurm.slurm import batch_host
 
-        until_s = asyncio.get_running_loop().time() + _BATCH_HOST_S
-        found = batch_host.BatchHost.SILENT
-        try:
-            while found is batch_host.BatchHost.SILENT and asyncio.get_running_loop().time() < until_s:
-                found = await bounded.call_async(lambda: batch_host.look(job_id), 2 * _ASK_SLURM_S, "Slurm")
-                if found is batch_host.BatchHost.SILENT:
-                    await asyncio.sleep(_ASK_SLURM_S)
-            if found is batch_host.BatchHost.GONE:
-                end = await bounded.call_async(lambda: batch_host.end_job(job_id, code), 3 * _ASK_SLURM_S, "Slurm")
-                self._console.say(end)
-        except (bounded.Overrun, RuntimeError, OSError) as error:
-            self._console.say(
-                f"the batch host of job {job_id} may be gone, and the job may have to be ended by hand: {error}"
-            )
+        until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
+        while asyncio.get_running_loop().time() < until_s:
+            end = partial(batch_host.end_if_gone, job_id, code, tries >= _TRIES_BEFORE_SCANCEL)
+            try:
+                if done := await bounded.call_async(end, _ASK_SLURM_S, "Slurm"):
+                    self._console.say(done)
+                return
+            except (bounded.Overrun, RuntimeError, OSError) as error:
+                if not tries:
+                    self._console.say(f"trying to end job {job_id}, whose batch host may be gone: {error}")
+                tries += 1
+            await asyncio.sleep(_RETRY_SLURM_S)
+        self._console.say(f"job {job_id} could not be ended; if it still runs, end it by hand: scancel {job_id}")
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""

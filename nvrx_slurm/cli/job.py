@@ -131,6 +131,7 @@ def _restart_limits(config: Config) -> RestartLimits:
         max_no_progress_cycles=max(0, config.ft.max_no_progress_cycles),
         min_progress_iterations=config.ft.min_progress_iterations,
         no_restart_code=config.ft.no_restart_exit_code,
+        stops_on_repeats=config.ft.attribution_stop_action == "no-restart",
     )
 
 

@@ -149,6 +149,11 @@ class FaultToleranceConfig(LogSettings):
         k.integer(1, 255), 93, g.RESTARTS,
         help="Exit code for a job that should not be started again: a rank shut it down, or it made no progress.",
     )  # fmt: skip
+    attribution_stop_action: str = setting(
+        k.choice("log", "no-restart"), "log", g.RESTARTS,
+        help="no-restart: end the job with the code above after the same failure of the script on the same rank three "
+        "times, and where the attribution service advises it. log: only say so.",
+    )  # fmt: skip
     check_remaining_processes: bool = unsupported(
         k.BOOL, False, g.RESTARTS, "leave it out, what workers leave behind is killed in any case"
     )
@@ -211,9 +216,6 @@ class FaultToleranceConfig(LogSettings):
     attribution_llm_model: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
     attribution_analysis_backend: str | None = unsupported(
         k.optional(k.choice("lib", "mcp")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
-    )
-    attribution_stop_action: str | None = unsupported(
-        k.optional(k.choice("log", "no-restart")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
     )
     attribution_log_level: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
     attribution_export_url: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)

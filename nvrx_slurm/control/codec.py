@@ -16,10 +16,18 @@ from nvrx_slurm.errors import ProtocolError
 Envelope = TypeVar("Envelope", bound=Message)
 _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
 _LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
-_LISTS |= {"ports": 64}
+_LISTS |= {"peers": 4, "ports": 64}
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 # Longest texts, cut by the sender.
-_LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
+_LONG_TEXT = {
+    "message": 2000,
+    "reason": 4000,
+    "description": 4000,
+    "traceback": 16_000,
+    "log": 4096,
+    "cause": 400,
+    "line": 300,
+}
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),
@@ -73,14 +81,15 @@ def decode(envelope: pb.FromAgent | pb.FromCoordinator) -> Any:
 
 
 def _to_pb(record: Any) -> Any:
+    cls: type = type(record)
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+    for field, _ in _hints(cls):
+        value = getattr(record, field)
         if isinstance(value, tuple):
-            value = [_plain(field.name, item) for item in value[: _LISTS[field.name]]]
+            value = [_plain(field, item) for item in value[: _LISTS[field]]]
         if value is not None:
-            fields[field.name] = _plain(field.name, value)
-    return getattr(pb, type(record).__name__)(**fields)
+            fields[field] = _plain(field, value)
+    return getattr(pb, cls.__name__)(**fields)
 
 
 def _plain(field: str, value: Any) -> Any:

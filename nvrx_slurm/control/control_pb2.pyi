@@ -100,7 +100,7 @@ class Register(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
 class RankFault(_message.Message):
-    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log")
+    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding")
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class RankFault(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     kind: str
     host: str
     infra_rank: int
@@ -121,7 +122,28 @@ class RankFault(_message.Message):
     message: str
     traceback: str
     log: str
-    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
+    finding: Finding
+    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("rule", "role", "blame", "confidence", "remedy", "fingerprint", "line", "peers")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BLAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    role: str
+    blame: str
+    confidence: str
+    remedy: str
+    fingerprint: str
+    line: str
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rule: _Optional[str] = ..., role: _Optional[str] = ..., blame: _Optional[str] = ..., confidence: _Optional[str] = ..., remedy: _Optional[str] = ..., fingerprint: _Optional[str] = ..., line: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("term", "cycle", "faults")
@@ -218,16 +240,20 @@ class History(_message.Message):
     def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
-    __slots__ = ("cycle", "at_s", "down_s", "cause")
+    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint")
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     cycle: int
     at_s: float
     down_s: float
     cause: str
-    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
+    rank: int
+    fingerprint: str
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import cache
 from itertools import zip_longest
@@ -55,7 +55,7 @@ def encode(value: Any) -> Any:
     name = type(value).__name__
     if _TYPES.get(name) is not type(value):
         raise ProtocolError(f"{name} is not a record of the cores and cannot be logged")
-    return {"type": name, **{field.name: encode(getattr(value, field.name)) for field in fields(_TYPES[name])}}
+    return {"type": name, **{field: encode(getattr(value, field)) for field in _hints(_TYPES[name])}}
 
 
 def header_line(core: Machine) -> str:

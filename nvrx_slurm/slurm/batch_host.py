@@ -22,19 +22,23 @@ _COMPLETE_S = 20.0  # libslurm itself waits for MessageTimeout, 10 s by default
 _SLURMD_PORT = 6818
 _CONNECT_S = 2.0
 _NO_VAL = 0xFFFFFFFE  # slurm.h
+_NO_ANSWER = 75  # exit code of the child process; sysexits.h, EX_TEMPFAIL
 
 
 class BatchHost(Enum):
     """What is known of the host of the batch script."""
 
-    ALIVE = "it answers; or the job has no batch script"
+    ALIVE = "it answers; or the job has no batch script, or has ended"
     GONE = "Slurm says that it is down, or nothing listens at the port of its slurmd"
-    SILENT = "it does not answer, and Slurm has not given it up yet"
+    SILENT = "it does not answer, and Slurm has not given it up yet; or Slurm does not answer"
 
 
 def look(job_id: int) -> BatchHost:
-    """Ask Slurm and the host itself. Blocks up to 22 s. Where Slurm does not answer, the host counts as alive."""
-    host = control.batch_host(job_id)
+    """Ask Slurm and the host itself. Blocks up to 32 s."""
+    try:
+        host = control.batch_host(job_id)
+    except control.NoAnswer:
+        return BatchHost.SILENT
     if host is None:
         return BatchHost.ALIVE
     if control.is_gone(host.states):
@@ -45,10 +49,23 @@ def look(job_id: int) -> BatchHost:
     return BatchHost.GONE if refused else BatchHost.ALIVE
 
 
-def end_job(job_id: int, code: int) -> str:
-    """End the job with `code` (0 to 255); scancel it where that fails. Returns what was done, one sentence.
+def end_if_gone(job_id: int, code: int, with_scancel: bool) -> str:
+    """End the job of a batch host that is gone with `code` (0 to 255). Returns what was done; "": the host is alive.
 
-    libslurm can end the process that loads it, so a child process calls it. Blocks up to 30 s.
+    `with_scancel`: scancel the job where Slurm refuses. Blocks up to 62 s. Raises control.NoAnswer when Slurm or the
+    host does not answer, or Slurm refuses: try again.
+    """
+    found = look(job_id)
+    if found is BatchHost.SILENT:
+        raise control.NoAnswer("neither Slurm nor the host tells whether it is alive")
+    return end_job(job_id, code, with_scancel) if found is BatchHost.GONE else ""
+
+
+def end_job(job_id: int, code: int, with_scancel: bool) -> str:
+    """End the job with `code` (0 to 255). Returns what was done, one sentence.
+
+    `with_scancel`: scancel the job where Slurm refuses; else that raises NoAnswer, too. libslurm can end the process
+    that loads it, so a child process calls it. Blocks up to 30 s. Raises control.NoAnswer when Slurm does not answer.
     """
     argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.batch_host", str(job_id), str(code)]
     if sys.version_info < (3, 11):
@@ -57,8 +74,9 @@ def end_job(job_id: int, code: int) -> str:
     if ended.code in (0, -signal.SIGTERM, -signal.SIGKILL):  # Slurm ends this step with the job
         return f"the batch host of job {job_id} is gone: the job was ended with code {code}"
     why = (ended.stderr.decode(errors="replace").strip() or f"exit code {ended.code}").splitlines()[-1]
-    done = "scancel ended it" if control.cancel(job_id) else "scancel failed, too: end it by hand"
-    return f"the batch host of job {job_id} is gone, and slurm_complete_job failed ({why}); {done}"
+    if ended.code == _NO_ANSWER or not with_scancel or not control.cancel(job_id):
+        raise control.NoAnswer(why)
+    return f"the batch host of job {job_id} is gone, and slurm_complete_job failed ({why}); scancel ended the job"
 
 
 # --- in the child process -------------------------------------------------------------------------------------------
@@ -92,8 +110,10 @@ def _library(config: str) -> ctypes.CDLL:
 
 
 def complete(job_id: int, code: int) -> None:
-    """Call slurm_complete_job. Raises OSError with Slurm's reason."""
+    """Call slurm_complete_job. Raises OSError with Slurm's reason, and NoAnswer."""
     config = control.configuration()
+    if not config:
+        raise control.NoAnswer("Slurm does not answer")
     slurm = _library(config)
     if hasattr(slurm, "slurm_init"):  # from 22.05 on
         slurm.slurm_init(None)
@@ -106,5 +126,8 @@ def complete(job_id: int, code: int) -> None:
 if __name__ == "__main__":
     try:
         complete(int(sys.argv[1]), int(sys.argv[2]))
+    except control.NoAnswer as failed:
+        print(failed, file=sys.stderr)
+        sys.exit(_NO_ANSWER)
     except OSError as failed:
         sys.exit(str(failed))

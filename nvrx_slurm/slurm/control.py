@@ -95,6 +95,10 @@ def job_nodes(job_id: int) -> list[str] | None:
     return [node for node in nodes if not is_gone(states.get(node, frozenset()))]
 
 
+class NoAnswer(OSError):
+    """Slurm does not answer now; it may later."""
+
+
 class Host(NamedTuple):
     """Where a node's slurmd listens, and Slurm's state words for the node."""
 
@@ -104,14 +108,22 @@ class Host(NamedTuple):
 
 
 def batch_host(job_id: int) -> Host | None:
-    """The node that runs the batch script of the job; None if the job has none, or Slurm does not answer."""
-    job = parse_fields(_ask(["scontrol", "show", "job", str(job_id), "-o"]) or "")
+    """The node that runs the batch script of the job; None if there is no such job, or it has no batch script.
+
+    Raises NoAnswer when Slurm does not answer.
+    """
+    if shutil.which("scontrol") is None:
+        return None
+    answer = _ask(["scontrol", "show", "job", str(job_id), "-o"])
+    if answer is None and not configuration():
+        raise NoAnswer("Slurm does not answer")
+    job = parse_fields(answer or "")
     name = job.get("BatchHost", "")
     if not name or job.get("BatchFlag", "1") == "0":
         return None
     answer = _ask(["scontrol", "show", "node", name, "-o"])
     if answer is None:
-        return None
+        raise NoAnswer("Slurm does not answer")
     node = parse_fields(answer)
     port = node.get("Port", "")
     states = parse_node_states(answer).get(name, frozenset())

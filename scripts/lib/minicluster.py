@@ -197,12 +197,33 @@ class MiniCluster:
         self._start(name, "slurmd", "-D", "-N", name)
         self._wait(name, time.monotonic() + timeout_s, lambda: self._registered(name, since))
 
+    def kill_controller(self, saved: str, timeout_s: float = 30.0) -> None:
+        """SIGKILL slurmctld once its saved state of the jobs holds the text `saved`, which it writes every 5 s.
+
+        Slurm's commands fail until `start_controller`. Raises MiniClusterError after `timeout_s` seconds.
+        """
+        controller, state, deadline = (
+            self._inits["slurmctld"],
+            self.root / "state/job_state",
+            time.monotonic() + timeout_s,
+        )
+        self._wait("slurmctld", deadline, lambda: state.exists() and saved.encode() in state.read_bytes())
+        init.kill_tree(controller.pid)
+        self._await_end(controller, deadline)
+
+    def start_controller(self, timeout_s: float = 30.0) -> None:
+        """Start slurmctld again with its saved state. Raises MiniClusterError when it does not answer in time."""
+        self._start("slurmctld", "slurmctld", "-D")
+        self._wait("slurmctld", time.monotonic() + timeout_s, lambda: bool(self._states()))
+
     def reset(self, timeout_s: float = 30.0) -> None:
         """Back to a fresh cluster: no job, every node alive and idle. For tests that share one.
 
         Raises MiniClusterError after `timeout_s` seconds.
         """
         deadline = time.monotonic() + timeout_s
+        if not _alive(self._inits.get("slurmctld")):
+            self.start_controller()
         jobs = self.run("squeue", "-h", "-o", "%A").split()
         if jobs:
             self._cancel("--signal=KILL", "--full", *jobs)

@@ -58,7 +58,7 @@ def read_story(run_dir: Path) -> RunStory:
     """Digest `run_dir`/events/*.jsonl. A last line that is torn (its writer was killed) is left out."""
     story = RunStory()
     for path in sorted((run_dir / "events").glob("*.jsonl")):
-        coordinator = path.stem == "coordinator"
+        coordinator = path.stem.startswith("coordinator")  # each term has a log of its own
         name = "coordinator"
         for line in _lines(path):
             if "core" in line:

@@ -250,10 +250,14 @@ class Rig:
 
     def step(self, ranks: Iterable[int], size: int, nnodes: str, script: str, *flags: str) -> list[Launcher]:
         """Agents of these ranks in a Slurm step of `size` nodes, each with an address of its own on loopback."""
+        scontrol = self.dir / "scontrol"  # of a Slurm whose job has no batch script; with the file "away" it is away
+        scontrol.write_text(f"#!/bin/sh\n[ -e {self.dir}/away ] && exit 1\necho BatchFlag=0\n")
+        scontrol.chmod(0o755)
         names = f"127.0.0.[1-{size}]"
         job = {"SLURM_JOB_ID": str(self.port), "SLURM_STEP_ID": "0", "SLURM_CONF": "/nonexistent"}
         job |= {"SLURM_JOB_NODELIST": names, "SLURM_STEP_NODELIST": names, "SLURM_TASKS_PER_NODE": f"1(x{size})"}
         job |= {"SLURM_JOB_END_TIME": str(int(time.time()) + 36_000), "NVRX_TOKEN": "5" * 64}
+        job |= {"PATH": f"{self.dir}:{os.environ['PATH']}"}
         place = (f"--nnodes={nnodes}", *flags)
         nodes = {rank: {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": f"127.0.0.{rank + 1}"} for rank in ranks}
         return [self.run(script, *place, **job, **node) for node in nodes.values()]

@@ -99,6 +99,19 @@ def test_a_coordinator_is_killed_while_nodes_gather(rig: Rig) -> None:
     assert [one.wait() for one in nodes] == [0, 0, 0, 0]
 
 
+def test_slurm_does_not_answer_when_a_job_without_its_first_node_ends(rig: Rig) -> None:
+    """Its last coordinator asks again whether the batch host lives."""
+    first, second, third = rig.step((0, 1, 2), 3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=1", *QUICK)
+    up(first, 0), up(second, 0)
+    kill(first)
+    assert sorted(up(one, 1)[0] for one in (second, third)) == [0, 1]
+    (rig.dir / "away").touch()
+    rig.open("end1")
+    says("trying to end job", second, third)
+    (rig.dir / "away").unlink()
+    assert [second.wait(), third.wait()] == [0, 0]
+
+
 def test_a_coordinator_is_killed_while_ranks_stop_after_a_fault(rig: Rig) -> None:
     """The ranks of the others end only after the takeover."""
     stubborn = """

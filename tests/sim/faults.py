@@ -222,7 +222,7 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
 def slow_network(world: World, agent: SimAgent) -> str:
     """Messages of one host take up to seconds."""
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
-    agent.host.was_out = True
+    agent.host.out_last = max(agent.host.out_last, agent.host.slow_until)
     world.busy_until(agent.host.slow_until)
     return f"the network of {agent.host.name} crawls for {agent.host.slow_until - world.clock.now:.1f} s"
 
@@ -249,7 +249,7 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
 
 def _silence(agent: SimAgent, heals: float) -> None:
     """No beat gets through on the streams that end on this node."""
-    agent.host.was_out = True
+    agent.host.out_last = max(agent.host.out_last, heals)
     accepted = agent.coordinator.accepted if agent.coordinator is not None else []
     for stream in (agent.stream, *accepted):
         if stream is not None and stream.open_at_agent and stream.open_at_coordinator:
@@ -293,7 +293,7 @@ def split(world: World, _: World) -> str | None:
     world.split.side, world.split.until = side, world.clock.now + duration_s
     world.busy_until(world.split.until)
     for host in world.hosts:
-        host.was_out = True
+        host.out_last = max(host.out_last, world.split.until)
     for stream in [stream for agent in world.living_agents() if (stream := agent.stream) is not None]:
         if (stream.agent.host.infra_rank in side) != (stream.coordinator.host.infra_rank in side):
             stream.fall_silent(world.split.until)

@@ -113,6 +113,7 @@ class Invariants:
         self._world = world
         self._reigns: dict[SimCoordinator, _Reign] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
+        self._planners: dict[tuple[int, int], SimCoordinator] = {}
         self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
         self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
         self._last_started: dict[str, int] = {}  # node_id -> cycle
@@ -127,13 +128,17 @@ class Invariants:
         self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
         self._decided_at: dict[tuple[int, str], float] = {}
         self._exited: Finish | None = None
-        self._heard = False  # an agent has left with the end of the job
         self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
 
     @property
     def end(self) -> Finish | None:
         """The end of the job."""
         return self._exited or (self._ends[-1] if self._ends else None)
+
+    @property
+    def terms(self) -> set[int]:
+        """Those in which a coordinator acted."""
+        return set(self._won)
 
     def check(self, holds: bool, what: str) -> None:
         """Raise Violation(`what`) unless `holds`."""
@@ -153,16 +158,18 @@ class Invariants:
             if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
-        self._mind_a_new_job(reign, plans)
+        self._mind_a_new_job(coordinator, reign, plans)
         if any(isinstance(c, ev.Won) for c in commands):
             self._check_won(coordinator)
-        fresh = [c for c in plans if (c.message.term, c.message.cycle) not in self._plans]
+        fresh = [c for c in plans if self._planners.get((c.message.term, c.message.cycle)) is not coordinator]
         if fresh:
+            self._forget_what_is_lost(fresh[0].message, coordinator)
+            self._check_not_over(reign)
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
-            self._mind_the_cut_off(coordinator)
             self._check_new_plan(reign, fresh, joining)
+            self._planners[self._newest] = coordinator
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
         ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
@@ -183,28 +190,39 @@ class Invariants:
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
 
-    def _mind_a_new_job(self, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
-        """Whether a first plan is that of nodes that know of no older one."""
+    def _check_not_over(self, reign: _Reign) -> None:
+        """Only nodes that were out of reach when the job ended go on, with new ones: decision 017 says so."""
+        if self._exited is None:
+            return
+        ended = self._decided_at[self._exited.code, self._exited.reason]
+        old = {node_id for node_id in reign.connected if self._led.get(node_id, ended) < ended}
+        out = any(agent.host.was_out for agent in self._world.living_agents() if agent.core.node.node_id in old)
+        self.check(out or not old, f"a cycle is planned after agents have left with {self._exited}")
+
+    def _mind_a_new_job(self, coordinator: SimCoordinator, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
+        """Nodes that have come back know nothing of the job. Where they are most of the nodes and those that know it
+        are out of reach, they begin it anew: decision 017 says so, and there is nothing more to judge."""
         first = plans[0].message if plans else None
         fresh = reign.newest_plan < 0 and reign.known_cycle < 0
         if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
-            self._forget_if_all_are_gone()
+            agents = [agent for agent in self._world.living_agents() if agent.core.node.node_id not in self._told]
+            knowing = [agent for agent in agents if agent.core.plan is not None]
+            self.forgotten = bool(knowing) and all(agent.host.out_after(self._world.clock.now) for agent in knowing)
+            if not knowing:
+                self._forget_what_is_lost(first, coordinator)
 
-    def _forget_if_all_are_gone(self) -> None:
-        """Nodes that have come back know nothing of the job. Where no other node lives, they begin it anew."""
-        knowing = [agent for agent in self._world.living_agents() if agent.core.plan is not None]
-        self.forgotten = bool(knowing) and all(agent.host.was_out for agent in knowing)
-        if knowing:
+    def _forget_what_is_lost(self, plan: Plan, planner: SimCoordinator) -> None:
+        """Plans that are known to no living agent or coordinator are lost: new ones need not be later than these."""
+        if (plan.term, plan.cycle) > self._newest:
             return
-        for memory in (self._plans, self._places, self._runners, self._last_started, self._won, self._decided_at):
-            memory.clear()
-        self._ends.clear()
-        self._exited, self._newest = None, (0, -1)
-        self._world.training.runs.clear()
-
-    def _mind_the_cut_off(self, coordinator: SimCoordinator) -> None:
-        """A node that could not hear the end of the job finds all others dead, and goes on, as it must."""
-        self.forgotten = self.forgotten or (self._heard and coordinator.host.was_out)
+        living = [agent.core.plan for agent in self._world.living_agents()]
+        living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
+        self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
+        for memory in (self._plans, self._places, self._world.training.runs):
+            for key in [key for key in memory if key[:2] > known]:
+                del memory[key]
+        self._runners = {key for key in self._runners if key[:2] <= known}
+        self._begun = {key for key in self._begun if key <= known}
 
     def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
@@ -289,7 +307,6 @@ class Invariants:
         """All hear one end, and it is the right one."""
         if end in self._ends:
             return
-        self._mind_the_cut_off(coordinator)
         self._ends.append(end)
         self._decided_at.setdefault((end.code, end.reason), self._world.clock.now)
         world, core = self._world, coordinator.core
@@ -355,7 +372,7 @@ class Invariants:
             self._signalled.setdefault(node_id, event.signum)
         elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
             self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
-        elif isinstance(event, (Finish, Refused)):
+        elif isinstance(event, Finish) or (isinstance(event, Refused) and node_id not in self._signalled):
             self._told.setdefault(node_id, event)
         elif isinstance(event, (ag.Sick, ag.Prepared)):
             agent.unprepared = agent.unprepared and isinstance(event, ag.Sick)
@@ -416,14 +433,10 @@ class Invariants:
         node_id, code = agent.core.node.node_id, agent.exit.code
         if node_id in self._told:
             told = self._told[node_id]
-            self._heard = self._heard or isinstance(told, Finish)
             self.check(code == told.code, f"{node_id} exits with {code}, but was told {told}")
             alone = isinstance(told, Finish) and "no majority" in told.reason  # it found too few nodes to be told more
-            if isinstance(told, Finish) and not agent.host.was_out and not alone:
-                self._exited = self._exited or told
-                # a node that came later may find only one that was cut off, which could not hear the end
-                later = self._led.get(node_id, 0.0) > self._decided_at[self._exited.code, self._exited.reason]
-                self.check(later or told == self._exited, f"two ends: {self._exited} and {told}")
+            if isinstance(told, Finish) and not alone:
+                self._compare_ends(agent, told)
         elif node_id in self._signalled:
             self.check(code == _BY_SIGNAL + self._signalled[node_id], f"{node_id} exits with {code} after a signal")
         elif code == ExitCode.NODE_REFUSED:
@@ -435,6 +448,16 @@ class Invariants:
             alone_s = self._world.clock.now - since + 1e-6
             self.check(code == ExitCode.COORDINATOR_LOST, f"{node_id} exits with {code} without being told")
             self.check(alone_s >= min(s.reconnect_timeout_s, s.join_timeout_s), f"{node_id} gave up early")
+
+    def _compare_ends(self, agent: SimAgent, told: Finish) -> None:
+        """All agents exit with one code, but one that was out of reach when an end was decided cannot know it. An
+        agent that came later may have met only that one."""
+        first = self._exited or told
+        ends = [self._decided_at[end.code, end.reason] for end in (first, told)]
+        excused = any(agent.host.out_after(at) for at in ends) or self._led.get(agent.core.node.node_id, 0.0) > ends[0]
+        if not excused:
+            self._exited = first
+            self.check(first.code == told.code, f"two ends: {first} and {told}")
 
     def at_the_end(self) -> None:
         """Nobody is left."""

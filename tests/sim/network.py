@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COORDINATOR_KEEPALIVE_S = 5.0
 AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
 LEASE_S = LEASE_SHARE * COORDINATOR_KEEPALIVE_S
+_BACK_S = 10.0  # how long a node that was out may take to find the coordinator
 _DELAY_S = (0.0002, 0.004)
 _SLOW_DELAY_S = (0.2, 2.0)
 
@@ -31,7 +32,7 @@ class Host:
     slow_until: float = 0.0  # its messages crawl
     frozen_until: float = 0.0  # stopped (SIGSTOP): its programs take no step before
     off: bool = False  # without power: it answers nothing
-    was_out: bool = False  # it was cut off or stopped: it may not hear the end of the job
+    out_last: float = 0.0  # until when it was last cut off, slow or stopped; 0.0 = never
     sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
 
@@ -39,6 +40,15 @@ class Host:
         """Until when it answers nothing; 0.0 = it answers."""
         until = max(self.out_until, self.frozen_until, float("inf") if self.off else 0.0)
         return until if until > now else 0.0
+
+    @property
+    def was_out(self) -> bool:
+        """Whether it was ever cut off, slow or stopped."""
+        return self.out_last > 0.0
+
+    def out_after(self, when: float) -> bool:
+        """Whether it could not be reached at `when` or later, or was only just back then."""
+        return self.was_out and self.out_last + _BACK_S >= when
 
     @property
     def out_until(self) -> float:

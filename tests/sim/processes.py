@@ -255,7 +255,9 @@ class SimAgent(Process):
 
     def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
         """Its stream is gone."""
-        if stream is self.stream and self.alive:
+        if self.host.frozen_until > self.world.clock.now:
+            self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, silent)
+        elif stream is self.stream and self.alive:
             self.stream, self._renewed_by = None, None
             self.step(ag.Disconnected(why))
             self.elect.step(StreamEnded(Ended.SILENT if silent else Ended.CLOSED))

@@ -10,23 +10,27 @@ pytestmark = pytest.mark.slurm
 STEP = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none -i none -o step.%n "
 SURVIVOR = """
 import os, sys, time
-from nvrx_slurm.slurm import batch_host
+from nvrx_slurm.slurm import batch_host, control
 job, node = int(os.environ["SLURM_JOB_ID"]), os.environ["SLURMD_NODENAME"]
-open("up." + node, "w").close()
 if node == "n2":
     print("before:", batch_host.look(job).name, flush=True)
     open("looked", "w").close()
-    sys.stdin.close()
-    while batch_host.look(job) is batch_host.BatchHost.ALIVE:
-        time.sleep(0.1)
-    print("after:", batch_host.look(job).name)
-    print(batch_host.end_job(job, 7), flush=True)
+    while not os.path.exists("lost"):
+        time.sleep(0.05)
+    try:
+        batch_host.end_if_gone(job, 7, True)
+    except control.NoAnswer:
+        open("tried", "w").close()
+    while not os.path.exists("back"):
+        time.sleep(0.05)
+    print("after:", batch_host.look(job).name, flush=True)
+    print(batch_host.end_if_gone(job, 7, False), flush=True)
 else:
     time.sleep(600)
 """
 
 
-def test_a_survivor_ends_the_job_with_its_code(jobs: Jobs) -> None:
+def test_a_survivor_ends_the_job_with_its_code_once_slurmctld_answers(jobs: Jobs) -> None:
     job = jobs.new("")
     (job.directory / "survivor.py").write_text(SURVIVOR)
     script = f"#!/bin/sh\n{STEP} python survivor.py\n"
@@ -34,6 +38,11 @@ def test_a_survivor_ends_the_job_with_its_code(jobs: Jobs) -> None:
     job.job_id = job.cluster.submit(script, *shape, *jobs.environment(job), f"--chdir={job.directory}")
     job.wait_for(lambda: (job.directory / "looked").exists(), "the first look")
     job.cluster.kill_node("n1")
+    job.cluster.kill_controller(saved=str(job.directory))
+    (job.directory / "lost").touch()
+    job.wait_for(lambda: (job.directory / "tried").exists(), "a try without slurmctld")
+    job.cluster.start_controller()
+    (job.directory / "back").touch()
     end = job.wait_end()
     said = (job.directory / "step.1").read_text()
     assert "before: ALIVE\nafter: GONE\n" in said, said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nvrx_job import Job, Jobs
+from nvrx_job import PATIENCE_S, Job, Jobs, wait_in
 
 pytestmark = pytest.mark.slurm
 
@@ -35,6 +35,11 @@ def lose(jobs: Jobs, job: Job, victim: str, ranks: int, cycle: int) -> None:
     assert victim not in {mark.node for mark in again}
 
 
+def wait_said(job: Job, infra_rank: int, text: str) -> None:
+    """Wait until the agent of a node has said `text`."""
+    assert wait_in(job.run_dir / "agents", lambda: text in job.agent_log(infra_rank), PATIENCE_S), text
+
+
 def assert_ended(job: Job, state: str, code: int, lost: set[str]) -> None:
     """Slurm, result.json and the last coordinator tell the same."""
     (job.directory / "go").touch()
@@ -47,10 +52,12 @@ def assert_ended(job: Job, state: str, code: int, lost: set[str]) -> None:
     assert len(logs) == 1 and f"job ends with code {code}" in logs[0]
 
 
-def test_the_coordinator_and_batch_host_is_replaced(jobs: Jobs) -> None:
+@pytest.mark.parametrize("victim", ["n1", "n3"])
+def test_a_lost_node_is_replaced(jobs: Jobs, victim: str) -> None:
+    """n1 coordinates and runs the batch script."""
     job = start(jobs, THREE_AND_ONE, last=1)
-    lose(jobs, job, "n1", 6, 0)
-    assert_ended(job, "COMPLETED", 0, {"n1"})
+    lose(jobs, job, victim, 6, 0)
+    assert_ended(job, "COMPLETED", 0, {victim})
 
 
 def test_two_nodes_in_a_row_then_the_jobs_own_code(jobs: Jobs) -> None:
@@ -58,6 +65,19 @@ def test_two_nodes_in_a_row_then_the_jobs_own_code(jobs: Jobs) -> None:
     lose(jobs, job, "n2", 4, 0)
     lose(jobs, job, "n1", 4, 1)
     assert_ended(job, "FAILED", 1, {"n1", "n2"})
+
+
+def test_slurmctld_restarts_between_the_losses_of_a_spare_and_of_the_batch_host(jobs: Jobs) -> None:
+    """A lost spare costs no cycle."""
+    job = start(jobs, TWO_AND_TWO, last=1)
+    job.wait_marks("up", 4, 0)
+    assert jobs.cluster.kill_node("n4")
+    wait_said(job, 0, "node n4 left")
+    [step] = set(jobs.cluster.run("squeue", "--steps", "-h", "-j", str(job.job_id), "-o", "%j").split()) - {"batch"}
+    jobs.cluster.kill_controller(saved=step)
+    jobs.cluster.start_controller()
+    lose(jobs, job, "n1", 4, 0)
+    assert_ended(job, "COMPLETED", 0, {"n1"})
 
 
 def test_the_console_follows_the_coordinator(jobs: Jobs) -> None:

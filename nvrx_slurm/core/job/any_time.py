@@ -9,12 +9,10 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.inherited import busy_cycle
-from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
+from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.quorum import peer_key
-from nvrx_slurm.core.job.restarts import headline
-from nvrx_slurm.errors import ExitCode
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
@@ -120,28 +118,9 @@ class AnyTime(JobPart):
             why = f"{asker} asked to shut down the workload: {asked.description}"
             self.finish(t.Finish(self.job.settings.limits.no_restart_code, why), now)
         elif asked.action is t.WorkloadAction.ExcludeThisNode:
-            self._exclude(member.node, asked.rank, asked.description, now)
+            self.exclude(member.node, asked.rank, asked.description, now)
         else:
             self.say(f"{asker} asked to continue: {asked.description}")
-
-    def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> None:
-        """The node leaves at once and is not taken again; the job ends if no node can ever take its place. `rank`: the
-        rank that asked; -1 = a health check of the node failed."""
-        job = self.job
-        kind = t.FaultKind.EXCLUDED if rank >= 0 else t.FaultKind.UNHEALTHY
-        fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
-        job.budget.exclude(node)
-        if job.nodes_left < job.settings.min_nodes:
-            job.add_faults((fault,), now)
-            needed = f"{job.settings.min_nodes} are needed"
-            some = f"{job.nodes_left} nodes are left after the exclusion of {node.host}, {needed}"
-            job.members.remove(node.node_id)
-            self.send_away(node.node_id, headline(fault))
-            self.finish(t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}"), now)
-            return
-        if self.core.state is not Phase.RUNNING or job.assignment.group_rank(node.node_id) is None:
-            self.say(headline(fault))  # otherwise that is why the cycle has failed
-        self.refuse(node.node_id, headline(fault), now, fault)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""

@@ -149,6 +149,12 @@ class JobData:
         """How many nodes may still come at most: those that were expected, without the excluded ones."""
         return self.settings.max_nodes - len(self.budget.history.excluded)
 
+    @property
+    def may_exclude_by_rule(self) -> bool:
+        """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""
+        excluded, nodes = len(self.budget.history.excluded), self.settings.max_nodes
+        return self.nodes_left > self.settings.min_nodes and excluded < max(1, nodes // 20)
+
     def add_faults(self, faults: Iterable[RankFault], now: float) -> None:
         """Note faults of the last cycle. A fault that is told again counts once."""
         for fault in faults:

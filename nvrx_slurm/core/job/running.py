@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart, lost
-from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
+from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
