@@ -158,11 +158,10 @@ class Shipper(child.Program):
             self._stream = None
             self._forget()
             if self.loop.time() - self._lost_s >= _SAY_AFTER_S:
-                host, port = self._where
-                why_not = str(why) or "no answer in time"
-                self.say(
-                    f"the log aggregator at {host}:{port} cannot be reached: {why_not}; lines wait in the ranks' files"
-                )
+                number = why.errno if isinstance(why, OSError) else None
+                reason = os.strerror(number) if number else str(why) or "no answer in time"
+                where = ":".join(map(str, self._where))
+                self.say(f"the log aggregator at {where} cannot be reached: {reason}; lines wait in the ranks' files")
             delay_s = _RETRY_S if self.loop.time() - began_s >= 2 * _CONNECT_S else min(2 * delay_s, _LAST_RETRY_S)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), delay_s)
