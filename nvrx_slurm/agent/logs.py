@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.agent.coordinator import Members
 from nvrx_slurm.agent.log_programs import LogProgram
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.control.addresses import ANY_ADDRESS
@@ -38,13 +39,6 @@ class LogSpec:
     drain_s: float = 60.0  # at the end of the job
     grpc_port: int = 0  # of NVRx's log service for foreign clients; 0 = none
     batch_s: float = 0.5
-
-
-class Members(Protocol):
-    """Tells all agents something."""
-
-    def tell(self, message: t.LogServer) -> None:
-        """Now, and those that come later."""
 
 
 class LogsRole:

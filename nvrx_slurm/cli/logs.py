@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
@@ -53,21 +52,6 @@ class _Time(click.ParamType):
             self.fail(f"{text!r} is no time; {_FORMS}")
 
 
-class _Wanted(NamedTuple):
-    ranks: frozenset[int] | None
-    stream: str | None
-    since: int
-    until: int
-
-    def has(self, piece: Piece) -> bool:
-        """Whether these lines are to be shown."""
-        return (
-            (self.ranks is None or piece.rank in self.ranks)
-            and self.stream in (None, piece.stream)
-            and (not piece.at or self.since <= piece.at <= self.until)
-        )
-
-
 @click.command()
 @click.argument("place", type=click.Path(path_type=Path), default="nvrx_logs/latest")
 @click.option("--rank", "ranks", type=_Ranks(), help="Only these ranks, for example 0,3-5.")
@@ -96,7 +80,6 @@ def logs(
     PLACE is the directory of a run (default: nvrx_logs/latest) or one merged file. Lines come in the order of the
     merged file; where there is none, rank after rank, and no times are known.
     """
-    wanted = _Wanted(ranks, stream, since or 0, until or sys.maxsize)
     if cycle not in ("all", "last") and not cycle.isdecimal():
         raise click.UsageError(f"--cycle {cycle!r} must be a number, all or last")
     if (server is None) != (to_prefix is None):
@@ -107,7 +90,13 @@ def logs(
         found = ((0, piece) for piece in MergedReader(place).read(True))
     else:
         raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
-    lines = ((number, piece.text) for number, piece in found if wanted.has(piece))
+    lines = (
+        (number, piece.text)
+        for number, piece in found
+        if (ranks is None or piece.rank in ranks)
+        and stream in (None, piece.stream)
+        and (not piece.at or (since or 0) <= piece.at <= (until or piece.at))
+    )
     try:
         if server is not None and to_prefix is not None:
             from nvrx_slurm.logs.nvrx_client import send  # gRPC

@@ -269,7 +269,8 @@ class Aggregator(child.Program):
             for path, merged in list(self._files.items()):
                 try:
                     merged.check_names()
-                    await bounded.call_async(merged.sync, _DISK_S, "the disk of the merged logs")
+                    if merged.synced != merged.index.size:
+                        await bounded.call_async(merged.sync, _DISK_S, "the disk of the merged logs")
                 except (OSError, RuntimeError, bounded.Overrun) as error:
                     if self._files.get(path) is merged:
                         self._fail(path, error)

@@ -44,6 +44,7 @@ class MergedFile:
     def __init__(self, path: str, term: int, owner: str, cycle: int, world: int, at: int) -> None:
         self.path = path
         self._term, self._owner, self._world = term, owner, world
+        self.synced = 0  # length of the index when the disk took everything last
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.ExitStack() as on_error:
             self._text = os.open(path, _OPEN, 0o644)
@@ -83,6 +84,7 @@ class MergedFile:
 
     def sync(self) -> None:
         """Have the disk take everything. Blocks; may be called in a thread."""
+        self.synced = self.index.size
         os.fdatasync(self._text)
         os.fdatasync(self._records)
 

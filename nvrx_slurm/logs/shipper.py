@@ -27,6 +27,7 @@ _WINDOW_BYTES = 512 << 10  # of text that is not acknowledged
 _CONNECT_S = 5.0
 _RETRY_S, _LAST_RETRY_S = 0.2, 5.0
 _STALLED_S = 5.0  # at the end: without an acknowledgement for so long, the rest stays in the ranks' files
+_SAY_AFTER_S = 10.0  # without an aggregator
 _POLL_S = 1.0  # where there is no inotify
 
 
@@ -68,6 +69,7 @@ class Shipper(child.Program):
         self._where: tuple[str, int] = ("", 0)  # host and port, or path and 0
         self._moved = asyncio.Event()  # the aggregator is elsewhere now
         self._finishing, self._heard_s = False, 0.0  # when something was acknowledged last
+        self._lost_s = 0.0  # when there was a stream last
         self._changes: Inotify | None = None
         try:
             self._changes = Inotify()
@@ -141,6 +143,7 @@ class Shipper(child.Program):
     async def _stay_connected(self) -> None:
         delay_s = _RETRY_S
         await self._moved.wait()
+        self._lost_s = self.loop.time()
         while True:
             self._moved.clear()
             ended: asyncio.Future[Exception] = self.loop.create_future()
@@ -150,10 +153,15 @@ class Shipper(child.Program):
                 why: Exception = await ended
             except (OSError, asyncio.TimeoutError) as error:
                 why = error
+            if self._stream is not None:
+                self._lost_s = self.loop.time()
             self._stream = None
             self._forget()
-            if isinstance(why, ProtocolError):
-                self.say(f"the log aggregator broke the protocol: {why}")
+            if self.loop.time() - self._lost_s >= _SAY_AFTER_S:
+                number = why.errno if isinstance(why, OSError) else None
+                reason = os.strerror(number) if number else str(why) or "no answer in time"
+                where = ":".join(map(str, self._where))
+                self.say(f"the log aggregator at {where} cannot be reached: {reason}; lines wait in the ranks' files")
             delay_s = _RETRY_S if self.loop.time() - began_s >= 2 * _CONNECT_S else min(2 * delay_s, _LAST_RETRY_S)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), delay_s)

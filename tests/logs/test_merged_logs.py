@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -210,6 +211,16 @@ def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage)
     merge.until(
         lambda: (launchers / "nvrx.log").exists() and (launchers / "nvrx.log").read_bytes() == b"said\n", "later"
     )
+
+
+def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage) -> None:
+    shipper = merge.shipper()
+    merge.cycle(shipper, range(1), 1)
+    with socket.socket() as closed:  # bound, but nothing listens
+        closed.bind(("127.0.0.1", 0))
+        merge.at(shipper, closed.getsockname())
+        sentence = shipper.packet("say")
+        assert f"127.0.0.1:{closed.getsockname()[1]}" in sentence and os.strerror(111) in sentence
 
 
 def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage) -> None:
