@@ -43,17 +43,10 @@ if TYPE_CHECKING:
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
-<<<<<<< HEAD
 _ASK_SLURM_S = 70.0  # for one try, which takes at most 62 s
 _RETRY_SLURM_S = 5.0
 _TRIES_BEFORE_SCANCEL = 3  # Slurm may be restarting
 _LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
-=======
-_LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
-_ASK_SLURM_S = 70.0  # for one try, which takes at most 62 s
-_RETRY_SLURM_S = 5.0
-_TRIES_BEFORE_SCANCEL = 3  # Slurm may be restarting
->>>>>>> w13-logs
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
