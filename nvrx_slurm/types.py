@@ -188,6 +188,7 @@ class FaultRecord:
     local_rank: int
     exit_code: int  # negative = ended by that signal
     message: str  # one sentence about rank, node and fault, at most 400 characters
+    rule: str = ""  # what the rules found; "" = nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Real ranks print what known failures print: the first cause, an exclusion, and the end of a job that fails for ever."""
+"""Real ranks print what known failures print: first cause, exclusion, and the end of a job that fails for ever."""
 
 from __future__ import annotations
 

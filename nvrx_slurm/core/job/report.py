@@ -80,6 +80,7 @@ class ReportBuilder:
             local_rank=fault.local_rank,
             exit_code=fault.exit_code,
             message=headline(fault)[:_MESSAGE_CHARS],
+            rule=fault.finding.rule if fault.finding is not None else "",
         )
         if len(self._faults) < LISTED:
             self._faults.append(record)
