@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from nvrx_slurm.core.attribution.hang import HangVerdict, RankEvidence, compare
-from nvrx_slurm.types import Blame, Confidence
+from nvrx_slurm.core.attribution.verdict import first_cause, hang_of
+from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault
 
 REDUCE = ("/v/site-packages/torch/distributed/distributed_c10d.py:2800 in all_reduce", "/w/train.py:40 in step")
 BARRIER = ("/v/site-packages/torch/distributed/distributed_c10d.py:4700 in barrier", "/w/train.py:55 in save")
@@ -91,3 +92,22 @@ def test_10_000_ranks() -> None:
     began_s = time.monotonic()
     assert named(compare(ranks)) == [4711]
     assert time.monotonic() - began_s < 5.0
+
+
+def dump(*frames: str) -> str:
+    """What faulthandler prints for a rank with these frames."""
+    lines = "".join(f'  File "{file}", line {line} in {function}\n' for file, line, function in map(str.split, frames))
+    return (
+        f"Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n{lines}\nExtension modules: x"
+    )
+
+
+def test_of_ranks_that_fell_silent_together_the_one_outside_the_collective_is_the_first_cause() -> None:
+    wait = dump("/v/site-packages/torch/distributed/c10d.py 28 all_reduce", "/w/train.py 15 <module>")
+    hung = [
+        RankFault(FaultKind.HANG, "n0", 0, rank, rank, traceback=wait if rank != 1 else dump("/w/train.py 16 <module>"))
+        for rank in range(4)
+    ]
+    cause = first_cause(hung)
+    assert cause is hung[1]
+    assert "/w/train.py:16" in hang_of(hung).why and "3 ranks wait" in hang_of(hung).why
