@@ -328,7 +328,7 @@ class Workers:
         fault = faults.from_exit_code(code, worker.where)
         if worker.hang is not None:
             fault = replace(worker.hang, exit_code=code)
-        if fault is None or self._stopping:
+        if fault is None or (self._stopping and worker.hang is None):
             self._post(ag.WorkerExited(local_rank, fault, early))
             return
         self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))

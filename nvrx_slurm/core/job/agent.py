@@ -275,6 +275,9 @@ class Agent(AgentState):
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> None:
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._alive.discard(event.local_rank)
+        hung = event.fault is not None and event.fault.kind is t.FaultKind.HANG
+        if hung and event.fault is not None and self.plan is not None:  # it may be the one that the others waited for
+            self.send(t.Failed(self.plan.term, self.plan.cycle, (event.fault,)))
         if self._alive:
             return
         if self.state is State.LEAVING:
