@@ -13,9 +13,9 @@ import pytest
 import standin
 from minicluster import MiniCluster
 
-# torch asks the name server for the name of every address that it connects to; one that is silent for a moment would
-# cost 10 s each time (resolv.conf(5)).
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# torch asks the name server for the name of every address that it connects to. One that is silent for a moment would
+# cost seconds each time, and a rank that waits for it is taken for hung. No test needs a name server (resolv.conf(5)).
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 
 # Files on a real Slurm that take as long as all others together.

@@ -55,8 +55,11 @@ class Zygote:
             [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno()), "nvrx_slurm.inprocess", *modules],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            # torch asks the name server for the name of each address it connects to; one that is slow costs 5 s
-            env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "RES_OPTIONS": "timeout:1 attempts:1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(HERE.parents[1]),
+                "RES_OPTIONS": "attempts:0",
+            },  # see tests/conftest.py
         )
         theirs.close()
         self._started: list[int] = []

@@ -148,7 +148,9 @@ FAULTS: dict[
 
 
 def _swallow(rank: Rank) -> None:
+    """With the fault "on file" of another rank: that one fails only when this one is in the block below."""
     try:
+        os.mknod(rank.tmp / "fault")
         block()
     except BaseException:
         rank.say("swallowed")

@@ -113,7 +113,7 @@ def test_two_faults_at_once_are_one_restart(job: Job) -> None:
 
 
 def test_a_suppressed_exception_is_raised_again_and_a_warning_shows_the_place(job: Job) -> None:
-    train(job, 2, {0: "raise"}, others="swallow", times={**HANGS, "hard_timeout": 20.0})
+    train(job, 2, {0: "on file"}, others="swallow", times={**HANGS, "hard_timeout": 20.0})
     job.await_event(1, "swallowed")
     all_return(job, range(2))
     assert "scenarios.py" in job.err(1).read_text().split("RankShouldRestart was suppressed")[1]

@@ -33,12 +33,13 @@ else:
 def test_a_survivor_ends_the_job_with_its_code_once_slurmctld_answers(jobs: Jobs) -> None:
     job = jobs.new("")
     (job.directory / "survivor.py").write_text(SURVIVOR)
-    script = f"#!/bin/sh\n{STEP} python survivor.py\n"
+    step = f"step-of-{job.directory.name}"
+    script = f"#!/bin/sh\n{STEP} --job-name={step} python survivor.py\n"
     shape = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--nodelist=n1,n2,n3")
     job.job_id = job.cluster.submit(script, *shape, *jobs.environment(job), f"--chdir={job.directory}")
     job.wait_for(lambda: (job.directory / "looked").exists(), "the first look")
     job.cluster.kill_node("n1")
-    job.cluster.kill_controller(saved=str(job.directory))
+    job.cluster.kill_controller(saved=step)
     (job.directory / "lost").touch()
     job.wait_for(lambda: (job.directory / "tried").exists(), "a try without slurmctld")
     job.cluster.start_controller()
