@@ -24,9 +24,9 @@ print("last")
 
 
 def test_merged_logs_survive_the_node_of_the_coordinator_and_any_other(jobs: Jobs) -> None:
-    flags = "--spares=2 --nproc-per-node=2 --max-restarts=4 --redirects=3 --ft-nvrx-logfile=$PWD/m/%j_%r_nvrx.log"
-    job = jobs.submit(CHATTY, f"{flags} --ft-per-cycle-applog-prefix=$PWD/m/%j_%r_train.log")
-    merged = job.directory / "m"
+    flags = "--spares=2 --nproc-per-node=2 --max-restarts=4 --redirects=3 --ft-nvrx-logfile=$PWD/%j_%r_nvrx.log"
+    job = jobs.submit(CHATTY, f"{flags} --ft-per-cycle-applog-prefix=$PWD/%j_%r_train.log")
+    merged = job.directory
     for cycle in range(2):  # first the node of a rank, then that of the coordinator
         lost = job.wait_marks("written", 4, cycle=cycle)
         path = merged / f"{job.job_id}_0_train_cycle{cycle}.log"
