@@ -140,6 +140,34 @@ class RankFault:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective that a rank has entered in one process group, as torch's flight recorder tells."""
+
+    group: str  # the group's name, equal on all its ranks
+    seq: int  # counts the collectives of the group, from 1
+    what: str  # operation and input sizes, for example "gloo:all_reduce [[4]]"
+    open: bool  # it has not completed
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """What one rank does at the moment of a hang."""
+
+    rank: int
+    infra_rank: int
+    host: str
+    state: str = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
+    moves: bool = False  # it used processor time between two looks
+    frames: tuple[str, ...] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
+    section: str = ""  # that is open, as its monitor knows
+    silent_s: float = -1.0  # since its last sign of life; -1 = not known
+    collectives: tuple[Collective, ...] = ()  # one for each process group; at most 8
+    local_rank: int = -1
+    pid: int = 0
+    log: str = ""  # path of its stderr file on that node
+
+
+@dataclass(frozen=True, slots=True)
 class KindCount:
     """Restarts per kind of first cause: spent, or allowed."""
 
@@ -270,6 +298,24 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """A rank of this node is hung. Its monitor waits a moment, so that all ranks can be looked at, and then ends it."""
+
+    term: int
+    cycle: int
+    fault: RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the ranks of this node do: the answer to `Collect`. Ranks that could not be looked at are missing."""
+
+    term: int
+    cycle: int
+    ranks_seen: tuple[RankEvidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Succeeded:
     """All workers of this node ended with 0."""
 
@@ -359,6 +405,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Collect:
+    """A rank of this cycle is hung: look at all ranks and answer with `Evidence`."""
+
+    term: int
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over: stop what runs and exit with `code`."""
 
@@ -400,5 +454,5 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
-CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer
+AgentMessage = Register | Failed | Hung | Evidence | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
+CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

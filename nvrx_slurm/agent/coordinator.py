@@ -12,7 +12,7 @@ from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.agent.progress_file import ProgressFile
-from nvrx_slurm.agent.result import publish
+from nvrx_slurm.agent.result import HangReports, publish
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.time_left import TimeLeft
@@ -105,11 +105,14 @@ class CoordinatorRole:
         self.shell: Shell
         self._attributor: Attributor | None = None
         self._cycle_info: CycleInfo | None = None
+        self._hangs: HangReports
 
     def begin(self) -> None:
         """Begin to coordinate."""
         self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
         shell.add(self.members)
+        self._hangs = HangReports(self._job.run_dir, self._say)
+        shell.on(ev.HangFound, self._hangs.seen)
         self._attribute()
         if self._job.cycle_info is not None:
             assert isinstance(shell.core, Coordinator)
@@ -182,6 +185,7 @@ class CoordinatorRole:
             return None
         done: ev.Done = self.shell.result.result()
         await self.members.close()
+        await self._hangs.close()
         if self._cycle_info is not None:
             await self._cycle_info.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count

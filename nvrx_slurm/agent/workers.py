@@ -16,6 +16,7 @@ from typing import IO, Any, ClassVar
 from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.looks import Looks
 from nvrx_slurm.agent.monitor_start import MonitorStarter
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.orphans import OrphanReaper
@@ -52,6 +53,7 @@ class WorkerSpec:
     prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
     warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
     in_step: bool = False  # Slurm signals the workers itself
+    hang_collect_s: float = 0.0  # how long a look at all ranks may take when one hangs
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
 
@@ -98,6 +100,7 @@ class Workers:
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
+        self._looks = Looks(post)
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
@@ -110,7 +113,9 @@ class Workers:
             self._board.touch(0o600)
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
+                monitor = RankMonitor(
+                    local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looks.looked
+                )
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._hold()
@@ -187,10 +192,18 @@ class Workers:
         if wake:
             self._end_opening()
         self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
-        for worker in self._alive.values():
+        for local_rank, worker in self._alive.items():
+            if self._monitors and self._stopping:
+                self._monitors[local_rank].end_hold()
+            if worker.hang is not None and signum == signal.SIGTERM:
+                continue  # its monitor ends it, after it has printed its stacks
             worker.child.signal_group(signum)
             if wake:
                 worker.child.signal_group(signal.SIGCONT)
+
+    def _look(self, command: ag.LookAtRanks) -> None:
+        alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
+        self._looks.begin(command, alive, self._monitors)
 
     def _warn_ranks(self) -> None:
         for monitor in self._monitors:  # also of a worker that is about to start
@@ -287,6 +300,7 @@ class Workers:
                 limits=self._spec.limits,
                 signum=self._spec.termination_signal,
                 cfg=self._spec.settings,
+                hold_s=2 * self._spec.hang_collect_s,
             )
 
     def _show(self, local_rank: int, rank: int, files: list[IO[bytes]]) -> None:
@@ -356,6 +370,7 @@ _ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
     ag.StartWorkers: lambda self, command: self._start_all(command.plan),
     ag.SignalWorkers: lambda self, command: self._signal(command.signum, wake=True),
     ag.PassOn: lambda self, command: self._signal(command.signum),
+    ag.LookAtRanks: Workers._look,
     ag.WarnRanks: lambda self, command: self._warn_ranks(),
     ag.PostGone: Workers._post_gone,
     ag.Prepare: lambda self, command: self._hold() if command.used else None,

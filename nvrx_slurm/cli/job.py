@@ -45,6 +45,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
+        hang_collect_s=config.ft.hang_collect_s,
         warning_signum=config.ft.warning_signal or 0,
     )
     info = cycle_files(config, slurm, directory)
@@ -112,6 +113,8 @@ def _coordinator(
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        hang_collect_s=agent.hang_collect_s,
+        hang_exclude=config.ft.hang_exclude,
         attributes=is_attributed(config),
         stops_on_advice=config.ft.attribution_stop_action == "no-restart",
         tracks_progress=config.ft.is_progress_tracking_enabled,

@@ -48,6 +48,7 @@ def worker_spec(
         prefixes=_prefixes(config, nproc, env),
         warning_signal=config.ft.warning_signal or 0,
         in_step=in_step,
+        hang_collect_s=config.ft.hang_collect_s,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 

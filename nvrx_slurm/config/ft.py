@@ -126,6 +126,17 @@ class FaultToleranceConfig(AttributionSettings):
         "nothing waits for threads, atexit functions or collectives.",
     )  # fmt: skip
 
+    hang_collect: float = setting(
+        k.real(0.0, high=30.0, unit="seconds", metavar="SECONDS"), 1.5, g.MONITORING,
+        help="When a rank hangs, look at all ranks for at most this long, and name the one that the others wait for; "
+        "0: do not. Without effect under min-healthy.",
+    )  # fmt: skip
+    hang_exclude: bool = setting(
+        k.BOOL, False, g.MONITORING,
+        help="Leave the node of that rank out of the job where the ranks' evidence is clear and a spare is there; at "
+        "most 5 % of the nodes.",
+    )  # fmt: skip
+
     # Restarts.
     segment: int | None = unsupported(
         k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS, "leave it out, nodes keep the order of Slurm"
@@ -206,6 +217,11 @@ class FaultToleranceConfig(AttributionSettings):
     def is_progress_tracking_enabled(self) -> bool:
         """Whether cycles without checkpoint progress are counted."""
         return self.checkpoint_iteration_file is not None and self.max_no_progress_cycles > 0
+
+    @property
+    def hang_collect_s(self) -> float:
+        """How long all ranks are looked at when one hangs; 0 under min-healthy, where the other ranks go on."""
+        return 0.0 if self.restart_policy == "min-healthy" else self.hang_collect
 
     def contradictions(self) -> Iterator[tuple[bool, str]]:
         """Pairs (is it so?, the sentence about it)."""

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look")
+    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class FromAgent(_message.Message):
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOOK_FIELD_NUMBER: _ClassVar[int]
+    HUNG_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     failed: Failed
@@ -27,10 +29,12 @@ class FromAgent(_message.Message):
     warn_job: WarnJob
     ended: Ended
     look: Look
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
+    hung: Hung
+    evidence: Evidence
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "log_server")
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "log_server")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +44,7 @@ class FromCoordinator(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
     LOG_SERVER_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     stop: Stop
@@ -50,8 +55,9 @@ class FromCoordinator(_message.Message):
     leave: Leave
     lead: Lead
     elsewhere: Elsewhere
+    collect: Collect
     log_server: LogServer
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version",)
@@ -145,6 +151,46 @@ class Finding(_message.Message):
     peers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, rule: _Optional[str] = ..., role: _Optional[str] = ..., blame: _Optional[str] = ..., confidence: _Optional[str] = ..., remedy: _Optional[str] = ..., fingerprint: _Optional[str] = ..., line: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class RankEvidence(_message.Message):
+    __slots__ = ("rank", "infra_rank", "host", "state", "moves", "frames", "section", "silent_s", "collectives", "local_rank", "pid", "log")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    infra_rank: int
+    host: str
+    state: str
+    moves: bool
+    frames: _containers.RepeatedScalarFieldContainer[str]
+    section: str
+    silent_s: float
+    collectives: _containers.RepeatedCompositeFieldContainer[Collective]
+    local_rank: int
+    pid: int
+    log: str
+    def __init__(self, rank: _Optional[int] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., moves: bool = ..., frames: _Optional[_Iterable[str]] = ..., section: _Optional[str] = ..., silent_s: _Optional[float] = ..., collectives: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
+
+class Collective(_message.Message):
+    __slots__ = ("group", "seq", "what", "open")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    seq: int
+    what: str
+    open: bool
+    def __init__(self, group: _Optional[str] = ..., seq: _Optional[int] = ..., what: _Optional[str] = ..., open: bool = ...) -> None: ...
+
 class Failed(_message.Message):
     __slots__ = ("term", "cycle", "faults")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +200,26 @@ class Failed(_message.Message):
     cycle: int
     faults: _containers.RepeatedCompositeFieldContainer[RankFault]
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ...) -> None: ...
+
+class Hung(_message.Message):
+    __slots__ = ("term", "cycle", "fault")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    fault: RankFault
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., fault: _Optional[_Union[RankFault, _Mapping]] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("term", "cycle", "ranks_seen")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    ranks_seen: _containers.RepeatedCompositeFieldContainer[RankEvidence]
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., ranks_seen: _Optional[_Iterable[_Union[RankEvidence, _Mapping]]] = ...) -> None: ...
 
 class Succeeded(_message.Message):
     __slots__ = ("term", "cycle", "early")
@@ -310,6 +376,14 @@ class Stop(_message.Message):
     cycle: int
     reason: str
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Collect(_message.Message):
+    __slots__ = ("term", "cycle")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("code", "reason", "signum")

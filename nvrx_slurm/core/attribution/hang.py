@@ -6,14 +6,26 @@ never came. ByteRobust (SOSP 2025) and torch's flight recorder analysis compare 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from nvrx_slurm.types import Blame, Confidence
+from nvrx_slurm.types import (
+    Blame,
+    Collective,
+    Confidence,
+    FaultKind,
+    Finding,
+    RankEvidence,
+    RankFault,
+    Remedy,
+    Role,
+)
 
+RULE = "hang-culprit"
 _MOST_NAMED = 8
 _MINORITY = 0.25  # of the ranks: more than these at another place are no outliers
 # Frames of a rank that waits for others. Line numbers differ between versions of torch, files and functions hardly do.
@@ -21,12 +33,13 @@ _WAITS = re.compile(
     r"/torch/distributed/|/torch/futures/|/torch/_?cuda/.* in (synchronize|wait)|/horovod/|/mpi4py/"
     r"| in (barrier|all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|monitored_barrier|synchronize)$"
 )
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _STATES = {
     "T": "it is stopped (SIGSTOP, or a debugger)",
     "t": "it is stopped (SIGSTOP, or a debugger)",
     "D": "it is blocked in the kernel: storage or a driver does not answer",
     "Z": "it is dead",
-    "": "it does not answer",
+    "": "its node does not answer",
 }
 
 
@@ -39,104 +52,142 @@ class Doing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RankEvidence:
-    """One rank at the moment of a hang."""
-
-    rank: int
-    infra_rank: int
-    host: str
-    state: str = ""  # of the process in /proc/PID/stat; "" = no answer in time
-    moves: bool = False  # it used processor time between two looks
-    frames: tuple[str, ...] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"
-    section: str = ""  # that its monitor knows as open
-    silent_s: float = -1.0  # since its last sign of life; -1 = not known
-    iteration: int = -1  # that it reported last
-
-    @property
-    def doing(self) -> Doing:
-        """What it does. A rank without a stack is taken to wait, unless its process is stopped or blocked."""
-        if self.state in _STATES:
-            return Doing.ABSENT
-        if not self.frames or any(_WAITS.search(frame) for frame in self.frames):
-            return Doing.WAITS
-        return Doing.OWN_CODE
-
-    @property
-    def place(self) -> str:
-        """Its innermost frame outside libraries; "" if not known."""
-        own = (frame for frame in self.frames if not re.search(r"/(site|dist)-packages/|/lib(64)?/python\d|^<", frame))
-        return next(own, self.frames[0] if self.frames else "")
-
-
-@dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """What the comparison says. `culprits`: () = not known."""
+    """What the comparison says. `culprits`: () = not known; else in the order of ranks, at most 8."""
 
     culprits: tuple[RankEvidence, ...]
     blame: Blame
     confidence: Confidence
-    why: str  # one sentence
+    why: str  # one sentence; about the first culprit where there is one
 
     @property
     def node(self) -> tuple[int, str] | None:
-        """(infra rank, host) where all culprits are on one node."""
+        """(infra rank, host) where all culprits are on one node, and this is no guess."""
         nodes = {(culprit.infra_rank, culprit.host) for culprit in self.culprits}
-        return nodes.pop() if len(nodes) == 1 else None
+        return nodes.pop() if len(nodes) == 1 and self.confidence is not Confidence.GUESS else None
+
+    @property
+    def fault(self) -> RankFault | None:
+        """The fault of the first culprit; None where none is known."""
+        if not self.culprits:
+            return None
+        rank = self.culprits[0]
+        print_ = hashlib.sha256(f"{RULE}\0{place(rank)}".encode()).hexdigest()[:16]
+        finding = Finding(RULE, Role.CAUSE, self.blame, self.confidence, Remedy.RESTART, print_, self.why[:300])
+        return RankFault(
+            FaultKind.HANG, rank.host, rank.infra_rank, rank.rank, rank.local_rank, rank.pid, 0,
+            self.why, stack(rank), rank.log, finding,
+        )  # fmt: skip
+
+
+def stack(rank: RankEvidence) -> str:
+    """Its frames as faulthandler prints them; "" without any."""
+    split = (re.match(r"(.*):(\d+) in (.*)", frame) for frame in rank.frames)
+    lines = [f'  File "{found[1]}", line {found[2]} in {found[3]}' for found in split if found]
+    return "\n".join(["Current thread (most recent call first):", *lines]) if lines else ""
+
+
+def doing(rank: RankEvidence) -> Doing:
+    """What it does. A rank without a stack is taken to wait, unless its process is stopped or blocked."""
+    if rank.state in _STATES:
+        return Doing.ABSENT
+    in_collective = any(_WAITS.search(frame) for frame in rank.frames) or any(c.open for c in rank.collectives)
+    return Doing.WAITS if in_collective or not rank.frames else Doing.OWN_CODE
+
+
+def place(rank: RankEvidence) -> str:
+    """Its innermost frame outside libraries, else its innermost one; "" if not known."""
+    return next((frame for frame in rank.frames if not _LIBRARY.search(frame)), (rank.frames or ("",))[0])
 
 
 def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
     """The rank that the others wait for, from the evidence of all ranks that should take part (>= 0 of them)."""
-    by_doing = {doing: [rank for rank in ranks if rank.doing is doing] for doing in Doing}
-    waiting = len(by_doing[Doing.WAITS])
-    for doing in (Doing.ABSENT, Doing.OWN_CODE):
-        if by_doing[doing]:
-            return _named(by_doing[doing], waiting)
-    return _by_place(sorted(ranks, key=lambda rank: rank.rank))
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    found = {kind: [rank for rank in ranks if doing(rank) is kind] for kind in Doing}
+    waiting = found[Doing.WAITS]
+    late, what = _late(ranks)
+    if found[Doing.ABSENT]:
+        return _named(found[Doing.ABSENT], len(waiting))
+    if late:
+        return _named(late, len(ranks) - len(late), f", and has not entered {what}")
+    if found[Doing.OWN_CODE]:
+        return _named(found[Doing.OWN_CODE], len(waiting))
+    return _mismatch(ranks) or _by_place(ranks)
 
 
-def _named(found: list[RankEvidence], waiting: int) -> HangVerdict:
-    culprits = tuple(sorted(found, key=lambda rank: rank.rank))
+def _named(culprits: list[RankEvidence], waiting: int, more: str = "") -> HangVerdict:
     first = culprits[0]
-    sure = (
-        Confidence.LIKELY
-        if waiting and len(culprits) <= max(1, int(_MINORITY * (waiting + len(culprits))))
-        else Confidence.GUESS
-    )
     if not waiting and len(culprits) > 1:  # no rank waits: each may be as slow as the others
         return HangVerdict((), Blame.UNKNOWN, Confidence.GUESS, f"no rank waits for another: {_places(culprits)}")
-    blame = Blame.STORAGE if first.state == "D" else Blame.UNKNOWN if first.doing is Doing.ABSENT else Blame.USER
+    few = waiting and len(culprits) <= max(1, int(_MINORITY * (waiting + len(culprits))))
+    blame = Blame.STORAGE if first.state == "D" else Blame.UNKNOWN if first.state in _STATES else Blame.USER
     what = _STATES.get(first.state, "it moves" if first.moves else "it sleeps")
-    at = f" at {first.place}" if first.place else ""
+    at = f" at {place(first)}" if place(first) else ""
     for_s = f", silent for {first.silent_s:.1f} s" if first.silent_s >= 0 else ""
-    more = f" (and {len(culprits) - 1} more)" if len(culprits) > 1 else ""
+    same = f"; {len(culprits) - 1} more ranks do the same" if len(culprits) > 1 else ""
     others = f"{waiting} ranks wait for it" if waiting else "no other rank is known"
-    why = f"rank {first.rank} on node {first.host}{more}{at}: {what}{for_s}; {others}"
-    return HangVerdict(culprits[:_MOST_NAMED], blame, sure, why)
+    sure = Confidence.LIKELY if few and first.state else Confidence.GUESS
+    return HangVerdict(tuple(culprits[:_MOST_NAMED]), blame, sure, f"{what}{at}{for_s}{more}; {others}{same}")
+
+
+# --- torch's flight recorder ------------------------------------------------------------------------------------
+
+
+def _fronts(ranks: Sequence[RankEvidence]) -> Iterator[list[tuple[RankEvidence, Collective]]]:
+    """For each process group in which a rank waits: the last collective of each of its ranks."""
+    groups: dict[str, list[tuple[RankEvidence, Collective]]] = {}
+    for rank in ranks:
+        for collective in rank.collectives:
+            groups.setdefault(collective.group, []).append((rank, collective))
+    yield from (members for members in groups.values() if any(last.open for _, last in members))
+
+
+def _late(ranks: Sequence[RankEvidence]) -> tuple[list[RankEvidence], str]:
+    """Ranks that have not entered a collective in which others wait, and that wait in no other; and that collective."""
+    for members in _fronts(ranks):
+        newest = max((last for _, last in members), key=lambda last: last.seq)
+        behind = [rank for rank, last in members if last.seq < newest.seq]
+        late = [rank for rank in behind if not any(other.open for other in rank.collectives)]
+        if late and len(late) < len(members):
+            return late, f"{newest.what} (number {newest.seq} of group {newest.group})"
+    return [], ""
+
+
+def _mismatch(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
+    """Ranks of a group that wait in different collectives: a defect of the script."""
+    for members in _fronts(ranks):
+        entered = Counter(last.what for _, last in members if last.open)
+        if len(entered) > 1:
+            most = entered.most_common(1)[0][0]
+            few = [(rank, last) for rank, last in members if last.open and last.what != most]
+            if len(few) <= max(1, int(_MINORITY * len(members))) and len(members) > 2:
+                rank, last = few[0]
+                why = f"it has entered {last.what} at {place(rank)}, {entered[most]} ranks wait in {most}"
+                return HangVerdict(tuple(rank for rank, _ in few[:_MOST_NAMED]), Blame.USER, Confidence.LIKELY, why)
+            told = ", ".join(f"{count} in {what}" for what, count in entered.most_common(_MOST_NAMED))
+            return HangVerdict((), Blame.USER, Confidence.LIKELY, f"ranks of one group wait in different ones: {told}")
+    return None
+
+
+# --- stacks alone -----------------------------------------------------------------------------------------------
 
 
 def _by_place(ranks: Sequence[RankEvidence]) -> HangVerdict:
     """All wait: those that wait at another place than most have skipped a collective, or entered another one."""
-    places = Counter(rank.place for rank in ranks)
-    iterations = {rank.iteration for rank in ranks}
-    if len(places) > 1:
-        (most, count), rest = places.most_common(1)[0], len(ranks) - places.most_common(1)[0][1]
-        few = tuple(rank for rank in ranks if rank.place != most)
-        if rest <= _MINORITY * len(ranks):
-            why = f"rank {few[0].rank} on node {few[0].host} waits at {few[0].place}, {count} ranks wait at {most}"
-            return HangVerdict(few[:_MOST_NAMED], Blame.USER, Confidence.LIKELY, why)
-        why = f"ranks wait for each other: {_places(ranks)}"
-        return HangVerdict((), Blame.USER, Confidence.GUESS, why)
-    if len(iterations) > 1 and min(iterations) >= 0:
-        behind = tuple(rank for rank in ranks if rank.iteration == min(iterations))
-        if len(behind) <= _MINORITY * len(ranks):
-            why = f"rank {behind[0].rank} on node {behind[0].host} is behind, in iteration {behind[0].iteration}"
-            return HangVerdict(behind[:_MOST_NAMED], Blame.UNKNOWN, Confidence.GUESS, why)
-    where = f" at {ranks[0].place}" if ranks and ranks[0].place else ""
-    return HangVerdict((), Blame.UNKNOWN, Confidence.GUESS, f"all {len(ranks)} ranks wait in one collective{where}")
+    places = Counter(place(rank) for rank in ranks)
+    if len(places) <= 1:
+        where = f" at {place(ranks[0])}" if ranks and place(ranks[0]) else ""
+        return HangVerdict((), Blame.UNKNOWN, Confidence.GUESS, f"all {len(ranks)} ranks wait in one collective{where}")
+    most, count = places.most_common(1)[0]
+    few = tuple(rank for rank in ranks if place(rank) != most)
+    if len(few) <= _MINORITY * len(ranks):
+        why = f"it waits at {place(few[0])}, {count} ranks wait at {most}"
+        return HangVerdict(few[:_MOST_NAMED], Blame.USER, Confidence.LIKELY, why)
+    return HangVerdict((), Blame.USER, Confidence.GUESS, f"ranks wait for each other: {_places(ranks)}")
 
 
 def _places(ranks: Sequence[RankEvidence]) -> str:
     """ "rank 0 at a.py:1, rank 3 at b.py:2": one rank for each place."""
-    first = {rank.place: rank for rank in reversed(ranks)}
-    told = [f"rank {rank.rank} at {place or 'an unknown place'}" for place, rank in sorted(first.items())]
+    first = {place(rank): rank for rank in reversed(ranks)}
+    told = [f"rank {rank.rank} at {where or 'an unknown place'}" for where, rank in sorted(first.items())]
     return ", ".join(told[:_MOST_NAMED])

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from nvrx_slurm.core.attribution.hang import HangVerdict, RankEvidence, compare
 from nvrx_slurm.core.attribution.signatures import SIGNATURES
-from nvrx_slurm.core.job.failing_line import frames
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, Remedy, RestartRecord, Role
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
@@ -44,26 +42,7 @@ class Verdict(NamedTuple):
 
 def first_cause(faults: Collection[RankFault]) -> RankFault | None:
     """The fault that most likely caused the others, from faults in order of arrival at the coordinator."""
-    cause = min(faults, key=_level, default=None)
-    if cause is None or cause.kind is not FaultKind.HANG:
-        return cause
-    culprit = hang_of(faults).culprits
-    return next((fault for fault in faults if culprit and _is_hang_of(fault, culprit[0].rank)), cause)
-
-
-def hang_of(faults: Collection[RankFault]) -> HangVerdict:
-    """Which of the ranks that fell silent the others waited for, from the stacks that they printed."""
-    hung = {fault.rank: fault for fault in faults if _is_hang_of(fault, fault.rank)}
-    return compare([_evidence(fault) for fault in hung.values()])
-
-
-def _is_hang_of(fault: RankFault, rank: int) -> bool:
-    return fault.kind is FaultKind.HANG and fault.rank == rank >= 0
-
-
-def _evidence(fault: RankFault) -> RankEvidence:
-    found = tuple(place for place, _ in frames(fault.traceback))
-    return RankEvidence(fault.rank, fault.infra_rank, fault.host, "S", frames=found)
+    return min(faults, key=_level, default=None)
 
 
 def _level(fault: RankFault) -> int:

@@ -142,6 +142,16 @@ class CycleOver:
 
 
 @dataclass(frozen=True, slots=True)
+class HangFound:
+    """For the log tree: what all ranks of a cycle did when one of them hung, and what that says."""
+
+    cycle: int
+    why: str
+    culprits: tuple[t.RankEvidence, ...]
+    ranks: tuple[t.RankEvidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The job is over and no agent is left: print the first cause and exit with `code`."""
 

@@ -13,7 +13,19 @@ from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.FINISHED, Phase.RETURNING)
 _NAMES_SHOWN = 16
-_TOO_LATE = (ev.Raised, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob, ev.TimeLeft, ev.ProgressRead, ev.Advised)
+_TOO_LATE = (
+    ev.Raised,
+    t.Hung,
+    t.Evidence,
+    t.Succeeded,
+    t.Stopped,
+    t.Asked,
+    t.WarnJob,
+    t.EndJob,
+    ev.TimeLeft,
+    ev.ProgressRead,
+    ev.Advised,
+)
 
 
 class Ending(JobPart):

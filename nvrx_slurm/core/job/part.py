@@ -221,11 +221,14 @@ class JobPart:
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
-                self.job.add_faults((fault,), now)
-                self._say_if_new(fault)
+                if self.job.add_faults((fault,), now):
+                    self._say_if_new(fault)
 
     def _say_if_new(self, fault: t.RankFault) -> None:
         """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
+        cause = self.job.cause
+        if fault.kind is t.FaultKind.HANG and cause is not None and cause.finding is not None:
+            return  # one of the ranks that wait for the first cause
         known = len(self.job.faults)
         first = known <= _FAULTS_COMPARED and first_cause(self.job.faults) == fault
         if self.job.end is None and (first or known <= _FAULTS_SAID):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, hang_of, judge, repeats
+from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, judge, repeats
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
@@ -147,8 +147,6 @@ class Stopping(JobPart):
         job, limits = self.job, self.job.settings.limits
         job.cause = verdict.cause
         job.report.cause_known(verdict.cause)
-        if verdict.cause.kind is t.FaultKind.HANG and sum(fault.kind is t.FaultKind.HANG for fault in job.faults) > 1:
-            self.say(f"hang: {hang_of(job.faults).why}")
         times = repeats(verdict, job.report.restarts)
         if limits.stops_on_repeats and times >= REPEATS:
             why = f"{headline(verdict.cause)}; the same failure {times} times: a restart does not help"
