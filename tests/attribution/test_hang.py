@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from nvrx_slurm.core.attribution.hang import HangVerdict, RankEvidence, compare
-from nvrx_slurm.core.attribution.verdict import first_cause, hang_of
-from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault
+from nvrx_slurm.core.attribution.hang import HangVerdict, compare
+from nvrx_slurm.core.attribution.verdict import judge
+from nvrx_slurm.core.job.failing_line import failing_line
+from nvrx_slurm.types import Blame, Collective, Confidence, FaultKind, RankEvidence, RankFault
 
 REDUCE = ("/v/site-packages/torch/distributed/distributed_c10d.py:2800 in all_reduce", "/w/train.py:40 in step")
 BARRIER = ("/v/site-packages/torch/distributed/distributed_c10d.py:4700 in barrier", "/w/train.py:55 in save")
@@ -18,13 +19,14 @@ READ = ("/usr/lib/python3.11/codecs.py:322 in decode", "/w/data.py:12 in __next_
 
 
 def waits(rank: int, frames: tuple[str, ...] = REDUCE) -> RankEvidence:
-    return RankEvidence(rank, rank // 2, f"n{rank // 2}", "S", frames=frames, silent_s=3.0, iteration=7)
+    return RankEvidence(rank, rank // 2, f"n{rank // 2}", "S", frames=frames, silent_s=3.0)
 
 
 def job(count: int, **others: RankEvidence) -> list[RankEvidence]:
     """`count` ranks that wait, but for those given as r5=evidence."""
     given = {int(name[1:]): evidence for name, evidence in others.items()}
-    return [given.get(rank) or waits(rank) for rank in range(count)]
+    others_wait = (Collective("0", 7, "nccl:all_reduce [[4]]", True),)
+    return [given.get(rank) or replace(waits(rank), collectives=others_wait) for rank in range(count)]
 
 
 def named(verdict: HangVerdict) -> list[int]:
@@ -42,13 +44,18 @@ def named(verdict: HangVerdict) -> list[int]:
         (replace(waits(5), state="Z"), Blame.UNKNOWN, "dead"),
         (replace(waits(5), state="", frames=()), Blame.UNKNOWN, "does not answer"),
         (waits(5, BARRIER), Blame.USER, "/w/train.py:55"),  # it skipped a collective
-        (replace(waits(5), iteration=6), Blame.UNKNOWN, "iteration 6"),
+        (replace(waits(5), collectives=(Collective("0", 6, "nccl:all_reduce [[4]]", False),)), Blame.USER, "number 7"),
+        (
+            replace(waits(5), collectives=(Collective("0", 7, "nccl:broadcast [[4]]", True),)),
+            Blame.USER,
+            "nccl:broadcast",
+        ),
     ],
 )
 @pytest.mark.parametrize("count", [8, 16])
 def test_one_rank_is_named(culprit: RankEvidence, blame: Blame, word: str, count: int) -> None:
     verdict = compare(job(count, r5=culprit))
-    assert named(verdict) == [5] and verdict.node == (2, "n2")
+    assert named(verdict) == [5] and verdict.node == ((2, "n2") if culprit.state else None)
     assert verdict.blame is blame and word in verdict.why
 
 
@@ -94,20 +101,26 @@ def test_10_000_ranks() -> None:
     assert time.monotonic() - began_s < 5.0
 
 
-def dump(*frames: str) -> str:
-    """What faulthandler prints for a rank with these frames."""
-    lines = "".join(f'  File "{file}", line {line} in {function}\n' for file, line, function in map(str.split, frames))
-    return (
-        f"Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n{lines}\nExtension modules: x"
-    )
+def test_a_rank_without_a_stack_whose_collective_is_open_waits() -> None:
+    """The main thread of a rank with CUDA waits in the script, for example in `loss.item()`."""
+    item = ("/w/train.py:44 in step",)
+    ranks = [replace(rank, frames=item) for rank in job(8)]
+    ranks[3] = waits(3, SLEEP)
+    assert named(compare(ranks)) == [3]
 
 
-def test_of_ranks_that_fell_silent_together_the_one_outside_the_collective_is_the_first_cause() -> None:
-    wait = dump("/v/site-packages/torch/distributed/c10d.py 28 all_reduce", "/w/train.py 15 <module>")
-    hung = [
-        RankFault(FaultKind.HANG, "n0", 0, rank, rank, traceback=wait if rank != 1 else dump("/w/train.py 16 <module>"))
-        for rank in range(4)
-    ]
-    cause = first_cause(hung)
-    assert cause is hung[1]
-    assert "/w/train.py:16" in hang_of(hung).why and "3 ranks wait" in hang_of(hung).why
+def test_ranks_in_several_groups_wait_for_each_other() -> None:
+    ranks = [replace(waits(r), collectives=(Collective(str(r % 3), 1, "gloo:all_reduce", True),)) for r in range(6)]
+    verdict = compare(ranks)
+    assert verdict.culprits == () and "3 groups" in verdict.why
+
+
+def test_the_culprit_is_the_first_cause_with_its_place_and_a_fingerprint() -> None:
+    verdict = compare(job(8, r5=replace(waits(5, SLEEP), local_rank=1, pid=77, log="/l/rank_5.err")))
+    culprit = verdict.fault
+    assert culprit is not None and (culprit.rank, culprit.pid, culprit.log) == (5, 77, "/l/rank_5.err")
+    assert failing_line(culprit.traceback) == "/w/train.py:33"
+    victim = RankFault(FaultKind.HANG, "n0", 0, 0, message="no heartbeat")
+    judged = judge([culprit, victim], 4)
+    assert judged is not None and judged.cause is culprit and judged.blame is Blame.USER
+    assert culprit.finding is not None and len(culprit.finding.fingerprint) == 16

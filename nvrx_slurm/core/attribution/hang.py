@@ -112,7 +112,7 @@ def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
         return _named(late, len(ranks) - len(late), f", and has not entered {what}")
     if found[Doing.OWN_CODE]:
         return _named(found[Doing.OWN_CODE], len(waiting))
-    return _mismatch(ranks) or _by_place(ranks)
+    return _mismatch(ranks) or _deadlock(ranks) or _by_place(ranks)
 
 
 def _named(culprits: list[RankEvidence], waiting: int, more: str = "") -> HangVerdict:
@@ -156,17 +156,32 @@ def _late(ranks: Sequence[RankEvidence]) -> tuple[list[RankEvidence], str]:
 def _mismatch(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
     """Ranks of a group that wait in different collectives: a defect of the script."""
     for members in _fronts(ranks):
-        entered = Counter(last.what for _, last in members if last.open)
+        at = [(rank, f"{last.what} (number {last.seq})") for rank, last in members if last.open]
+        entered = Counter(where for _, where in at)
         if len(entered) > 1:
             most = entered.most_common(1)[0][0]
-            few = [(rank, last) for rank, last in members if last.open and last.what != most]
+            few = [(rank, where) for rank, where in at if where != most]
             if len(few) <= max(1, int(_MINORITY * len(members))) and len(members) > 2:
-                rank, last = few[0]
-                why = f"it has entered {last.what} at {place(rank)}, {entered[most]} ranks wait in {most}"
+                rank, where = few[0]
+                why = f"it has entered {where} at {place(rank)}, {entered[most]} ranks wait in {most}"
                 return HangVerdict(tuple(rank for rank, _ in few[:_MOST_NAMED]), Blame.USER, Confidence.LIKELY, why)
-            told = ", ".join(f"{count} in {what}" for what, count in entered.most_common(_MOST_NAMED))
+            told = ", ".join(f"{count} in {where}" for where, count in entered.most_common(_MOST_NAMED))
             return HangVerdict((), Blame.USER, Confidence.LIKELY, f"ranks of one group wait in different ones: {told}")
     return None
+
+
+def _deadlock(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
+    """Ranks that wait in several groups, none of which is known to lack a rank that could go on."""
+    waits: dict[str, list[int]] = {}
+    for rank in ranks:
+        for last in rank.collectives:
+            if last.open:
+                waits.setdefault(f"{last.what} of group {last.group}", []).append(rank.rank)
+    if len(waits) < 2:
+        return None
+    told = [f"rank {where[0]} ({len(where)} in all) in {what}" for what, where in waits.items()]
+    why = f"ranks wait for each other in {len(waits)} groups: {', '.join(told[:_MOST_NAMED])}"
+    return HangVerdict((), Blame.USER, Confidence.GUESS, why)
 
 
 # --- stacks alone -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from nvrx_slurm.core.job.quorum import peer_key
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
-_NO_CYCLE = tuple(phase for phase in LIVE if phase not in (Phase.RUNNING, Phase.LAST_RANKS))
+_NO_SEARCH = tuple(phase for phase in LIVE if phase is not Phase.RUNNING)
 _UNTRIED = (Phase.LAST_CALL, Phase.TAKEOVER)
 _TRIED = tuple(phase for phase in LIVE if phase not in _UNTRIED)
 
@@ -28,13 +28,7 @@ class AnyTime(JobPart):
         (LIVE, ev.Joined, "on_joined", ANY, "a new node, a returning one, or a takeover"),
         (LIVE, ev.Lost, "on_lost", ANY, "a fault if it was active"),
         (LIVE, t.Asked, "on_asked", ANY, "exclude, shut down or go on"),
-        (
-            _NO_CYCLE,
-            (t.Hung, t.Evidence),
-            "ignore",
-            (),
-            "the cycle is over, or was taken over",
-        ),
+        (_NO_SEARCH, (t.Hung, t.Evidence), "ignore", (), "too late, or of another term"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", OVER, "told to end"),
         (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),

@@ -174,4 +174,6 @@ class JobData:
     def _hangs(self, fault: RankFault) -> bool:
         """Whether the fault tells of the rank that the others wait for, which is known already."""
         first = next(iter(self.faults), fault)
-        return first is not fault and fault.kind is FaultKind.HANG and (first.kind, first.rank) == (fault.kind, fault.rank)
+        return (
+            first is not fault and fault.kind is FaultKind.HANG and (first.kind, first.rank) == (fault.kind, fault.rank)
+        )

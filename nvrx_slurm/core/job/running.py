@@ -23,11 +23,12 @@ class Running(HangSearch):
     states = _MINE
     table = rows(
         (_MINE, t.Failed, "on_failed", ANY, "restart, go on, or the end"),
-        (_MINE, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
-        (_MINE, t.Evidence, "on_evidence", ANY, "restart, or the end, when all nodes have answered"),
+        (Phase.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
+        (Phase.RUNNING, t.Evidence, "on_evidence", (Phase.STOPPING, Phase.FINISHED), "when all nodes have answered"),
         (_MINE, t.Succeeded, "on_succeeded", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all have"),
         (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "a returned node is a spare now"),
-        (_MINE, Tick, "on_tick", ANY, "the last ranks take too long, or the answers about a hang"),
+        (Phase.RUNNING, Tick, "on_tick", (Phase.STOPPING, Phase.FINISHED), "the answers about a hang take too long"),
+        (Phase.LAST_RANKS, Tick, "on_tick", (Phase.FINISHED,), "the last ranks take too long"),
     )
 
     last_ranks_by: float = 0.0
