@@ -168,7 +168,8 @@ class Invariants:
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
-            self._check_new_plan(reign, fresh, joining)
+            refused = {c.node_id for c in commands if isinstance(c, ev.Drop)}
+            self._check_new_plan(reign, fresh, joining | refused)
             self._planners[self._newest] = coordinator
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)

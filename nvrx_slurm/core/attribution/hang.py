@@ -73,7 +73,8 @@ class HangVerdict:
             return None
         rank = self.culprits[0]
         print_ = hashlib.sha256(f"{RULE}\0{place(rank)}".encode()).hexdigest()[:16]
-        finding = Finding(RULE, Role.CAUSE, self.blame, self.confidence, Remedy.RESTART, print_, self.why[:300])
+        remedy = Remedy.RESTART if self.node is None else Remedy.ELSEWHERE
+        finding = Finding(RULE, Role.CAUSE, self.blame, self.confidence, remedy, print_, self.why[:300])
         return RankFault(
             FaultKind.HANG, rank.host, rank.infra_rank, rank.rank, rank.local_rank, rank.pid, 0,
             self.why, stack(rank), rank.log, finding,

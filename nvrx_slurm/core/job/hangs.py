@@ -67,9 +67,4 @@ class HangSearch(JobPart):
             stacks = (stack(rank) for rank in search.seen if rank.rank == cause.rank)
             cause = replace(cause, traceback=next(stacks, ""))
         job.add_faults((cause,), now)
-        if job.settings.hang_exclude and verdict.node is not None and job.may_exclude_by_rule:
-            nodes = (node for node in job.members.in_order() if (node.infra_rank, node.host) == verdict.node)
-            for node in list(nodes):
-                self.exclude(node, -1, f"the other ranks wait for its rank: {verdict.why}", now)
-        if self.core.state in self.states:
-            self.fail_cycle(cause, now)
+        self.fail_cycle(cause, now)
