@@ -168,8 +168,9 @@ class Invariants:
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
-            refused = {c.node_id for c in commands if isinstance(c, ev.Drop)}
-            self._check_new_plan(reign, fresh, joining | refused)
+            for excluded in (c for c in commands if isinstance(c, ev.Drop) and not joining):
+                reign.forget(excluded.node_id)
+            self._check_new_plan(reign, fresh, joining)
             self._planners[self._newest] = coordinator
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
