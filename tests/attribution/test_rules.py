@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import signaturedoc
 from corpus import FAILURES, STORM
 
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
@@ -148,3 +150,9 @@ def test_no_rule_is_certain_and_wrong() -> None:
     )
     assert not wrong
     assert first_cause([]) is None
+
+
+def test_the_page_shows_the_signatures() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/attribution.md"
+    fresh = page.read_text() == signaturedoc.render()
+    assert fresh, "run: python scripts/lib/signaturedoc.py docs/reference/attribution.md"
