@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from nvrx_slurm.agent import faults
+from nvrx_slurm.agent.board import Board
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.looks import Looks
@@ -27,15 +27,12 @@ from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, processes
-from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
-_BOARD_VERSION = 1
-_MAX_REASON_CHARS = 500
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
 
@@ -96,7 +93,7 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._board = private_dir / BOARD_NAME
+        self._board = Board(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
@@ -110,7 +107,7 @@ class Workers:
     async def start(self) -> None:
         """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError."""
         if self._spec.wrapped:
-            self._board.touch(0o600)
+            self._board.create()
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
                 monitor = RankMonitor(
@@ -209,22 +206,6 @@ class Workers:
         for monitor in self._monitors:  # also of a worker that is about to start
             monitor.warn()
 
-    def _post_gone(self, gone: ag.PostGone) -> None:
-        """Tell the in-process wrappers of this node that ranks are dead: one JSON line in the file of NVRX_BOARD.
-
-        A wrapper's monitor process watches the file, so it need not wait for a heartbeat timeout.
-        """
-        if not self._spec.wrapped:
-            return
-        reason = gone.reason[:_MAX_REASON_CHARS]
-        note = {"v": _BOARD_VERSION, "cycle": gone.cycle, "ranks": list(gone.ranks), "why": reason}
-        try:
-            with self._board.open("r+b", buffering=0) as file:  # it is never made anew: readers know their place in it
-                file.seek(0, os.SEEK_END)
-                file.write(json.dumps(note).encode() + b"\n")
-        except OSError as error:
-            self._console.say(f"the wrappers will hear of dead ranks late: {self._board}: {error.strerror}")
-
     # --- one worker ---------------------------------------------------------------------------------------------
 
     def _argv(self, local_rank: int) -> list[str]:
@@ -281,7 +262,7 @@ class Workers:
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
         if self._spec.wrapped:
-            rank_vars["NVRX_BOARD"] = str(self._board)
+            rank_vars["NVRX_BOARD"] = str(self._board.path)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
@@ -372,7 +353,7 @@ _ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
     ag.PassOn: lambda self, command: self._signal(command.signum),
     ag.LookAtRanks: Workers._look,
     ag.WarnRanks: lambda self, command: self._warn_ranks(),
-    ag.PostGone: Workers._post_gone,
+    ag.PostGone: lambda self, command: self._board.post(command) if self._spec.wrapped else None,
     ag.Prepare: lambda self, command: self._hold() if command.used else None,
     ag.EndHeld: lambda self, command: self._end_held(),
 }
