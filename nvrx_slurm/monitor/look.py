@@ -17,6 +17,7 @@ _STACKS_AFTER_S = 0.1  # the signal may end a system call of foreign code, so th
 _LEAST_S = 0.3  # between the two looks at the processor time
 _AGAIN_S = 0.05
 _MARGIN_S = 0.3  # for the way of the answer
+_CANNOT_RUN = ("T", "t", "D", "Z")  # a signal handler: stopped, traced, blocked in the kernel, dead
 _MOVES_TICKS = 5  # of 10 ms
 _MOST_BYTES = 1 << 18
 _STACK_CHARS = 24_000  # the main thread comes last
@@ -46,7 +47,8 @@ class Look:
         if now_s < self.due_s:
             return None
         if self._signalled is None:
-            self._signalled = kill.handles(self._pidfd, self._pid, stacks.LOOK_SIGNAL)
+            can_run = _stat(self._pid)[0] not in _CANNOT_RUN
+            self._signalled = can_run and kill.handles(self._pidfd, self._pid, stacks.LOOK_SIGNAL)
             if self._signalled:
                 kill.send(self._pidfd, stacks.LOOK_SIGNAL)
             self.due_s = self._began_s + _LEAST_S

@@ -116,7 +116,9 @@ def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
     return _mismatch(ranks) or _deadlock(ranks) or _by_place(ranks)
 
 
-def _named(culprits: list[RankEvidence], waiting: int, more: str = "") -> HangVerdict:
+def _named(found: list[RankEvidence], waiting: int, more: str = "") -> HangVerdict:
+    longest_s = max(rank.silent_s for rank in found)
+    culprits = [rank for rank in found if rank.silent_s < 0 or rank.silent_s >= longest_s / 2]  # the others live
     first = culprits[0]
     if not waiting and len(culprits) > 1:  # no rank waits: each may be as slow as the others
         return HangVerdict((), Blame.UNKNOWN, Confidence.GUESS, f"no rank waits for another: {_places(culprits)}")
@@ -126,9 +128,9 @@ def _named(culprits: list[RankEvidence], waiting: int, more: str = "") -> HangVe
     at = f" at {place(first)}" if place(first) else ""
     for_s = f", silent for {first.silent_s:.1f} s" if first.silent_s >= 0 else ""
     same = f"; {len(culprits) - 1} more ranks do the same" if len(culprits) > 1 else ""
-    others = f"{waiting} ranks wait for it" if waiting else "no other rank is known"
+    others = f"; {waiting} ranks wait for it" if waiting else ""
     sure = Confidence.LIKELY if few and first.state else Confidence.GUESS
-    return HangVerdict(tuple(culprits[:_MOST_NAMED]), blame, sure, f"{what}{at}{for_s}{more}; {others}{same}")
+    return HangVerdict(tuple(culprits[:_MOST_NAMED]), blame, sure, f"{what}{at}{for_s}{more}{others}{same}")
 
 
 # --- torch's flight recorder ------------------------------------------------------------------------------------

@@ -60,11 +60,13 @@ class HangSearch(JobPart):
                 search.seen.append(t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0))
         verdict = compare(search.seen)
         self.core.emit(ev.HangFound(job.cycle, verdict.why, verdict.culprits, tuple(search.seen)))
-        cause = verdict.fault
+        cause, first = verdict.fault, search.first
         if cause is None:
             self.say(f"hang: {verdict.why}")
-            cause = search.first
-            stacks = (stack(rank) for rank in search.seen if rank.rank == cause.rank)
-            cause = replace(cause, traceback=next(stacks, ""))
+            stacks = (stack(rank) for rank in search.seen if rank.rank == first.rank)
+            cause = replace(first, traceback=next(stacks, ""))
+        else:
+            whose = "" if cause.rank == first.rank else f"rank {first.rank} was the first to be seen: "
+            cause = replace(cause, message=f"{cause.message} ({whose}{first.message})")
         job.add_faults((cause,), now)
         self.fail_cycle(cause, now)
