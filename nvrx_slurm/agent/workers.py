@@ -306,6 +306,7 @@ class Workers:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
+        self._looks.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         self._note_if_none_left()

@@ -135,7 +135,11 @@ class Monitor:
         if seen is None:
             return watched.look.due_s
         watched.look = None
-        _send(self._control, "looked", cycle=watched.cycle, pid=watched.pid, **seen, **watched.signs())
+        answer = {"cycle": watched.cycle, "pid": watched.pid, **seen, **watched.signs()}
+        try:
+            _send(self._control, "looked", **answer)
+        except wire.WireError:  # JSON writes some characters as six
+            _send(self._control, "looked", **{**answer, "stack": "", "record": ""})
         return None
 
     def _on_worker_exit(self) -> None:
@@ -201,10 +205,9 @@ class Monitor:
             self._watch(message, *fds)
         elif message["type"] == "unwatch":
             self._forget()
-        elif message["type"] == "look" and self._watched is not None:
-            self._watched.begin_look(float(message["within_s"]))  # type: ignore[arg-type]
-        elif message["type"] == "end" and self._watched is not None:
-            self._watched.end_hold()
+        elif message["type"] in ("look", "end"):
+            if self._watched is not None:
+                self._watched.told(message)
         elif message["type"] == "quit":
             self._running = False
         else:

@@ -123,16 +123,16 @@ class Watched:
         if pidfd is not None:
             self._rank_pid, self._rank_pidfd = pid, pidfd
 
-    def end_hold(self) -> None:
-        """All ranks have been looked at: a hung one can be ended."""
+    def told(self, message: dict[str, Any]) -> None:
+        """`look`: find out what the rank does, within `within_s` seconds. `end`: that is over for all ranks, so that
+        a hung one can be ended."""
+        if message["type"] == "look":
+            self._find_rank()
+            self.look = Look(self._rank_pid, self._rank_pidfd, self._channel, message["within_s"])
+            return
         self._hold_s = 0.0
         if self._holds:
             self._step_until_s = 0.0
-
-    def begin_look(self, within_s: float) -> None:
-        """Find out what the rank does, within `within_s` seconds."""
-        self._find_rank()
-        self.look = Look(self._rank_pid, self._rank_pidfd, self._channel, within_s)
 
     def signs(self) -> dict[str, object]:
         """Seconds since the last sign of life, and the names of the open sections."""
