@@ -14,7 +14,7 @@ from nvrx_slurm.monitor import kill, stacks
 RECORD = b"FR "  # begins the line of the flight recorder
 ASK = b"?"
 _STACKS_AFTER_S = 0.1  # the signal may end a system call of foreign code, so the flight recorder comes first
-_LEAST_S = 0.3  # between the two looks at the processor time
+_LEAST_S = 0.25  # between the two looks at the processor time
 _AGAIN_S = 0.05
 _MARGIN_S = 0.3  # for the way of the answer
 _CANNOT_RUN = ("T", "t", "D", "Z")  # a signal handler: stopped, traced, blocked in the kernel, dead
@@ -53,11 +53,12 @@ class Look:
                 kill.send(self._pidfd, stacks.LOOK_SIGNAL)
             self.due_s = self._began_s + _LEAST_S
             return None
+        known = len(self._text)
         self._read()
         lines = self._text.decode("utf-8", "replace").splitlines(keepends=True)
         record = [line for line in lines if line.startswith(RECORD.decode())]
         stack = "".join(line for line in lines if not line.startswith(RECORD.decode()))
-        if self._signalled and not stack and now_s < self._until_s:
+        if self._signalled and (not stack or len(self._text) > known) and now_s < self._until_s:  # more may come
             self.due_s = now_s + _AGAIN_S
             return None
         state, ticks = _stat(self._pid)
