@@ -12,7 +12,7 @@ HEAD = (
     UP
     + CLIENT
     + """
-import multiprocessing, re, threading
+import multiprocessing, re
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 one, other = dist.new_group([0, 2]), dist.new_group([0, 2])
@@ -26,10 +26,6 @@ def vfork_that_waits():  # the parent is in state D until the child has replaced
 def fifo():
     os.mkfifo(HERE)
     open(HERE).read()
-def lock():
-    mine = threading.Lock()
-    mine.acquire()
-    mine.acquire()
 def slow():
     for _ in range(10**6):
         time.sleep(0.01)
@@ -43,13 +39,11 @@ def skips_a_barrier():
     step()
 def other_size():
     step(1)
-def receives():
-    dist.recv(torch.ones(4), src=0)
 KINDS = {
     "sleeps": lambda: time.sleep(600),
     "spins": lambda: exec("while True: pass"),
-    **{each.__name__: each for each in (vfork_that_waits, fifo, lock, slow, dead_loader, stops)},
-    **{each.__name__: each for each in (holds_the_interpreter, receives, other_size)},
+    **{each.__name__: each for each in (vfork_that_waits, fifo, slow, dead_loader, stops)},
+    **{each.__name__: each for each in (holds_the_interpreter, other_size)},
 }
 def hang(kind):
     if kind == "skips_a_barrier":
@@ -82,12 +76,10 @@ EXPECTED: dict[str, tuple[list[int], str]] = {
     "spins": ([2], "moves"),
     "vfork_that_waits": ([2], "kernel"),
     "fifo": ([2], "in fifo"),
-    "lock": ([2], "in lock"),
     "slow": ([2], "in slow"),
     "dead_loader": ([2], "in dead_loader"),
     "stops": ([2], "stopped"),
     "holds_the_interpreter": ([2], "in holds_the_interpreter"),
-    "receives": ([2], "has not entered"),
     "skips_a_barrier": ([2], "gloo:all_reduce"),
     "other_collective": ([2], "gloo:broadcast"),
     "other_size": ([2], "number 5"),
