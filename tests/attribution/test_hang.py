@@ -64,6 +64,18 @@ def test_the_rank_that_is_absent_goes_before_one_in_its_own_code() -> None:
     assert named(verdict) == [5]
 
 
+def test_a_rank_in_its_own_code_that_has_just_shown_life_is_not_named() -> None:
+    verdict = compare(job(8, r2=replace(waits(2, SLEEP), silent_s=0.1), r5=waits(5, SLEEP)))
+    assert named(verdict) == [5]
+
+
+def test_a_late_rank_that_waits_in_another_group_is_not_named() -> None:
+    """It waits for rank 3, which is in its own code."""
+    late = (Collective("0", 6, "nccl:all_reduce [[4]]", False), Collective("1", 2, "nccl:broadcast [[4]]", True))
+    verdict = compare(job(8, r2=replace(waits(2), collectives=late), r3=waits(3, SLEEP)))
+    assert named(verdict) == [3]
+
+
 def test_with_two_ranks_the_one_outside_the_collective_is_named() -> None:
     verdict = compare(job(2, r1=waits(1, SLEEP)))
     assert named(verdict) == [1] and verdict.confidence is Confidence.LIKELY
