@@ -99,6 +99,16 @@ class Aggregator(child.Program):
         else:
             self.loop.call_later(late_s, self._end_if_all_left)
 
+    def end(self, code: int = 0) -> None:
+        """Name the ranks of which something is missing."""
+        if not self.result.done() and not code:
+            self._flush()
+            for path, merged in self._files.items():
+                with contextlib.suppress(OSError, Superseded):
+                    if ranks := merged.give_up():
+                        self.say(f"{path} is not complete: lines of {len(ranks)} ranks are missing, first {ranks[0]}")
+        super().end(code)
+
     # --- shippers ---------------------------------------------------------------------------------------------
 
     def _begin(self, peer: Peer) -> Stream:

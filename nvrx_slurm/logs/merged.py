@@ -82,6 +82,14 @@ class MergedFile:
         write_all(self._text, b"".join(texts))
         self._record(b"".join(records))
 
+    def give_up(self) -> list[int]:
+        """No more comes: note and return the ranks of which something is missing. Raises OSError."""
+        ranks = self.index.missing(self._world) if not self.index.complete else []
+        if ranks:
+            self._check_lengths()
+            self._record(self.index.give_up(self._world))
+        return ranks
+
     def sync(self) -> None:
         """Have the disk take everything. Blocks; may be called in a thread."""
         self.synced = self.index.size

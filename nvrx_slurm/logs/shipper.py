@@ -96,7 +96,7 @@ class Shipper(child.Program):
             return
         if "finish" in packet and not self._finishing:
             self._finishing, self._heard_s = True, self.loop.time()
-            self.loop.call_later(float(packet["finish"]), self.end)
+            self.loop.call_later(float(packet["finish"]), self._give_up)
         for source in self._sources.values():
             source.ending = source.ending or self._finishing or source.opened.cycle == packet.get("over")
         self._dirty.update(dict.fromkeys(self._sources))
@@ -130,8 +130,13 @@ class Shipper(child.Program):
         if self._finishing and not self.result.done():
             left_s = self._heard_s + _STALLED_S - self.loop.time()
             if not self._sources or left_s <= 0:
-                return self.end()
+                return self._give_up()
             self.loop.call_later(left_s, self._end_if_done)
+
+    def _give_up(self) -> None:
+        if self._sources and not self.result.done():
+            self.say(f"{len(self._sources)} files are not merged to their end; the rest is in the ranks' own files")
+        self.end()
 
     def _on_broken(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

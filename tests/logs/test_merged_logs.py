@@ -233,3 +233,24 @@ def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(
     os.truncate(cycle_file(merge.prefix, 0), 3)
     merge.write(0, b"three\n")
     merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")
+
+
+def test_what_is_missing_at_the_end_is_named(merge: Stage) -> None:
+    aggregator, shipper = merge.aggregator(), merge.shipper()
+    merge.at(shipper)
+    merge.cycle(shipper, range(2), 4)
+    merge.write(1, b"here\n")
+    merge.until(lambda: merge.merged() == b"1: here\n", "written")
+    assert shipper.finish() == 0
+    aggregator.tell(finish=5.0)
+    assert "2 ranks are missing, first 2" in aggregator.packet("say") and aggregator.process.wait(30) == 0
+    last = Path(index_file(cycle_file(merge.prefix, 0))).read_bytes().splitlines()[-1]
+    assert last == b'{"missing":[2,3]}' and not merge.index().complete
+
+
+def test_a_shipper_that_reaches_no_aggregator_says_so_at_the_end(merge: Stage) -> None:
+    shipper = merge.shipper()
+    merge.cycle(shipper, range(2), 2)
+    merge.write(1, b"here\n")
+    shipper.tell(finish=0.1)
+    assert "4 files are not merged" in shipper.packet("say") and shipper.process.wait(30) == 0

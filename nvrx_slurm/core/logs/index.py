@@ -3,7 +3,8 @@
 One JSON value per line. {"v": 1, "term", "owner", "cycle", "world", "at"}: an aggregator begins. {"id", "file",
 "rank"}: a source. [id, end, to, at]: the text up to byte `end` of the merged file is that of source `id` up to byte
 `to` of its own file, first read at `at` (Unix milliseconds). {"final": id}: the source is complete.
-{"snapshot": {file: [id, rank, to, final]}, "end"}: all of that, so that a reader can begin here. {"complete": true}.
+{"snapshot": {file: [id, rank, to, final]}, "end"}: all of that, so that a reader can begin here. {"complete": true}; or
+{"missing": [ranks]}: the job has ended, and not all of these ranks' lines are here.
 
 The text is written before its record. What lies behind the last record was never acknowledged: it is cut off, and the
 source sends it again. So each byte is in the merged file exactly once.
@@ -12,6 +13,7 @@ source sends it again. So each byte is in the merged file exactly once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +133,16 @@ class Index:
         self._finals += file.startswith(f"{self.owner}/")
         self.complete = 0 < expected <= self._finals
         return _line({"final": source.number}) + (_line({"complete": True}) if self.complete else b"")
+
+    def missing(self, world: int) -> list[int]:
+        """The ranks of a cycle with `world` ranks of which not all is in the merged file."""
+        done = [one.rank for file, one in self.sources.items() if one.final and file.startswith(f"{self.owner}/")]
+        counts = Counter(done)
+        return [rank for rank in range(world) if counts[rank] < 2]
+
+    def give_up(self, world: int) -> bytes:
+        """No more comes."""
+        return _line({"missing": self.missing(world)})
 
     def snapshot(self) -> bytes:
         """The whole state."""
