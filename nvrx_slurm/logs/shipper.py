@@ -27,7 +27,6 @@ _WINDOW_BYTES = 512 << 10  # of text that is not acknowledged
 _CONNECT_S = 5.0
 _RETRY_S, _LAST_RETRY_S = 0.2, 5.0
 _STALLED_S = 5.0  # at the end: without an acknowledgement for so long, the rest stays in the ranks' files
-_SAY_AFTER_S = 10.0  # without an aggregator
 _POLL_S = 1.0  # where there is no inotify
 
 
@@ -39,6 +38,7 @@ class Settings(NamedTuple):
     node: str  # names this node's shipper to the aggregator
     log_dir: str
     batch_s: float = 0.5  # lines wait up to that long for more
+    say_after_s: float = 10.0  # without an aggregator
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class Shipper(child.Program):
                 self._lost_s = self.loop.time()
             self._stream = None
             self._forget()
-            if self.loop.time() - self._lost_s >= _SAY_AFTER_S:
+            if self.loop.time() - self._lost_s >= self._settings.say_after_s:
                 number = why.errno if isinstance(why, OSError) else None
                 reason = os.strerror(number) if number else str(why) or "no answer in time"
                 where = ":".join(map(str, self._where))

@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage)
 
 
 def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage) -> None:
-    shipper = merge.shipper()
+    shipper = merge.shipper(say_after_s=0.5)
     merge.cycle(shipper, range(1), 1)
     with socket.socket() as closed:  # bound, but nothing listens
         closed.bind(("127.0.0.1", 0))
