@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, Remedy, RestartRecord, Role
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
-_ONE_NODE = {signature.name for signature in SIGNATURES if signature.one_node}
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _NO_FINDING = Finding("", Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
@@ -76,12 +74,18 @@ def judge(faults: Collection[RankFault], job_nodes: int) -> Verdict | None:
     blame, confidence, remedy = f.blame, f.confidence, f.remedy
     if f.role is Role.ECHO or (not f.rule and cause.kind in _BAD_NODE):
         blame, confidence = (Blame.NODE if cause.kind in _BAD_NODE else Blame.UNKNOWN), Confidence.GUESS
-    if f.rule in _ONE_NODE and nodes == 1 and len(same) > 1 and job_nodes > 1:
+    if nodes == 1 and len(same) > 1 and job_nodes > 1 and _is_of_one_node(f.rule):
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART
     if remedy is Remedy.ELSEWHERE and nodes > 1:  # several nodes at once: rather their image, or the rule itself
         confidence, remedy = Confidence.LIKELY, Remedy.RESTART
     rule = f.rule or (cause.kind.value if cause.kind in _BAD_NODE else "")
     return Verdict(cause, rule, blame, confidence, remedy, len(same), nodes)
+
+
+def _is_of_one_node(rule: str) -> bool:
+    from nvrx_slurm.core.attribution.signatures import SIGNATURES  # not at the start, as above
+
+    return any(signature.one_node for signature in SIGNATURES if signature.name == rule)
 
 
 def repeats(verdict: Verdict, restarts: Sequence[RestartRecord]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.hang import compare, stack
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.part import JobPart
 
@@ -52,6 +51,8 @@ class HangSearch(JobPart):
 
     def end_search(self, now: float) -> None:
         """Compare what has been seen, and fail the cycle. A node that has not answered is a candidate, too."""
+        from nvrx_slurm.core.attribution.hang import compare, stack  # not at the start: its patterns take 3 ms
+
         job, search = self.job, self.search
         assert search is not None
         for _, slot in sorted(job.assignment.slots.items()):

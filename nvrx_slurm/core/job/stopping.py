@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.hang import RULE as HANG
 from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, judge, repeats
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
@@ -153,7 +152,8 @@ class Stopping(JobPart):
             why = f"{headline(verdict.cause)}; the same failure {times} times: a restart does not help"
             self.finish(t.Finish(limits.no_restart_code, why), now)
         elif verdict.remedy is t.Remedy.ELSEWHERE and (
-            verdict.confidence is t.Confidence.CERTAIN or (verdict.rule == HANG and job.settings.hang_exclude)
+            verdict.confidence is t.Confidence.CERTAIN
+            or (verdict.cause.kind is t.FaultKind.HANG and job.settings.hang_exclude)
         ):
             nodes = (node for node in job.members.in_order() if node.infra_rank == verdict.cause.infra_rank)
             for node in [node for node in nodes if node.host == verdict.cause.host and job.may_exclude_by_rule]:
