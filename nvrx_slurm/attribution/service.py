@@ -2,177 +2,124 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
+import os
 import re
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from nvrx_slurm.attribution.analysis import Analyst, NotAllowed, checked
-from nvrx_slurm.attribution.answer import Answer, Tell
-from nvrx_slurm.attribution.export import export, record
-from nvrx_slurm.attribution.http import Refused, Request, Server
+from nvrx_slurm.attribution.analysis import History, by_rules, evidence_of
 from nvrx_slurm.attribution.llm import LanguageModel
-from nvrx_slurm.attribution.settings import CycleNews, Settings
-from nvrx_slurm.attribution.web import Web
+from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.server import Refused, Server
 from nvrx_slurm.system import bounded
 
-_log = logging.getLogger(__name__)
 _READ_S = 5.0  # for the log's file system
 _MOST_RESULTS = 1000
 _CYCLE = re.compile(r"_cycle(\d{1,7})\.\w+$")
 _INTENTS = ("track_only", "progressive", "terminal")
-T = TypeVar("T")
 
 
 class Service:
-    """Results by the path of the log. `llm` and `web` (for the export) are None where they are not asked for."""
+    """Results by the path of the log. HTTP requests are answered in threads of their own, which may block."""
 
-    def __init__(
-        self, settings: Settings, tell: Tell, say: Callable[[str], None], llm: LanguageModel | None, web: Web | None
-    ) -> None:
-        self._settings, self._tell, self._say, self._llm, self._web = settings, tell, say, llm, web
-        self._analyst = Analyst(settings)
-        self._server = Server(self._handle)
-        self._answers: dict[str, tuple[CycleNews, Answer | None]] = {}  # None: not analysed yet
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._over = asyncio.Event()
+    def __init__(self, settings: AttributionSpec, say: Callable[[str], None]) -> None:
+        self._settings, self._say = settings, say
+        self._history = History(settings.tree)
+        self._llm = LanguageModel(settings, say) if settings.llm_base_url else None
+        self._results: dict[str, tuple[CycleNews, Answer | None]] = {}  # None: not analysed yet
+        self._lock = threading.Lock()
+        self.where = " and ".join(self._listen())
 
-    async def start(self) -> str:
-        """Listen; returns where."""
-        where = []
-        try:
-            await self._server.listen_on_loopback(self._settings.port)
-            where.append(f"http://127.0.0.1:{self._settings.port}")
-        except OSError as error:
-            self._say(f"the attribution service cannot listen on 127.0.0.1:{self._settings.port}: {error.strerror};"
-                      " it goes on without")  # fmt: skip
-        try:
-            if self._settings.socket:
-                await self._server.listen_on_socket(self._settings.socket)
-                where.append(f"unix://{self._settings.socket}")
-        except OSError as error:
-            _log.warning("no Unix socket: %s", error)
-        try:
-            await self._blocking(self._analyst.load)
-        except Refused as refused:
-            _log.warning("no history: %s", refused.args[2])
-        return " and ".join(where)
+    def _listen(self) -> Iterator[str]:
+        port, path = self._settings.port, self._settings.socket
+        for where, name in ((port, f"http://127.0.0.1:{port}"), (path, f"unix://{path}")):
+            try:
+                if where:
+                    Server(where, self._reply)
+                    yield name
+            except OSError as error:
+                self._say(f"the attribution service cannot listen on {name}: {error.strerror}; it goes on without")
 
-    async def work(self) -> None:
-        """Until `finish`, and until all cycles are analysed."""
-        await self._over.wait()
-        self._server.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def finish(self) -> None:
-        """The job has ended."""
-        self._over.set()
-
-    def hear(self, news: CycleNews) -> None:
-        """A cycle runs, or is over."""
+    async def answer(self, news: CycleNews) -> Answer:
+        """Rules at once; then the language model, which takes its time."""
         self._put(news, None)
-        if news.over:
-            task = asyncio.ensure_future(self._attribute(news))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if not news.over:
+            return Answer()
+        try:
+            answer, evidence = await self._blocking(lambda: self._history.analyse(news))
+            self._put(news, answer)
+            if self._llm is not None and news.fault:
+                answer = await self._llm.about(news, evidence, answer)
+                await self._blocking(lambda: self._history.keep(news, answer))
+        except (bounded.Overrun, RuntimeError) as error:
+            answer = Answer(reason=f"no analysis: {error}", source="rules")
+        self._put(news, answer)
+        return answer
+
+    async def _blocking(self, work: Callable[[], Any]) -> Any:
+        return await bounded.call_async(work, _READ_S, "the log file system")
 
     def _put(self, news: CycleNews, answer: Answer | None) -> None:
-        self._answers[news.log] = (news, answer)
-        while len(self._answers) > _MOST_RESULTS:
-            del self._answers[next(iter(self._answers))]
+        with self._lock:
+            self._results[news.log] = (news, answer)
+            while len(self._results) > _MOST_RESULTS:
+                del self._results[next(iter(self._results))]
 
-    async def _attribute(self, news: CycleNews) -> None:
-        """Rules at once; then the language model, which takes its time; then the export."""
-        began_s = time.monotonic()
-        try:
-            evidence = await self._blocking(partial(self._analyst.evidence, news))
-            answer = self._analyst.analyse(news, evidence)
-            self._put(news, answer)
-            await self._blocking(partial(self._analyst.keep, news, answer))
-            story = await self._llm.about(news, evidence, answer) if self._llm is not None and news.fault else None
-            if story is not None:
-                answer = story
-                self._put(news, answer)
-                await self._blocking(partial(self._analyst.keep, news, answer))
-        except Refused as refused:
-            answer = Answer(reason=f"no analysis: {refused.args[2]}", source="rules")
-            self._put(news, answer)
-        # The console has what the coordinator's rules say: only more than that is news.
-        is_news = answer.action == "STOP" or answer.source != "rules"
-        self._tell(news.cycle, answer if is_news else Answer())
-        if self._web is not None and news.fault:
-            took_s = time.monotonic() - began_s
-            await export(self._web, record(self._settings, news, answer, took_s, int(time.time() * 1000)))
+    # --- HTTP, in other threads -----------------------------------------------------------------------------
 
-    async def _blocking(self, work: Callable[[], T]) -> T:
-        """Raises Refused where the file system hangs."""
-        try:
-            return await bounded.call_async(work, _READ_S, "the log file system")
-        except (bounded.Overrun, RuntimeError, OSError) as error:
-            raise Refused(503, "internal_error", str(error)) from None
-        except NotAllowed as wrong:
-            raise Refused(*wrong.args) from None
-
-    # --- HTTP -----------------------------------------------------------------------------------------------
-
-    async def _handle(self, request: Request) -> Any:
-        asked = (request.method, request.path)
-        if asked == ("POST", "/logs"):
-            return await self._on_post(request)
-        if asked == ("GET", "/logs"):
-            return await self._on_get(request)
-        jobs = [
-            {"log_path": log, "cycle_id": news.cycle, "job_id": self._settings.job_id, "pending": answer is None}
-            for log, (news, answer) in self._answers.items()
-        ]
+    def _reply(self, request: str, query: dict[str, str], body: bytes) -> Any:
+        if request == "POST /logs":
+            return self._on_post(body)
+        if request == "GET /logs":
+            return self._on_get(query)
+        with self._lock:
+            jobs = [
+                {"log_path": log, "cycle_id": news.cycle, "job_id": self._settings.job_id, "pending": answer is None}
+                for log, (news, answer) in self._results.items()
+            ]
+        running = [job for job in jobs if job["pending"]]
         known = {
-            ("GET", "/healthz"): {"status": "ok", "backend": "lib", "issues": []},
-            ("GET", "/stats"): {"results": len(jobs), "in_flight": len(self._tasks)},
-            ("GET", "/jobs"): {"jobs": jobs},
-            ("GET", "/inflight"): {"jobs": [job for job in jobs if job["pending"]]},
+            "GET /healthz": {"status": "ok", "backend": "lib", "issues": []},
+            "GET /stats": {"results": len(jobs), "in_flight": len(running)},
+            "GET /jobs": {"jobs": jobs},
+            "GET /inflight": {"jobs": running},
         }
-        if asked not in known:
+        if request not in known:
             raise Refused(404, "not_found", "there is nothing at this path")
-        return known[asked]
+        return known[request]
 
-    async def _on_post(self, request: Request) -> Any:
+    def _on_post(self, body: bytes) -> Any:
         try:
-            asked = json.loads(request.body)
+            asked = json.loads(body)
             intent, cycle = asked.get("analysis_intent", "track_only"), asked.get("cycle_id", -1)
         except (ValueError, AttributeError, RecursionError):
             raise Refused(422, "invalid_parameter", "the body must be a JSON object") from None
-        if intent not in _INTENTS or not isinstance(cycle, int) or isinstance(cycle, bool):
+        if intent not in _INTENTS or type(cycle) is not int:
             raise Refused(422, "invalid_parameter", f"analysis_intent is one of {_INTENTS}, cycle_id a whole number")
-        must_exist = intent != "progressive"
-        path = await self._blocking(partial(checked, asked.get("log_path"), self._settings.root, must_exist))
+        path = checked(asked.get("log_path"), self._settings.root, must_exist=intent != "progressive")
         named = _CYCLE.search(path)
-        news = CycleNews(int(named[1]) if named and cycle < 0 else cycle, path)
-        if path in self._answers:
-            news = self._answers[path][0]
+        news, answer = self._results.get(path, (CycleNews(int(named[1]) if named and cycle < 0 else cycle, path), None))
         job_id = self._settings.job_id
         if cycle not in (-1, news.cycle) or (job_id and asked.get("job_id", job_id) != job_id):
             raise Refused(400, "invalid_parameter", "this log belongs to another cycle or job")
-        if path not in self._answers:
+        if intent == "terminal" and answer is None and not news.over:
+            answer = by_rules(news, evidence_of(news))
+            self._put(replace(news, over=True), answer)
+        elif path not in self._results:
             self._put(news, None)
-        if intent == "terminal" and self._answers[path][1] is None and not news.over:
-            evidence = await self._blocking(partial(self._analyst.evidence, news))
-            self._put(replace(news, over=True), self._analyst.analyse(news, evidence, of_job=False))
         return {"submitted": True, "normalized_path": path, "mode": "single", "logs_dir": None, "sched_restarts": 0,
-                "files_analyzed": int(self._answers[path][1] is not None)}  # fmt: skip
+                "files_analyzed": int(answer is not None)}  # fmt: skip
 
-    async def _on_get(self, request: Request) -> Any:
-        if "file" in request.query or "wl_restart" in request.query:
+    def _on_get(self, query: dict[str, str]) -> Any:
+        if "file" in query or "wl_restart" in query:
             raise Refused(400, "invalid_parameter", "file and wl_restart are not known")
-        path = await self._blocking(partial(checked, request.query.get("log_path"), self._settings.root, False))
-        if path not in self._answers:
+        path = checked(query.get("log_path"), self._settings.root, must_exist=False)
+        if path not in self._results:
             raise Refused(404, "not_found", "this log was not submitted")
-        _, answer = self._answers[path]
+        answer = self._results[path][1]
         done = answer or Answer()
         return {
             "result": done.result,
@@ -181,4 +128,21 @@ class Service:
             "candidate_recommendation": {"action": "UNKNOWN", "reason": "", "source": ""},
             "llm_merged_summary": done.result.get("story"),
             "wl_restart": 0,
-        } | dict.fromkeys(("wl_restart_count", "fr_dump_path", "fr_analysis"))
+            "wl_restart_count": None,
+            "fr_dump_path": None,
+            "fr_analysis": None,
+        }
+
+
+def checked(path: object, root: str, must_exist: bool = True) -> str:
+    """The real path of a log below `root`. Raises Refused."""
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise Refused(400, "invalid_path", "log_path must be an absolute path")
+    real = os.path.realpath(path)
+    if os.path.commonpath([real, root]) != root:
+        raise Refused(403, "outside_root", f"{path} is not below {root}")
+    if os.path.exists(real) and not os.path.isfile(real):
+        raise Refused(400, "not_regular", f"{path} is no regular file")
+    if not os.path.exists(real if must_exist else os.path.dirname(real)):
+        raise Refused(404, "not_found", f"{path} does not exist")
+    return real

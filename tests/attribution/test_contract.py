@@ -14,7 +14,7 @@ import pytest
 from fakes import Fake, free_port, reply, running
 from test_service import fault, job, log_of
 
-from nvrx_slurm.attribution.settings import Settings
+from nvrx_slurm.attribution.records import AttributionSpec
 
 pytestmark = [pytest.mark.xdist_group("nvrx-peer"), pytest.mark.timeout(400)]
 
@@ -66,7 +66,7 @@ def test_their_client_asks_our_service(tmp_path: Path, peer: str, way: str) -> N
 
 
 @pytest.fixture
-def their_service(tmp_path: Path, peer: str) -> Iterator[Settings]:
+def their_service(tmp_path: Path, peer: str) -> Iterator[AttributionSpec]:
     """Their service, with a language model that answers nonsense: its rules decide."""
     root, key, port = tmp_path / "merged", tmp_path / "key", free_port()
     root.mkdir()
@@ -84,13 +84,13 @@ def their_service(tmp_path: Path, peer: str) -> Iterator[Settings]:
                 if "Uvicorn running" in line:
                     break
             assert service.poll() is None, "".join(said)
-            yield Settings(f"http://127.0.0.1:{port}", str(root), user="u", job_id="7")
+            yield AttributionSpec(f"http://127.0.0.1:{port}", f"{root}/x.log", user="u", job_id="7")
         finally:
             with service:
                 service.kill()
 
 
-def test_our_client_asks_their_service(their_service: Settings) -> None:
+def test_our_client_asks_their_service(their_service: AttributionSpec) -> None:
     log = log_of(their_service, 0)
     with running(their_service) as process:
         process.tell(0, log, over=False)

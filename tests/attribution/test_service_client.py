@@ -15,10 +15,9 @@ from fakes import Answer as Script
 from fakes import Fake, breaks, drips, floods, free_port, hangs, reply
 
 from nvrx_slurm.attribution import client
-from nvrx_slurm.attribution.answer import Answer
 from nvrx_slurm.attribution.client import Client
-from nvrx_slurm.attribution.settings import CycleNews, Settings
-from nvrx_slurm.attribution.web import Web
+from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.web import Trouble
 
 FAULT = {"kind": "exit", "message": "ValueError: x"}
 SUBMITTED = reply(200, {"submitted": True, "normalized_path": "/x", "mode": "single"})
@@ -31,24 +30,18 @@ def status(word: str | None, action: str = "UNKNOWN", reason: str = "why", **mor
 
 
 class Side:
-    """A client at work, with short times."""
+    """A client at work."""
 
     def __init__(self, url: str) -> None:
-        self.told: dict[int, Answer] = {}
         self.said: list[str] = []
-        self._news = asyncio.Event()
-        settings = Settings(url, user="u", job_id="7")
-        self.client = Client(settings, self._tell, self.said.append, Web(url))
+        self._client = Client(AttributionSpec(url, user="u", job_id="7"), self.said.append, asyncio.Event())
 
-    def _tell(self, cycle: int, answer: Answer) -> None:
-        self.told[cycle] = answer
-        self._news.set()
-
-    async def until(self, cycle: int) -> Answer:
-        while cycle not in self.told:
-            self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 20)
-        return self.told[cycle]
+    async def of(self, cycle: int, over: bool = True, fault: dict[str, Any] | None = None) -> Answer:
+        news = CycleNews(cycle, f"/logs/x_cycle{cycle}.log", over, 1.0, FAULT if fault is None else fault)
+        try:
+            return await self._client.answer(news)
+        except Trouble:
+            return Answer()
 
 
 @pytest.fixture(autouse=True)
@@ -63,17 +56,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(client, name, value)
 
 
-def answer_of(url: str, cycle: int = 3) -> tuple[Answer, list[str]]:
-    """What the agent is told about a cycle that failed."""
+def answer_of(url: str) -> tuple[Answer, list[str]]:
+    """The answer about a cycle that failed, and what was said."""
 
     async def play() -> tuple[Answer, list[str]]:
         side = Side(url)
-        work = asyncio.ensure_future(side.client.work())
-        side.client.hear(CycleNews(cycle, "/logs/x_cycle3.log", True, 1.0, FAULT))
-        answer = await side.until(cycle)
-        await side.client.finish()
-        await asyncio.wait_for(work, 5)
-        return answer, side.said
+        return await side.of(3), side.said
 
     return asyncio.run(play())
 
@@ -87,7 +75,7 @@ def answer_of(url: str, cycle: int = 3) -> tuple[Answer, list[str]]:
         ((SUBMITTED, status("completed", "burn it", "")), ""),
         ((SUBMITTED, status("completed", "STOP", "a\x1b[31m\nb" * 200)), "STOP: a?[31m b"),
         ((SUBMITTED, status("failed")), "UNKNOWN: the analysis failed"),
-        ((SUBMITTED, reply(429, {}, Retry_After="2"), status("completed", "STOP")), "STOP: why (test)"),
+        ((SUBMITTED, reply(429, {}, Retry_After="1"), status("completed", "STOP")), "STOP: why (test)"),
         ((SUBMITTED, reply(500, {}), status("completed", "STOP")), "STOP: why (test)"),
         ((reply(304, b""), SUBMITTED, status("completed", "STOP")), "STOP: why (test)"),
         ((breaks, SUBMITTED, breaks, status("completed", "STOP")), "STOP: why (test)"),
@@ -158,13 +146,8 @@ def test_what_is_submitted(fake: Callable[..., Fake]) -> None:
 
     async def play() -> None:
         side = Side(service.url)
-        work = asyncio.ensure_future(side.client.work())
-        side.client.hear(CycleNews(0, "/logs/x_cycle0.log"))
-        await asyncio.to_thread(service.wait_for, 1)
-        side.client.hear(CycleNews(0, "/logs/x_cycle0.log", True))  # it ended well: no answer is asked for
-        await side.until(0)
-        await side.client.finish()
-        await asyncio.wait_for(work, 5)
+        await side.of(0, over=False, fault={})
+        await side.of(0, fault={})  # it ended well: no answer is asked for
 
     asyncio.run(play())
     bodies = [one.json for one in service.asked]
@@ -172,23 +155,17 @@ def test_what_is_submitted(fake: Callable[..., Fake]) -> None:
     assert bodies == [common | {"analysis_intent": intent} for intent in ("progressive", "terminal")]
 
 
-def test_the_newest_cycle_is_asked_for_first_and_none_is_skipped(fake: Callable[..., Fake]) -> None:
+def test_the_newest_cycle_comes_first_and_none_is_skipped(fake: Callable[..., Fake]) -> None:
     service = fake(SUBMITTED)
     service.answer = lambda asked: SUBMITTED if asked.method == "POST" else status("completed", "RESTART")  # type: ignore[method-assign]
 
-    async def play() -> dict[int, Answer]:
+    async def play() -> list[Answer]:
         side = Side(service.url)
-        for cycle in range(4):
-            side.client.hear(CycleNews(cycle, f"/logs/x_cycle{cycle}.log", True, 1.0, FAULT))
-        work = asyncio.ensure_future(side.client.work())
-        for cycle in range(4):
-            await side.until(cycle)
-        work.cancel()
-        return side.told
+        return await asyncio.gather(*map(side.of, range(8)))
 
-    assert sorted(asyncio.run(play())) == [0, 1, 2, 3]
+    assert [one.action for one in asyncio.run(play())] == ["RESTART"] * 8
     submitted = [one.json["cycle_id"] for one in service.asked if one.method == "POST"]
-    assert submitted[0] == 3 and sorted(submitted) == [0, 1, 2, 3]
+    assert sorted(submitted) == list(range(8)) and submitted[1] == 7  # the first one had a free way
 
 
 def test_the_circuit_closes_again(fake: Callable[..., Fake]) -> None:
