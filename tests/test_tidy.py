@@ -34,7 +34,7 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
-LAYERS["attribution"] = LAYERS["logs"] | {"logs"}
+LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}

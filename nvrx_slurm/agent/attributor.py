@@ -52,7 +52,7 @@ class Attributor(LogProgram):
 
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs. Coordinators before this one may not have submitted theirs: a service elsewhere hears again."""
-        if self._late is None and not self._of_job.managed:
+        if self._late is None and self._of_job.endpoint:
             for cycle in range(max(0, command.cycle - _MOST_OPEN + 1), command.cycle):
                 self._tell_of(cycle, over=True)
         self._tell_of(command.cycle)

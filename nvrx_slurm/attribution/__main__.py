@@ -15,18 +15,16 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 from nvrx_slurm.attribution.client import Client
 from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
 from nvrx_slurm.attribution.web import Trouble, Web
-from nvrx_slurm.logs.child import GIVEN_UP, Program, run
+from nvrx_slurm.logs.child import Program, run
 
 _log = logging.getLogger(__name__)
 _MARGIN_S = 0.5  # of the last words, to end
 _NICE = 9  # more than other programs
-_MOST_CYCLES = 64
 _EXPORT_S, _EXPORT_TRIES = 10.0, 3
 _MAX_RESULT_CHARS = 64 << 10
 _LIMITS = {
@@ -41,48 +39,36 @@ _LIMITS = {
 class Attribution(Program):
     """Has a service answer for each cycle, tells the agent, and exports the result."""
 
-    def __init__(self, settings: AttributionSpec, connection: socket.socket) -> None:
+    def __init__(self, spec: AttributionSpec, connection: socket.socket) -> None:
         super().__init__(connection)
-        self._settings, self._ending = settings, asyncio.Event()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._export = Web(settings.export_url) if settings.export_url else None
-        if settings.managed:
+        self._spec, self._ending = spec, asyncio.Event()
+        self._tasks = set[asyncio.Task[None]]()
+        self._export = Web(spec.export_url) if spec.export_url else None
+        if not spec.endpoint:
             from nvrx_slurm.attribution.service import Service  # its rules and its server are not for clients
 
-            service = Service(settings, self.say)
+            service = Service(spec, self.say)
             self._answer, where = service.answer, service.where
             self.say(f"the attribution service listens on {where}")
         else:
-            self._answer, where = Client(settings, self.say, self._ending).answer, ""
+            self._answer, where = Client(spec, self.say, self._ending).answer, ""
         self.tell(ready=where)
 
     def on_packet(self, packet: dict[str, Any]) -> None:
-        """News of a cycle replace older ones."""
+        """News of a cycle, or the end of the job."""
         if "finish" in packet:
             self._ending.set()
-            self._start(-1, self._finish(packet["finish"] - _MARGIN_S))
+            work = self._finish({*self._tasks}, packet["finish"] - _MARGIN_S)
         else:
-            news = CycleNews(**packet)
-            self._start(news.cycle, self._attend(news))
+            work = self._attend(CycleNews(**packet))
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _start(self, cycle: int, work: Coroutine[Any, Any, None]) -> None:
-        while len(self._tasks) >= _MOST_CYCLES:
-            self._tasks.pop(min(self._tasks)).cancel()
-        if cycle in self._tasks:
-            self._tasks[cycle].cancel()
-        self._tasks[cycle] = task = asyncio.ensure_future(work)
-        task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        """A defect ends this process; the agent starts another one."""
-        if not task.cancelled() and (error := task.exception()) and not self.result.done():
-            self.result.set_exception(error)
-
-    async def _finish(self, within_s: float) -> None:
-        """The job has ended: last words."""
-        others = [task for cycle, task in self._tasks.items() if cycle >= 0]
-        if others:
-            await asyncio.wait(others, timeout=within_s)
+    async def _finish(self, tasks: set[asyncio.Task[None]], within_s: float) -> None:
+        """Last words."""
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
         self.end()
 
     async def _attend(self, news: CycleNews) -> None:
@@ -95,24 +81,24 @@ class Attribution(Program):
             return
         _log.info("cycle %d: %s", news.cycle, answer.text or "nothing to tell")
         # The console has what the coordinator's rules say: only more than that is news.
-        is_known = self._settings.managed and answer.source == "rules" and answer.action != "STOP"
+        is_known = not self._spec.endpoint and answer.source == "rules" and answer.action != "STOP"
         self.tell(cycle=news.cycle, stop=answer.action == "STOP", text="" if is_known else answer.text)
         if self._export is not None and news.fault:
-            content = record(self._settings, news, answer, time.monotonic() - began_s)
+            content = record(self._spec, news, answer, time.monotonic() - began_s)
             try:
                 await self._export.ask("POST", "", _EXPORT_S, tries=_EXPORT_TRIES, json=content)
             except Trouble as trouble:
                 _log.warning("the result of cycle %d was not exported: %s", news.cycle, trouble)
 
 
-def record(settings: AttributionSpec, news: CycleNews, answer: Answer, took_s: float) -> dict[str, Any]:
+def record(spec: AttributionSpec, news: CycleNews, answer: Answer, took_s: float) -> dict[str, Any]:
     """One result, with the names that dashboards of NVRx know: s text, l whole number, d number, ts time."""
     primary = answer.result.get("primary_failure", {})
     hung = [news.fault["rank"]] if news.fault.get("kind") == "hang" else []
     return {
-        "s_cluster": settings.cluster,
-        "s_user": settings.user or "unknown",
-        "s_job_id": settings.job_id,
+        "s_cluster": spec.cluster,
+        "s_user": spec.user or "unknown",
+        "s_job_id": spec.job_id,
         "l_cycle_id": news.cycle,
         "s_log_path": news.log,
         "s_recommendation_action": answer.action,
@@ -134,32 +120,27 @@ def _limit_myself() -> None:
     """Lowest priority, little of everything."""
     os.nice(_NICE)
     for what, most in _LIMITS.items():
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        with contextlib.suppress(ValueError):  # it may use less already
+            resource.setrlimit(what, (most, most))
 
 
-def _log_to(settings: AttributionSpec) -> None:
+def _log_to(spec: AttributionSpec) -> None:
     """Our own log, and what Python writes about a defect. Where it cannot be written, there is none."""
     with contextlib.suppress(OSError):
-        fd = os.open(settings.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        fd = os.open(
+            f"{os.path.splitext(spec.prefix)[0]}_attribution.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640
+        )
         os.dup2(fd, 2)
         os.close(fd)
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("httpx", "httpcore"):  # they log every request
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(level=spec.log_level, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
 
 
 def _begin(told: dict[str, Any], connection: socket.socket) -> Program:
-    settings = AttributionSpec(**told)
+    spec = AttributionSpec(**told)
     _limit_myself()
-    _log_to(settings)
-    try:
-        return Attribution(settings, connection)
-    except ModuleNotFoundError as error:
-        text = f"no attribution from this node: the Python package {error.name} is missing"
-        connection.send(json.dumps({"say": text}).encode())
-        sys.exit(GIVEN_UP)
+    _log_to(spec)
+    return Attribution(spec, connection)
 
 
 def main(argv: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews, answer_in
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
 
-_REQUEST_S = 10.0
+_REQUEST_S, _AT_ONCE = 10.0, 4
 _FIRST_POLL_S, _POLL_S = 0.25, 2.0  # doubles
 _PATIENCE_S = 600.0  # per cycle
 _FAILURES = 3  # in a row; then the circuit is broken
@@ -19,12 +19,12 @@ _REFUSALS = 5  # of a log that has not come to the file system yet
 
 
 class Client:
-    """Submits the log of every cycle, and asks for the answer where the cycle failed. One request at a time."""
+    """Submits the log of every cycle, and asks for the answer where the cycle failed. A few requests at a time."""
 
-    def __init__(self, settings: AttributionSpec, say: Callable[[str], None], ending: asyncio.Event) -> None:
-        self._settings, self._say, self._ending = settings, say, ending
-        self._web = Web(settings.endpoint)
-        self._turn, self._waiting = asyncio.Condition(), set[int]()
+    def __init__(self, spec: AttributionSpec, say: Callable[[str], None], ending: asyncio.Event) -> None:
+        self._spec, self._say, self._ending = spec, say, ending
+        self._web = Web(spec.endpoint)
+        self._turn = asyncio.Semaphore(_AT_ONCE)
         self._failures, self._pause_s, self._broken_until_s = 0, _PAUSE_S, 0.0
         self._now = asyncio.get_running_loop().time
 
@@ -41,7 +41,7 @@ class Client:
             "cycle_id": news.cycle,
             "analysis_intent": "terminal" if news.over else "progressive",
         }
-        job = {"user": self._settings.user, "job_id": self._settings.job_id}
+        job = {"user": self._spec.user, "job_id": self._spec.job_id}
         await self._ask(news, "POST", json=about | {name: value for name, value in job.items() if value})
         pause_s = _FIRST_POLL_S
         while news.fault:
@@ -57,25 +57,13 @@ class Client:
         refusals = 0
         while True:
             try:
-                return await self._in_turn(news.cycle, method, **what)
+                async with self._turn:
+                    return await self._request(method, **what)
             except Trouble as trouble:
                 refusals += trouble.is_refusal
                 if refusals >= _REFUSALS or not news.over:
                     raise
                 await self._pause(trouble.retry_after_s or _POLL_S)
-
-    async def _in_turn(self, cycle: int, method: str, **what: Any) -> dict[str, Any]:
-        """One request, when no newer cycle waits and the circuit is closed."""
-        self._waiting.add(cycle)
-        try:
-            async with self._turn:
-                await self._turn.wait_for(lambda: cycle == max(self._waiting))
-                try:
-                    return await self._request(method, **what)
-                finally:
-                    self._turn.notify_all()
-        finally:
-            self._waiting.discard(cycle)
 
     async def _request(self, method: str, **what: Any) -> dict[str, Any]:
         if (broken_s := self._broken_until_s - self._now()) > 0:
@@ -94,7 +82,7 @@ class Client:
         if self._failures < _FAILURES:
             return
         if self._pause_s == _PAUSE_S:
-            self._say(f"the attribution service {self._settings.endpoint} gives no answers ({trouble}); it is asked"
+            self._say(f"the attribution service {self._spec.endpoint} gives no answers ({trouble}); it is asked"
                       " again later, and the training goes on")  # fmt: skip
         self._broken_until_s = self._now() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

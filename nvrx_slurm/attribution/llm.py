@@ -11,21 +11,21 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.attribution.analysis import FOLDER
-from nvrx_slurm.attribution.keys import read_key
-from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews, one_line
+from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews, read_key
 from nvrx_slurm.attribution.redact import Redactor
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
+from nvrx_slurm.health.check import one_line
 from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import last_bytes
 
 _log = logging.getLogger(__name__)
-_REQUEST_S, _TOTAL_S = 30.0, 60.0
-_FILE_S = 5.0
+_REQUEST_S, _TOTAL_S, _FILE_S = 30.0, 60.0, 5.0
 _MOST_CALLS = 20  # per run of the job
-_MAX_REPLY_BYTES, _MAX_EVIDENCE_CHARS, _MAX_LINE_CHARS = 16 << 10, 48 << 10, 500
+_MAX_REPLY_CHARS, _MAX_EVIDENCE_BYTES, _MAX_LINE_CHARS = 16 << 10, 48 << 10, 500
 _STORY_CHARS, _LEAST_QUOTE, _MOST_LINES, _MOST_HOSTS = 1500, 4, 1000, 10_000
 _RULE = ("agree", "doubt", "wrong")
 _WEAKER = {"certain": "likely", "likely": "guess"}
@@ -55,14 +55,14 @@ _FORM = {"type": "json_schema", "json_schema": {"name": "story", "schema": _SCHE
 class LanguageModel:
     """One OpenAI-compatible service. One call at a time, few in all, the same failure once."""
 
-    def __init__(self, settings: AttributionSpec, say: Callable[[str], None]) -> None:
-        self._settings, self._say = settings, say
-        self._web = Web(settings.llm_base_url)
-        self._tree = Path(settings.tree)
+    def __init__(self, spec: AttributionSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._say = spec, say
+        self._web = Web(spec.llm_base_url)
+        self._tree = Path(spec.tree)
         self._known: dict[str, dict[str, Any]] = {}  # what was said, by fingerprint
         self._lock = asyncio.Lock()
 
-    async def about(self, news: CycleNews, evidence: bytes, answer: Answer) -> Answer:
+    async def about(self, news: CycleNews, answer: Answer) -> Answer:
         """`answer`, with a story if there is one."""
         mark = answer.result["primary_failure"]["root_fingerprint"]
         if answer.result["failure_domain"] == "slurm":  # a time limit needs no story
@@ -70,7 +70,7 @@ class LanguageModel:
         async with self._lock:
             try:
                 if not mark or mark not in self._known:
-                    self._known[mark] = await asyncio.wait_for(self._ask(news, evidence, answer), _TOTAL_S)
+                    self._known[mark] = await asyncio.wait_for(self._ask(news, answer), _TOTAL_S)
                 return _joined(answer, self._known[mark])
             except asyncio.TimeoutError:
                 why = f"no answer within {_TOTAL_S:g} s"
@@ -80,23 +80,30 @@ class LanguageModel:
         self._say(f"the language model gives no usable story ({why}); the rules stand alone")
         return answer
 
-    async def _ask(self, news: CycleNews, evidence: bytes, answer: Answer) -> dict[str, Any]:
+    async def _ask(self, news: CycleNews, answer: Answer) -> dict[str, Any]:
         """The checked reply. Raises what `about` catches."""
-        hosts, key = await bounded.call_async(lambda: (self._hosts(news), self._key()), _FILE_S, "log tree")
-        names = Redactor([self._settings.user], hosts)
+        key, hosts, evidence = await bounded.call_async(lambda: self._read(news), _FILE_S, "log tree")
+        names = Redactor([self._spec.user], hosts)
         lines = _lines(names.clean(evidence.decode("utf-8", "ignore")))
         messages = _messages(lines, names.clean(json.dumps(answer.result["primary_failure"])))
         await bounded.call_async(lambda: self._keep_prompt(news.cycle, messages), _FILE_S, "log tree")
-        found = _checked(await self._post(messages, key), lines)
+        try:
+            reply = await self._post(key, {"messages": messages, "response_format": _FORM})
+        except Trouble as trouble:
+            if trouble.status != 400:
+                raise
+            reply = await self._post(key, {"messages": messages})  # some services know no schema
+        found = _checked(reply, lines)
         return found | {"story": names.restored(found["story"])}
 
-    def _hosts(self, news: CycleNews) -> list[str]:
-        """Host names of the job: that of the fault, and those of the directories of its ranks' logs."""
-        names = [path.name.split("_", 2)[-1] for path in self._tree.glob(f"cycle_{news.cycle}/node_*")]
-        return [*names[:_MOST_HOSTS], str(news.fault.get("host") or "")]
-
-    def _key(self) -> str:
-        return read_key(self._settings.llm_key_file)
+    def _read(self, news: CycleNews) -> tuple[str, list[str], bytes]:
+        """The key, host names of the job, and the end of the faulty rank's log, else of its traceback, else of the
+        merged log. Raises OSError and ValueError."""
+        folders = islice(self._tree.glob(f"cycle_{news.cycle}/node_*"), _MOST_HOSTS)
+        hosts = [path.name.split("_", 2)[-1] for path in folders]
+        told = str(news.fault.get("traceback") or news.fault.get("message") or "").encode()
+        evidence = _end(news.fault.get("log", "")) or told or _end(news.log)
+        return read_key(self._spec.llm_key_file), [*hosts, str(news.fault.get("host"))], evidence
 
     def _keep_prompt(self, cycle: int, messages: list[dict[str, str]]) -> None:
         """What leaves the cluster can be read afterwards, and is counted. Raises Trouble when the budget is used."""
@@ -108,25 +115,23 @@ class LanguageModel:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(messages, file, indent=1)
 
-    async def _post(self, messages: list[dict[str, str]], key: str) -> dict[str, Any]:
-        """The reply's JSON object. Some services know no schema: they get the same without. Raises Trouble."""
-        content = {"model": self._settings.llm_model, "messages": messages, "temperature": 0.2, "max_tokens": 2000}
-        for more in ({"response_format": _FORM}, {}):
-            try:
-                reply = await self._web.ask(
-                    "POST", "/chat/completions", _REQUEST_S, tries=2, secret=key, most_bytes=2 * _MAX_REPLY_BYTES,
-                    json=content | {"stream": False, **more},
-                )  # fmt: skip
-                return json_object(reply)
-            except Trouble as trouble:
-                if trouble.status != 400 or not more:
-                    raise
-        raise AssertionError
+    async def _post(self, key: str, content: dict[str, Any]) -> dict[str, Any]:
+        job = {"model": self._spec.llm_model, "temperature": 0.2, "max_tokens": 2000, "stream": False}
+        ask = self._web.ask("POST", "/chat/completions", _REQUEST_S, tries=2, secret=key, json=job | content)
+        return json_object(await ask)
+
+
+def _end(path: str) -> bytes:
+    """The end of a log; nothing where it cannot be read."""
+    try:
+        return last_bytes(path, _MAX_EVIDENCE_BYTES)
+    except OSError:
+        return b""
 
 
 def _lines(text: str) -> list[str]:
     """The last lines of the evidence, printable, as many as may be sent."""
-    end = text[-_MAX_EVIDENCE_CHARS:].split("\n")[-_MOST_LINES:]
+    end = text.split("\n")[-_MOST_LINES:]
     return ["".join(c if c.isprintable() else " " for c in line)[:_MAX_LINE_CHARS] for line in end]
 
 
@@ -142,7 +147,7 @@ def _checked(reply: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     _OTHER_FORM."""
     choice = reply["choices"][0]
     text = choice["message"]["content"].strip()
-    if choice.get("finish_reason") not in ("stop", None) or len(text) > _MAX_REPLY_BYTES:
+    if choice.get("finish_reason") not in ("stop", None) or len(text) > _MAX_REPLY_CHARS:
         raise ValueError("the reply is not whole, or too long")
     found = json.loads(re.sub(r"^```(?:json)?|```$", "", text))
     story, rule, citations = (found.pop(name) for name in _SCHEMA["properties"])

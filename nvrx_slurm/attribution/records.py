@@ -1,22 +1,23 @@
-"""What the attribution process is told, and what it answers. Standard library only."""
+"""What the attribution process is told, and what it answers. Cheap to import."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm.health.check import one_line
+from nvrx_slurm.system.files import last_bytes
+
 PORT = 50050  # of the service that a job runs itself (seed 000)
+FOLDER = "attribution"  # of results, in the log tree
 ACTIONS = ("STOP", "RESTART", "CONTINUE", "UNKNOWN", "TIMEOUT")
 RUNNING = ("pending", "in_flight")
 _REASON_CHARS, _SOURCE_CHARS = 400, 60
-
-
-def one_line(text: object) -> str:
-    """Printable text on one line."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
+_MAX_KEY_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,9 @@ class AttributionSpec:
     socket: str = ""  # Unix socket of the managed service
     port: int = PORT
 
-    @property
-    def managed(self) -> bool:
-        """Whether this process is the service."""
-        return not self.endpoint
-
-    @property
-    def root(self) -> str:
-        """Below it are the logs that may be analysed."""
-        return os.path.dirname(self.prefix)
-
     def at(self, private_dir: Path) -> AttributionSpec:
         """The same, with a Unix socket in the agent's private directory, where the job runs the service itself."""
-        return replace(self, socket=str(private_dir / "attribution.sock")) if self.managed else self
-
-    @property
-    def own_log(self) -> str:
-        """What this process writes about itself."""
-        return f"{os.path.splitext(self.prefix)[0]}_attribution.log"
+        return replace(self, socket=str(private_dir / "attribution.sock")) if not self.endpoint else self
 
 
 @dataclass(frozen=True)
@@ -87,6 +73,18 @@ class Answer:
             return ""
         source = one_line(self.source)[:_SOURCE_CHARS]
         return self.action + (f": {said}" if said else "") + (f" ({source})" if source else "")
+
+
+def read_key(path: str) -> str:
+    """The key of a language model. Raises OSError, and ValueError for a file that others can use or without a key."""
+    if not path:
+        raise ValueError("a language model needs one")
+    if os.stat(path).st_mode & 0o077:
+        raise ValueError("others than its owner may use it (chmod 600)")
+    key = last_bytes(path, _MAX_KEY_BYTES).decode("ascii", "replace").strip()
+    if not re.fullmatch("[!-~]+", key):
+        raise ValueError("it must hold the key, and nothing else")
+    return key
 
 
 def answer_in(reply: Mapping[str, Any]) -> Answer | None:

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from nvrx_slurm.attribution.web import Trouble, json_object
+
 _MAX_BODY_BYTES = 64 << 10
 _POLL_S = 1e6  # how often it looks whether it was told to end; it is not
+_NO_REQUEST = 422, "invalid_parameter", f"a body must be a JSON object of at most {_MAX_BODY_BYTES} bytes"
 _TCP = Path("/proc/self/net/tcp")
 
 
@@ -24,11 +27,11 @@ class Refused(Exception):
     """The reply is an error: (status, error_code, message)."""
 
 
-Answer = Callable[[str, dict[str, str], bytes], Any]  # ("GET /path", query, body) -> JSON value; raises Refused
+Answer = Callable[[str, dict[str, Any]], Any]  # ("GET /path", query or JSON object) -> JSON value; raises Refused
 
 
 class Server(ThreadingHTTPServer):
-    """Answers until this process ends. `where`: a port of 127.0.0.1, or the path of a Unix socket for this user.
+    """Answers until this process ends. `where`: a port of 127.0.0.1, or a Unix socket's path in a private directory.
 
     A thread for each connection; the limit of open files is their bound. Raises OSError where it cannot listen.
     """
@@ -41,17 +44,13 @@ class Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Without the name server that HTTPServer asks."""
-        if self.address_family == socket.AF_UNIX:
+        if isinstance(path := self.server_address, str):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(str(self.server_address))  # of a process before this one, in a directory of our own
-        before = os.umask(0o177)
-        try:
-            socketserver.TCPServer.server_bind(self)
-        finally:
-            os.umask(before)
+                os.unlink(path)  # of a process before this one
+        socketserver.TCPServer.server_bind(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the other end belongs to this user. A Unix socket is open to its owner only."""
+        """Whether the other end belongs to this user. A private directory is open to its owner only."""
         if self.address_family == socket.AF_UNIX:
             return True
         ends = [_as_in_proc(client_address), _as_in_proc(request.getsockname())]
@@ -71,13 +70,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url, length = urlsplit(self.path), self.headers.get("Content-Length", "0")
+        status, asked = 200, dict[str, Any](parse_qsl(url.query))
         try:
-            if not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
-                raise Refused(413, "invalid_parameter", f"a body has at most {_MAX_BODY_BYTES} bytes")
-            body, status = self.rfile.read(int(length)), 200
-            value = self.server.answer(f"{self.command} {url.path}", dict(parse_qsl(url.query)), body)
-        except Refused as refused:
-            status, code, message = refused.args
+            if self.command == "POST":
+                asked = json_object(self.rfile.read(min(abs(int(length)), _MAX_BODY_BYTES)))
+            value = self.server.answer(f"{self.command} {url.path}", asked)
+        except (Refused, Trouble, ValueError) as error:
+            status, code, message = error.args if isinstance(error, Refused) else _NO_REQUEST
             value = {"error_code": code, "message": message, "details": {}}
         reply = json.dumps(value).encode()
         self.send_response(status)

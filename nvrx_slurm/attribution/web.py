@@ -7,7 +7,7 @@ import json
 import ssl
 from typing import Any
 
-from nvrx_slurm.attribution.records import one_line
+from nvrx_slurm.health.check import one_line
 
 CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
@@ -78,17 +78,15 @@ class Web:
             await asyncio.sleep(min(trouble.retry_after_s or _PAUSE_S * 2**number, _MAX_PAUSE_S))
         raise trouble
 
-    async def _once(
-        self, method: str, path: str, *, secret: str = "", most_bytes: int = _MAX_REPLY_BYTES, **what: Any
-    ) -> bytes:
+    async def _once(self, method: str, path: str, *, secret: str = "", **what: Any) -> bytes:
         """`secret` goes as bearer token; `what`: json (a value for the body), params (of the URL)."""
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         body = b""
         async with self._client.stream(method, self._base + path, headers=headers, **what) as reply:
             async for piece in reply.aiter_raw():
                 body += piece
-                if len(body) > most_bytes:
-                    raise Trouble(f"a reply of more than {most_bytes} bytes")
+                if len(body) > _MAX_REPLY_BYTES:
+                    raise Trouble(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
         if reply.is_success:
             return body
         said = "" if secret else one_line(body[:200].decode("utf-8", "replace"))  # it may repeat what was sent

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from nvrx_slurm.agent.logs import LogSpec
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.attribution.keys import read_key
-from nvrx_slurm.attribution.records import AttributionSpec
+from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.config.attribution import MANAGED
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.errors import UsageError
@@ -45,7 +44,7 @@ def attribution_spec(
     asked = ft.attribution_llm_base_url or ft.attribution_export_url or ft.attribution_service
     if hosts and ft.attribution_llm_base_url:
         _check_key_file(key_file)
-    if hosts and asked != MANAGED and importlib.util.find_spec("httpx") is None:
+    if asked != MANAGED and importlib.util.find_spec("httpx") is None:
         raise UsageError(
             f"attribution with {asked}: the Python package httpx, which speaks to it, is not installed;"
             " pip install 'nvrx_slurm[attribution]'"

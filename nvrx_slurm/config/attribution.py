@@ -45,7 +45,7 @@ def _endpoint(raw: object) -> str:
     if text.startswith("unix://"):
         return f"unix://{UNIX_SOCKET.parse(text)}"
     url = _url(text, form, "http", "https", "grpc").rstrip("/")
-    if not re.search(r":\d+$", url):
+    if not re.fullmatch(r"\w+://[^/]+:\d+", url):
         raise ValueError(f"must be {form}")
     return url
 

@@ -56,6 +56,8 @@ def test_their_client_asks_our_service(tmp_path: Path, peer: str, way: str) -> N
     log = log_of(settings, 5)
     with running(settings) as process:
         process.line("ready")
+        process.tell(5, log, fault())
+        process.line("cycle")
         endpoint = f"http://127.0.0.1:{settings.port}" if way == "tcp" else f"unix://{settings.socket}"
         client = python(peer, "-c", _CLIENT, endpoint, log)
         said = client.communicate(timeout=60)[0]
@@ -98,7 +100,7 @@ def test_our_client_asks_their_service(their_service: AttributionSpec) -> None:
         told = process.line("cycle", 120.0)  # it watches a log for 10 s before it says anything
         assert (told["cycle"], told["stop"]) == (0, False)
         assert told["text"].startswith("RESTART")
-        outside = f"{Path(their_service.root).parent}/x_cycle1.log"
+        outside = f"{Path(their_service.prefix).parents[1]}/x_cycle1.log"
         Path(outside).write_text("x")
         process.tell(1, outside, fault())  # they refuse it
         assert process.line("cycle") == {"cycle": 1, "stop": False, "text": ""}
