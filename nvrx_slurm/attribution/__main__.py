@@ -126,12 +126,9 @@ def _limit_myself() -> None:
 
 def _log_to(spec: AttributionSpec) -> None:
     """Our own log, and what Python writes about a defect. Where it cannot be written, there is none."""
-    with contextlib.suppress(OSError):
-        fd = os.open(
-            f"{os.path.splitext(spec.prefix)[0]}_attribution.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640
-        )
-        os.dup2(fd, 2)
-        os.close(fd)
+    path = f"{os.path.splitext(spec.prefix)[0]}_attribution.log"
+    with contextlib.suppress(OSError), open(path, "a") as file:
+        os.dup2(file.fileno(), 2)
     logging.basicConfig(level=spec.log_level, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
 

@@ -36,13 +36,9 @@ class Client:
             raise Trouble(f"no answer within {_PATIENCE_S:g} s") from None
 
     async def _submit(self, news: CycleNews) -> Answer:
-        about: dict[str, Any] = {
-            "log_path": news.log,
-            "cycle_id": news.cycle,
-            "analysis_intent": "terminal" if news.over else "progressive",
-        }
-        job = {"user": self._spec.user, "job_id": self._spec.job_id}
-        await self._ask(news, "POST", json=about | {name: value for name, value in job.items() if value})
+        about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
+        about["analysis_intent"] = "terminal" if news.over else "progressive"
+        await self._ask(news, "POST", json={name: value for name, value in about.items() if value != ""})
         pause_s = _FIRST_POLL_S
         while news.fault:
             await self._pause(pause_s)
@@ -63,7 +59,7 @@ class Client:
                 refusals += trouble.is_refusal
                 if refusals >= _REFUSALS or not news.over:
                     raise
-                await self._pause(trouble.retry_after_s or _POLL_S)
+                await self._pause(trouble.retry_after_s or min(_FIRST_POLL_S * 2**refusals, _POLL_S))
 
     async def _request(self, method: str, **what: Any) -> dict[str, Any]:
         if (broken_s := self._broken_until_s - self._now()) > 0:

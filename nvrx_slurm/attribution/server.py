@@ -10,7 +10,7 @@ import socketserver
 import struct
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -30,24 +30,22 @@ class Refused(Exception):
 Answer = Callable[[str, dict[str, Any]], Any]  # ("GET /path", query or JSON object) -> JSON value; raises Refused
 
 
-class Server(ThreadingHTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     """Answers until this process ends. `where`: a port of 127.0.0.1, or a Unix socket's path in a private directory.
 
     A thread for each connection; the limit of open files is their bound. Raises OSError where it cannot listen.
     """
 
+    daemon_threads = allow_reuse_address = True
+
     def __init__(self, where: int | str, answer: Answer) -> None:
         self.answer = answer
-        self.address_family = socket.AF_INET if isinstance(where, int) else socket.AF_UNIX
+        if isinstance(where, str):
+            self.address_family = socket.AF_UNIX
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(where)  # of a process before this one
         super().__init__(("127.0.0.1", where) if isinstance(where, int) else where, _Handler)  # type: ignore[arg-type]
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True).start()
-
-    def server_bind(self) -> None:
-        """Without the name server that HTTPServer asks."""
-        if isinstance(path := self.server_address, str):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a process before this one
-        socketserver.TCPServer.server_bind(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the other end belongs to this user. A private directory is open to its owner only."""

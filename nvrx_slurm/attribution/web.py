@@ -69,10 +69,8 @@ class Web:
                 return await asyncio.wait_for(self._once(method, path, **what), total_s)
             except Trouble as error:
                 trouble = error
-            except asyncio.TimeoutError:
-                trouble = Trouble(f"no whole reply within {total_s:g} s")
-            except self._errors as error:
-                trouble = Trouble(f"{type(error).__name__}: {error}")
+            except (asyncio.TimeoutError, *self._errors) as error:
+                trouble = Trouble(str(error) or "no whole reply in time")
             if number == tries - 1 or trouble.is_refusal:
                 break
             await asyncio.sleep(min(trouble.retry_after_s or _PAUSE_S * 2**number, _MAX_PAUSE_S))

@@ -18,11 +18,13 @@ _KEY_FILE_ENV = "LLM_API_KEY_FILE"
 
 
 def attribution_note(config: Config) -> str:
-    """Said where the endpoint does nothing; "" else."""
-    endpoint = config.ft.attribution_endpoint
-    if endpoint == (config.ft.attribution_service or None):
+    """Said where settings do nothing; "" else."""
+    ft = config.ft
+    if ft.attribution_service or not (
+        ft.attribution_endpoint or ft.attribution_llm_base_url or ft.attribution_export_url
+    ):
         return ""
-    return f"--ft-attribution-endpoint {endpoint} has no effect: services are asked by http, https or unix only"
+    return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http, https or unix"
 
 
 def attribution_spec(

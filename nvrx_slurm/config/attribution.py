@@ -61,13 +61,11 @@ class AttributionSettings(LogSettings):
     attribution_endpoint: str | None = setting(
         k.optional(ENDPOINT), None, g.ATTRIBUTION,
         help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
-        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH is one that runs elsewhere. It never delays a "
-        "restart. none: rules only.",
+        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere. It never delays a restart.",
     )  # fmt: skip
     attribution_startup_timeout: float = setting(
-        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION,
-        help="A service of this job that is not up after this time is said on the console; the training goes on.",
-    )  # fmt: skip
+        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION, help="A service of this job that is not up after this time is said."
+    )
     attribution_llm_api_key_file: str | None = setting(
         k.optional(k.PATH), None, g.ATTRIBUTION,
         help="File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE.",
@@ -89,17 +87,14 @@ class AttributionSettings(LogSettings):
     attribution_stop_action: str = setting(
         k.choice("log", "no-restart"), "log", g.ATTRIBUTION,
         help="What follows when attribution says that another try would end the same way, or the same rank fails three "
-        "times in the same line of the script. log: a line on the console; no-restart: the job ends with "
-        "--ft-no-restart-exit-code.",
+        "times in the same line of the script: a line on the console, or the end with --ft-no-restart-exit-code.",
     )  # fmt: skip
     attribution_log_level: int = setting(
-        LOG_LEVEL, logging.INFO, g.ATTRIBUTION,
-        help="Level of the service's own log, which is beside the logs of the cycles.",
-    )  # fmt: skip
+        LOG_LEVEL, logging.INFO, g.ATTRIBUTION, help="Level of the service's own log, beside the logs of the cycles."
+    )
     attribution_export_url: str | None = setting(
-        k.optional(URL), None, g.ATTRIBUTION,
-        help="Every result of the job's own service is posted there as JSON, once.",
-    )  # fmt: skip
+        k.optional(URL), None, g.ATTRIBUTION, help="Every result of the job's own service is posted there as JSON."
+    )
 
     @property
     def attribution_service(self) -> str:
@@ -112,7 +107,7 @@ class AttributionSettings(LogSettings):
         base_url, model = self.attribution_llm_base_url, self.attribution_llm_model
         has_llm = bool(base_url or model or self.attribution_llm_api_key_file)
         yield (
-            (has_llm or self.attribution_export_url is not None) and self.attribution_endpoint != MANAGED,
+            (has_llm or self.attribution_export_url is not None) and self.attribution_endpoint not in (None, MANAGED),
             "--ft-attribution-llm-... and --ft-attribution-export-url are for a service that the job runs itself;"
             f" give --ft-attribution-endpoint {MANAGED}, or leave them out",
         )
@@ -122,7 +117,7 @@ class AttributionSettings(LogSettings):
             " give --ft-per-cycle-applog-prefix, too",
         )
         yield (
-            has_llm and not (base_url and model),
+            self.attribution_endpoint == MANAGED and has_llm and not (base_url and model),
             "evidence goes to no language model that was not named; give both --ft-attribution-llm-base-url and"
             " --ft-attribution-llm-model",
         )

@@ -76,7 +76,9 @@ def their_service(tmp_path: Path, peer: str) -> Iterator[AttributionSpec]:
     key.chmod(0o600)
     with Fake(reply(200, {"choices": []})) as model:
         env = {"NVRX_ATTRSVC_ALLOWED_ROOT": str(root), "NVRX_ATTRSVC_ENDPOINT": f"http://127.0.0.1:{port}",
-               "NVRX_ATTRSVC_LLM_BASE_URL": f"{model.url}/v1", "LLM_API_KEY_FILE": str(key)}  # fmt: skip
+               "NVRX_ATTRSVC_LLM_BASE_URL": f"{model.url}/v1", "LLM_API_KEY_FILE": str(key),
+               "NVRX_ATTRSVC_RESTART_AGENT_LOG_QUIET_SECONDS": "0.2",  # they watch a log for 10 s by default
+               "NVRX_ATTRSVC_RESTART_AGENT_LOG_MAX_WAIT_SECONDS": "0.5"}  # fmt: skip
         service = python(peer, "-m", "nvidia_resiliency_ext.services.attrsvc", **env)
         assert service.stdout is not None
         try:
@@ -97,7 +99,7 @@ def test_our_client_asks_their_service(their_service: AttributionSpec) -> None:
     with running(their_service) as process:
         process.tell(0, log, over=False)
         process.tell(0, log, fault())
-        told = process.line("cycle", 120.0)  # it watches a log for 10 s before it says anything
+        told = process.line("cycle", 120.0)
         assert (told["cycle"], told["stop"]) == (0, False)
         assert told["text"].startswith("RESTART")
         outside = f"{Path(their_service.prefix).parents[1]}/x_cycle1.log"

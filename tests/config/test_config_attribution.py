@@ -69,7 +69,6 @@ MODEL = {"attribution_llm_base_url": "https://h/v1", "attribution_llm_model": "m
     ("given", "word"),
     [
         ({"attribution_endpoint": "localhost"}, "--ft-per-cycle-applog-prefix"),
-        ({"attribution_export_url": "https://h/x"}, "endpoint localhost"),
         ({"attribution_endpoint": "unix:///s", "attribution_export_url": "https://h/x"}, "endpoint localhost"),
         ({"attribution_endpoint": "http://h:1", **MODEL}, "--ft-attribution-endpoint localhost"),
         ({"attribution_endpoint": "localhost", "attribution_llm_api_key_file": "/k"}, "give both"),
@@ -110,6 +109,7 @@ def test_grpc_is_taken_and_said_to_do_nothing() -> None:
     assert not one.ft.attribution_service and "has no effect" in attribution_note(one)
     assert spec_of(one, {}, Path("/t"), True) is None
     assert attribution_note(config(attribution_endpoint="http://h:1")) == "" == attribution_note(config())
+    assert "has no effect" in attribution_note(config(attribution_export_url="https://h/x"))
 
 
 def test_what_the_process_is_told(tmp_path: Path) -> None:
