@@ -33,7 +33,8 @@ LAYERS["system"] = LAYERS["config"] | {"config"}
 LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
-LAYERS["monitor"] = LAYERS["logs"] = LAYERS["attribution"] = LAYERS["health"]
+LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
+LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
@@ -240,7 +241,7 @@ WALL_CLOCK = {
     "nvrx_slurm/agent/event_log.py",
     "nvrx_slurm/agent/cycle_info.py",
     "nvrx_slurm/agent/result.py",
-    "nvrx_slurm/attribution/service.py",
+    "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/logs/aggregator.py",
     "nvrx_slurm/logs/shipper.py",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.types import FaultKind, RankFault
 
 _TAIL_BYTES = 16_000
@@ -88,10 +88,7 @@ def tail(path: Path) -> str:
 
 def _last_bytes(path: Path, most: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - most))
-            return file.read(most)
+        return last_bytes(path, most)
     except OSError:
         return b""
 

@@ -13,10 +13,10 @@ from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
-    from nvrx_slurm.agent.attributor import AttributionSpec
     from nvrx_slurm.agent.logs import LogSpec
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
+    from nvrx_slurm.attribution.records import AttributionSpec
 
 
 _PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports

@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_SECRETS = (
-    (r"\b(?:hf_|sk-|xox[abprs]-|gh[pousr]_|github_pat_|glpat-|nvapi-|AKIA|ASIA)[\w-]{8,}", "[secret]"),
-    (r"\beyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?", "[secret]"),
-    (r"-----BEGIN [^-]{0,40}KEY-----[\s\S]*?(?:-----END|\Z)", "[secret]"),
-    (r"(?i)\b(authorization['\"]?\s*[:=]\s*).*", r"\1[secret]"),
-    (r"(?i)\b(bearer\s+)\S+", r"\1[secret]"),
-    (
-        r"(?i)\b(\w*(?:passw(?:or)?d|passphrase|secret|token|api_?key|access_?key)\w*['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]+",
-        r"\1[secret]",
-    ),
-    (r"(\w+://)[^\s/@]*:[^\s/@]*@", r"\1[secret]@"),
-)
-_SECRET = [(re.compile(pattern), instead) for pattern, instead in _SECRETS]
+_SECRETS = [re.compile(pattern) for pattern in (  # the first group stays
+    r"()\b(?:hf_|sk-|xox[abprs]-|gh[pousr]_|github_pat_|glpat-|nvapi-|AKIA|ASIA)[\w-]{8,}",
+    r"()\beyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?",
+    r"()-----BEGIN [^-]{0,40}KEY-----[\s\S]*?(?:-----END|\Z)",
+    r"(?i)\b(authorization['\"]?\s*[:=]\s*).*",
+    r"(?i)\b(bearer\s+)\S+",
+    r"(?i)\b(\w*(?:passw(?:or)?d|passphrase|secret|token|(?:api|access)_?key)\w*['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]+",
+    r"(\w+://)[^\s/@]*:[^\s/@]*(?=@)",
+)]  # fmt: skip
 _WORD = re.compile(r"[\w-]+")
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s:'\"]+")
 _IP = re.compile(
@@ -34,8 +30,8 @@ class Redactor:
 
     def clean(self, text: str) -> str:
         """`text` without secrets, and with aliases."""
-        for pattern, instead in _SECRET:
-            text = pattern.sub(instead, text)
+        for pattern in _SECRETS:
+            text = pattern.sub(r"\1[secret]", text)
         text = _HOME.sub(r"\1[user]", text)
         text = _WORD.sub(lambda found: self._of(self._kind.get(found[0], ""), found[0]), text)
         return _IP.sub(lambda found: self._of("ip", found[0]), text)

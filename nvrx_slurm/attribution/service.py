@@ -1,184 +1,156 @@
-"""The job's own attribution service: analyses every failed cycle by itself, and answers by HTTP."""
+"""The job's own attribution service: an answer about each of its cycles, in the log tree and by HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import re
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from nvrx_slurm.attribution.analysis import Analyst, NotAllowed, checked
-from nvrx_slurm.attribution.answer import Answer, Tell
-from nvrx_slurm.attribution.export import export, record
-from nvrx_slurm.attribution.http import Refused, Request, Server
 from nvrx_slurm.attribution.llm import LanguageModel
-from nvrx_slurm.attribution.settings import CycleNews, Settings
-from nvrx_slurm.attribution.web import Web
+from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.server import Refused, Server
 from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import write_atomic
 
 _log = logging.getLogger(__name__)
-_READ_S = 5.0  # for the log's file system
+_FILE_S = 5.0  # for the log tree's file system
 _MOST_RESULTS = 1000
-_CYCLE = re.compile(r"_cycle(\d{1,7})\.\w+$")
-_INTENTS = ("track_only", "progressive", "terminal")
-T = TypeVar("T")
+_SAME = 3  # equal failures in a row, over requeues, after which another try is pointless
+_SLACK_S = 60.0  # starts differ
+# Parts of replies that are always the same here.
+_SUBMITTED = {"submitted": True, "mode": "single", "logs_dir": None, "sched_restarts": 0}
+_NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
+_FOUND = {"candidate_recommendation": _NOTHING, "wl_restart": 0, "wl_restart_count": None, "fr_dump_path": None,
+          "fr_analysis": None}  # fmt: skip
 
 
 class Service:
-    """Results by the path of the log. `llm` and `web` (for the export) are None where they are not asked for."""
+    """Answers by the rules that the coordinator has applied, by the job's history, and by a language model."""
 
-    def __init__(
-        self, settings: Settings, tell: Tell, say: Callable[[str], None], llm: LanguageModel | None, web: Web | None
-    ) -> None:
-        self._settings, self._tell, self._say, self._llm, self._web = settings, tell, say, llm, web
-        self._analyst = Analyst(settings)
-        self._server = Server(self._handle)
-        self._answers: dict[str, tuple[CycleNews, Answer | None]] = {}  # None: not analysed yet
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._over = asyncio.Event()
+    def __init__(self, spec: AttributionSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._say = spec, say
+        self._llm = LanguageModel(spec, say) if spec.llm_base_url else None
+        self._results: dict[str, tuple[int, Answer | None]] = {}  # by log: its cycle, and the answer when there is one
+        self.where = " and ".join(self._listen())
 
-    async def start(self) -> str:
-        """Listen; returns where."""
-        where = []
+    def _listen(self) -> Iterator[str]:
+        port, path = self._spec.port, self._spec.socket
+        for where, name in ((port, f"http://127.0.0.1:{port}"), (path, f"unix://{path}")):
+            try:
+                Server(where, self._reply)
+                yield name
+            except OSError as error:
+                self._say(f"the attribution service cannot listen on {name}: {error.strerror}; it goes on without")
+
+    async def answer(self, news: CycleNews) -> Answer:
+        """Rules at once; then the language model, which takes its time."""
+        self._results[news.log] = news.cycle, None
+        while len(self._results) > _MOST_RESULTS:
+            del self._results[next(iter(self._results))]
+        if not news.over:
+            return Answer()
+        answer = by_rules(news)
         try:
-            await self._server.listen_on_loopback(self._settings.port)
-            where.append(f"http://127.0.0.1:{self._settings.port}")
-        except OSError as error:
-            self._say(f"the attribution service cannot listen on 127.0.0.1:{self._settings.port}: {error.strerror};"
-                      " it goes on without")  # fmt: skip
-        try:
-            if self._settings.socket:
-                await self._server.listen_on_socket(self._settings.socket)
-                where.append(f"unix://{self._settings.socket}")
-        except OSError as error:
-            _log.warning("no Unix socket: %s", error)
-        try:
-            await self._blocking(self._analyst.load)
-        except Refused as refused:
-            _log.warning("no history: %s", refused.args[2])
-        return " and ".join(where)
+            answer = await bounded.call_async(lambda: judged(news, self._spec.tree), _FILE_S, "the log tree")
+            self._results[news.log] = news.cycle, answer
+            if self._llm is not None and news.fault:
+                answer = await self._llm.about(news, answer)
+                await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
+        except (bounded.Overrun, OSError, ValueError, LookupError) as error:
+            _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
+        self._results[news.log] = news.cycle, answer
+        return answer
 
-    async def work(self) -> None:
-        """Until `finish`, and until all cycles are analysed."""
-        await self._over.wait()
-        self._server.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def finish(self) -> None:
-        """The job has ended."""
-        self._over.set()
-
-    def hear(self, news: CycleNews) -> None:
-        """A cycle runs, or is over."""
-        self._put(news, None)
-        if news.over:
-            task = asyncio.ensure_future(self._attribute(news))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _put(self, news: CycleNews, answer: Answer | None) -> None:
-        self._answers[news.log] = (news, answer)
-        while len(self._answers) > _MOST_RESULTS:
-            del self._answers[next(iter(self._answers))]
-
-    async def _attribute(self, news: CycleNews) -> None:
-        """Rules at once; then the language model, which takes its time; then the export."""
-        began_s = time.monotonic()
-        try:
-            evidence = await self._blocking(partial(self._analyst.evidence, news))
-            answer = self._analyst.analyse(news, evidence)
-            self._put(news, answer)
-            await self._blocking(partial(self._analyst.keep, news, answer))
-            story = await self._llm.about(news, evidence, answer) if self._llm is not None and news.fault else None
-            if story is not None:
-                answer = story
-                self._put(news, answer)
-                await self._blocking(partial(self._analyst.keep, news, answer))
-        except Refused as refused:
-            answer = Answer(reason=f"no analysis: {refused.args[2]}", source="rules")
-            self._put(news, answer)
-        # The console has what the coordinator's rules say: only more than that is news.
-        is_news = answer.action == "STOP" or answer.source != "rules"
-        self._tell(news.cycle, answer if is_news else Answer())
-        if self._web is not None and news.fault:
-            took_s = time.monotonic() - began_s
-            await export(self._web, record(self._settings, news, answer, took_s, int(time.time() * 1000)))
-
-    async def _blocking(self, work: Callable[[], T]) -> T:
-        """Raises Refused where the file system hangs."""
-        try:
-            return await bounded.call_async(work, _READ_S, "the log file system")
-        except (bounded.Overrun, RuntimeError, OSError) as error:
-            raise Refused(503, "internal_error", str(error)) from None
-        except NotAllowed as wrong:
-            raise Refused(*wrong.args) from None
-
-    # --- HTTP -----------------------------------------------------------------------------------------------
-
-    async def _handle(self, request: Request) -> Any:
-        asked = (request.method, request.path)
-        if asked == ("POST", "/logs"):
-            return await self._on_post(request)
-        if asked == ("GET", "/logs"):
-            return await self._on_get(request)
-        jobs = [
-            {"log_path": log, "cycle_id": news.cycle, "job_id": self._settings.job_id, "pending": answer is None}
-            for log, (news, answer) in self._answers.items()
-        ]
-        known = {
-            ("GET", "/healthz"): {"status": "ok", "backend": "lib", "issues": []},
-            ("GET", "/stats"): {"results": len(jobs), "in_flight": len(self._tasks)},
-            ("GET", "/jobs"): {"jobs": jobs},
-            ("GET", "/inflight"): {"jobs": [job for job in jobs if job["pending"]]},
-        }
-        if asked not in known:
+    def _reply(self, request: str, asked: dict[str, Any]) -> Any:
+        """To an HTTP request, in a thread of its own. The service knows the logs of its job before any client does."""
+        if request == "GET /healthz":
+            return {"status": "ok", "backend": "lib", "issues": []}
+        if request == "GET /jobs":
+            known = list(self._results.items())
+            return {
+                "jobs": [{"log_path": log, "cycle_id": cycle, "pending": not answer} for log, (cycle, answer) in known]
+            }
+        if request not in ("POST /logs", "GET /logs"):
             raise Refused(404, "not_found", "there is nothing at this path")
-        return known[asked]
-
-    async def _on_post(self, request: Request) -> Any:
-        try:
-            asked = json.loads(request.body)
-            intent, cycle = asked.get("analysis_intent", "track_only"), asked.get("cycle_id", -1)
-        except (ValueError, AttributeError, RecursionError):
-            raise Refused(422, "invalid_parameter", "the body must be a JSON object") from None
-        if intent not in _INTENTS or not isinstance(cycle, int) or isinstance(cycle, bool):
-            raise Refused(422, "invalid_parameter", f"analysis_intent is one of {_INTENTS}, cycle_id a whole number")
-        must_exist = intent != "progressive"
-        path = await self._blocking(partial(checked, asked.get("log_path"), self._settings.root, must_exist))
-        named = _CYCLE.search(path)
-        news = CycleNews(int(named[1]) if named and cycle < 0 else cycle, path)
-        if path in self._answers:
-            news = self._answers[path][0]
-        job_id = self._settings.job_id
-        if cycle not in (-1, news.cycle) or (job_id and asked.get("job_id", job_id) != job_id):
-            raise Refused(400, "invalid_parameter", "this log belongs to another cycle or job")
-        if path not in self._answers:
-            self._put(news, None)
-        if intent == "terminal" and self._answers[path][1] is None and not news.over:
-            evidence = await self._blocking(partial(self._analyst.evidence, news))
-            self._put(replace(news, over=True), self._analyst.analyse(news, evidence, of_job=False))
-        return {"submitted": True, "normalized_path": path, "mode": "single", "logs_dir": None, "sched_restarts": 0,
-                "files_analyzed": int(self._answers[path][1] is not None)}  # fmt: skip
-
-    async def _on_get(self, request: Request) -> Any:
-        if "file" in request.query or "wl_restart" in request.query:
-            raise Refused(400, "invalid_parameter", "file and wl_restart are not known")
-        path = await self._blocking(partial(checked, request.query.get("log_path"), self._settings.root, False))
-        if path not in self._answers:
-            raise Refused(404, "not_found", "this log was not submitted")
-        _, answer = self._answers[path]
+        path = os.path.realpath(str(asked.get("log_path")))
+        if path not in self._results:
+            raise Refused(404, "not_found", f"{path} is not the log of a cycle of this job")
+        cycle, answer = self._results[path]
+        theirs = asked.get("cycle_id", cycle), asked.get("job_id", self._spec.job_id)
+        if theirs != (cycle, self._spec.job_id) or "file" in asked or "wl_restart" in asked:
+            raise Refused(400, "invalid_parameter", "another cycle or job, or file or wl_restart, which are not known")
+        if request == "POST /logs":
+            return _SUBMITTED | {"normalized_path": path, "files_analyzed": int(answer is not None)}
         done = answer or Answer()
-        return {
+        return _FOUND | {
             "result": done.result,
             "status": "in_flight" if answer is None else "completed",
             "recommendation": {"action": done.action, "reason": done.reason, "source": done.source},
-            "candidate_recommendation": {"action": "UNKNOWN", "reason": "", "source": ""},
             "llm_merged_summary": done.result.get("story"),
-            "wl_restart": 0,
-        } | dict.fromkeys(("wl_restart_count", "fr_dump_path", "fr_analysis"))
+        }
+
+
+def by_rules(news: CycleNews) -> Answer:
+    """The answer of the rules, which the coordinator has applied."""
+    if not news.fault:
+        return Answer("CONTINUE", "the cycle ended without a fault", "rules")
+    found = news.fault.get("finding") or {}
+    name = found.get("rule") or "unknown"
+    reason = f"{name}: {news.fault.get('message') or found.get('line') or name}"
+    action = "STOP" if found.get("remedy") == "stop" else "RESTART"
+    primary = {
+        "failure_class": name,
+        "root_fingerprint": found.get("fingerprint", ""),
+        "line": found.get("line", ""),
+        "confidence": found.get("confidence", "guess"),
+        "rank": news.fault.get("rank", -1),
+        "node": news.fault.get("host", ""),
+    }
+    result = {
+        "schema_version": 1,
+        "decision": action,
+        "justification": reason,
+        "failure_domain": found.get("blame", "unknown"),
+        "primary_failure": primary,
+    }
+    return Answer(action, reason, "rules", result)
+
+
+def judged(news: CycleNews, tree: str) -> Answer:
+    """The answer of the rules and of the history, which is kept. Blocks while the log tree's file system does."""
+    answer = by_rules(news)
+    if _ends_alike(news, answer, tree):
+        reason = f"the same failure {_SAME} times in a row, {answer.reason}"
+        answer = Answer("STOP", reason, "rules", answer.result | {"decision": "STOP", "justification": reason})
+    keep(news, answer, tree)
+    return answer
+
+
+def keep(news: CycleNews, answer: Answer, tree: str) -> None:
+    """Write the result into the log tree. Raises OSError."""
+    folder = Path(tree, FOLDER)
+    folder.mkdir(exist_ok=True)
+    record = asdict(news) | {"mark": _mark(news, answer)} | asdict(answer)
+    write_atomic(folder / f"cycle_{news.cycle}.json", json.dumps(record, indent=1).encode())
+
+
+def _mark(news: CycleNews, answer: Answer) -> str:
+    """Equal for equal failures of the user's code on the same rank; "" for others."""
+    if not answer.result or answer.result["failure_domain"] != "user":
+        return ""
+    return f"{answer.result['primary_failure']['root_fingerprint']} of rank {news.fault.get('rank')}"
+
+
+def _ends_alike(news: CycleNews, answer: Answer, tree: str) -> bool:
+    """Whether the cycles before, those before a requeue included, failed alike after about the same time: one that
+    runs longer has got further."""
+    mark, own = _mark(news, answer), Path(tree, FOLDER, f"cycle_{news.cycle}.json")
+    results = sorted(Path(tree).parent.glob(f"r*/{FOLDER}/cycle_*.json"), key=os.path.getmtime)
+    before = [json.loads(path.read_bytes()) for path in results if path != own][1 - _SAME :]
+    times = [news.lasted_s, *(one["lasted_s"] for one in before)]
+    alike = len(times) == _SAME and all(one["mark"] == mark for one in before)
+    return bool(mark) and alike and max(times) <= 2 * min(times) + _SLACK_S

@@ -5,36 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-if TYPE_CHECKING:
-    import httpx
+from nvrx_slurm.health.check import one_line
 
 CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
-_RETRY_AFTER_S = 2.0
+_BUSY = (408, 425, 429)
+_PAUSE_S, _MAX_PAUSE_S = 0.5, 10.0
 
 
 class Trouble(Exception):
-    """There was no usable reply. The message holds nothing that was sent."""
+    """There was no usable reply. The message holds no key."""
+
+    def __init__(self, why: str, status: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(why[:200])
+        self.status, self.retry_after_s = status, retry_after_s
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the service works, and takes this request for a mistake."""
+        return 400 <= self.status < 500 and self.status not in _BUSY
 
 
-class Reply(NamedTuple):
-    """A reply that came in whole."""
-
-    status: int
-    retry_after_s: float  # what it asks for, or a default
-    body: bytes
-
-    def json(self) -> dict[str, Any]:
-        """Its JSON object. Raises Trouble."""
-        try:
-            found = json.loads(self.body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise Trouble(f"a reply with status {self.status} that is no JSON object")
-        return found
+def json_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in a reply. Raises Trouble."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Trouble("a reply that is no JSON object")
+    return found
 
 
 class Web:
@@ -46,65 +48,46 @@ class Web:
     def __init__(self, base: str) -> None:
         import httpx  # slow to import, and only needed where something is asked
 
-        self._httpx = httpx
-        path = base.removeprefix("unix://") if base.startswith("unix://") else None
-        self._base = "http://localhost" if path else base.rstrip("/")
-        transport = httpx.AsyncHTTPTransport(uds=path, verify=ssl.create_default_context(), retries=0)
-        self._client = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
-
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        total_s: float,
-        *,
-        content: Any = None,
-        params: dict[str, str] | None = None,
-        secret: str = "",
-        most_bytes: int = _MAX_REPLY_BYTES,
-    ) -> Reply:
-        """One request; `content` goes as JSON, `secret` as bearer token. Raises Trouble, after `total_s` at the latest,
-        also for a reply of more than `most_bytes`, and for a redirect."""
-        headers = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "nvrx-slurm"}
-        if secret:
-            headers["Authorization"] = f"Bearer {secret}"
-        body = None if content is None else json.dumps(content).encode()
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        httpx = self._httpx
-        timeout = httpx.Timeout(total_s, connect=CONNECT_S)
-        request = self._client.build_request(
-            method, self._base + path, content=body, params=params, headers=headers, timeout=timeout
+        self._errors = httpx.HTTPError, httpx.InvalidURL, OSError
+        socket = base.removeprefix("unix://") if base.startswith("unix://") else None
+        self._base = "http://localhost" if socket else base
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=socket, verify=ssl.create_default_context()),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            headers={"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "nvrx-slurm"},
         )
-        try:
-            return await asyncio.wait_for(self._exchange(request, most_bytes), total_s)
-        except (asyncio.TimeoutError, httpx.TimeoutException):
-            raise Trouble(f"no whole reply within {total_s:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
-            text = str(error).replace(secret, "...") if secret else str(error)
-            raise Trouble(f"{type(error).__name__}: {text}"[:200]) from None
 
-    async def _exchange(self, request: httpx.Request, most_bytes: int) -> Reply:
-        reply = await self._client.send(request, stream=True)
-        try:
-            if reply.is_redirect:
-                raise Trouble(f"a redirect (status {reply.status_code}), which is not followed")
-            if reply.headers.get("content-encoding", "identity") != "identity":
-                raise Trouble("a compressed reply, which was not asked for")
-            body = b""
+    async def ask(self, method: str, path: str, total_s: float, *, tries: int = 1, **what: Any) -> bytes:
+        """The body of the reply to a request, which is tried again where that may help. Raises Trouble.
+
+        `total_s`: for each try. `what`: see `_once`.
+        """
+        for number in range(tries):
+            try:
+                return await asyncio.wait_for(self._once(method, path, **what), total_s)
+            except Trouble as error:
+                trouble = error
+            except (asyncio.TimeoutError, *self._errors) as error:
+                trouble = Trouble(str(error) or "no whole reply in time")
+            if number == tries - 1 or trouble.is_refusal:
+                break
+            await asyncio.sleep(min(trouble.retry_after_s or _PAUSE_S * 2**number, _MAX_PAUSE_S))
+        raise trouble
+
+    async def _once(self, method: str, path: str, *, secret: str = "", **what: Any) -> bytes:
+        """`secret` goes as bearer token; `what`: json (a value for the body), params (of the URL)."""
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        body = b""
+        async with self._client.stream(method, self._base + path, headers=headers, **what) as reply:
             async for piece in reply.aiter_raw():
                 body += piece
-                if len(body) > most_bytes:
-                    raise Trouble(f"a reply of more than {most_bytes} bytes")
-        finally:
-            await reply.aclose()
-        return Reply(reply.status_code, _seconds(reply.headers.get("retry-after", "")), body)
-
-    async def close(self) -> None:
-        """Give back what is open."""
-        await self._client.aclose()
-
-
-def _seconds(text: str) -> float:
-    """A Retry-After of 2 to 60 seconds."""
-    return min(60.0, max(_RETRY_AFTER_S, float(text))) if text.isdecimal() else _RETRY_AFTER_S
+                if len(body) > _MAX_REPLY_BYTES:
+                    raise Trouble(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+        if reply.is_success:
+            return body
+        said = "" if secret else one_line(body[:200].decode("utf-8", "replace"))  # it may repeat what was sent
+        after = reply.headers.get("retry-after", "")
+        retry_after_s = min(60.0, float(after)) if after.isdecimal() else 0.0
+        raise Trouble(f"status {reply.status_code} {said}".strip(), reply.status_code, retry_after_s)

@@ -6,35 +6,25 @@ import importlib.util
 import os
 from collections.abc import Mapping
 
-from nvrx_slurm.agent.attributor import AttributionSpec
 from nvrx_slurm.agent.logs import LogSpec
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.attribution.keys import check_key_file
-from nvrx_slurm.attribution.settings import Settings
+from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.config.attribution import MANAGED
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext
 
 _KEY_FILE_ENV = "LLM_API_KEY_FILE"
-_NO_CLIENT = "the Python package httpx, which speaks to it, is not installed; pip install 'nvrx_slurm[attribution]'"
-
-
-def is_attributed(config: Config) -> bool:
-    """Whether there is a service that can be asked."""
-    return (config.ft.attribution_endpoint or "grpc:").partition(":")[0] != "grpc"
 
 
 def attribution_note(config: Config) -> str:
     """Said where settings do nothing; "" else."""
-    ft, endpoint = config.ft, config.ft.attribution_endpoint
-    if endpoint is None and (ft.attribution_llm_base_url or ft.attribution_export_url):
-        return (
-            "a language model and an export of attribution have no effect without --ft-attribution-endpoint localhost"
-        )
-    if endpoint is None or is_attributed(config):
+    ft = config.ft
+    if ft.attribution_service or not (
+        ft.attribution_endpoint or ft.attribution_llm_base_url or ft.attribution_export_url
+    ):
         return ""
-    return f"--ft-attribution-endpoint {endpoint} has no effect: services are asked by http, https or unix only"
+    return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http, https or unix"
 
 
 def attribution_spec(
@@ -45,28 +35,29 @@ def attribution_spec(
     logs: LogSpec | None,
     hosts: bool,
 ) -> AttributionSpec | None:
-    """What the coordinator's node needs; None without a service.
+    """What the coordinator's node needs; None without a service. `hosts`: this node begins as the coordinator.
 
-    `hosts`: this node begins as the coordinator. It raises UsageError for a key that cannot be used, or a package that
-    is missing.
+    Raises UsageError for a key that cannot be used, or a package that is missing.
     """
     ft = config.ft
-    if not is_attributed(config) or logs is None:
+    if not ft.attribution_service or logs is None:
         return None
     key_file = ft.attribution_llm_api_key_file or env.get(_KEY_FILE_ENV, "")
-    endpoint = ft.attribution_endpoint or ""
+    asked = ft.attribution_llm_base_url or ft.attribution_export_url or ft.attribution_service
     if hosts and ft.attribution_llm_base_url:
-        check_key_file(key_file, "--ft-attribution-llm-api-key-file or LLM_API_KEY_FILE")
-    asks = endpoint if endpoint != MANAGED else ft.attribution_llm_base_url or ft.attribution_export_url
-    if hosts and asks and importlib.util.find_spec("httpx") is None:
-        raise UsageError(f"attribution with {asks}: {_NO_CLIENT}")
+        _check_key_file(key_file)
+    if asked != MANAGED and importlib.util.find_spec("httpx") is None:
+        raise UsageError(
+            f"attribution with {asked}: the Python package httpx, which speaks to it, is not installed;"
+            " pip install 'nvrx_slurm[attribution]'"
+        )
     folder, name = os.path.split(logs.prefix)
-    root = os.path.realpath(folder)
-    settings = Settings(
-        endpoint=endpoint,
-        root=root,
+    return AttributionSpec(
+        endpoint="" if ft.attribution_service == MANAGED else ft.attribution_service,
+        prefix=os.path.join(os.path.realpath(folder), name),
+        part=0 if logs.parts > 1 else -1,
         tree=str(directory.path),
-        own_log=os.path.join(root, f"{os.path.splitext(name)[0]}_attribution.log"),
+        startup_s=ft.attribution_startup_timeout,
         log_level=ft.attribution_log_level,
         user=env.get("SLURM_JOB_USER") or env.get("USER", ""),
         job_id=env.get("SLURM_ARRAY_JOB_ID") or env.get("SLURM_JOB_ID", ""),
@@ -76,5 +67,14 @@ def attribution_spec(
         llm_key_file=os.path.abspath(key_file) if key_file else "",
         export_url=ft.attribution_export_url or "",
     )
-    part = 0 if logs.parts > 1 else -1
-    return AttributionSpec(settings, os.path.join(root, name), part, ft.attribution_startup_timeout)
+
+
+def _check_key_file(path: str) -> None:
+    try:
+        read_key(path)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"the key file {path!r} of a language model cannot be used: {why}; correct"
+            f" --ft-attribution-llm-api-key-file or {_KEY_FILE_ENV}"
+        ) from None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
+from nvrx_slurm.cli.attribution import attribution_note, attribution_spec
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
 from nvrx_slurm.cli.merged_logs import cycle_files, log_note, log_spec
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
@@ -115,7 +115,7 @@ def _coordinator(
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=config.ft.hang_exclude,
-        attributes=is_attributed(config),
+        attributes=bool(config.ft.attribution_service),
         stops_on_advice=config.ft.attribution_stop_action == "no-restart",
         tracks_progress=config.ft.is_progress_tracking_enabled,
         has_preflight=True,

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., F
     rig.open("fail")
     job.line("up 1 ")
     rig.open("end")
+    began_s = time.monotonic()
     assert job.wait() == 0 and not Path(f"/proc/{pid}").exists()
+    assert time.monotonic() - began_s < 4.5  # its last words are 3 s long, the rest is the job's
 
 
 def test_the_service_of_the_job(rig: Rig) -> None:

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvrx_slurm.attribution.settings import CycleNews, Settings
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
 
 WAIT_S = 30.0
 REPO = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ class Fake:
 class Process:
     """A real attribution process; its lines are read one by one."""
 
-    def __init__(self, settings: Settings, **env: str) -> None:
+    def __init__(self, settings: AttributionSpec, **env: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "nvrx_slurm.attribution", str(theirs.fileno())]
         kept = {name: os.environ[name] for name in ("PATH",)} | {"PYTHONPATH": str(REPO)} | env
@@ -185,7 +185,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(settings: Settings, **env: str) -> Iterator[Process]:
+def running(settings: AttributionSpec, **env: str) -> Iterator[Process]:
     """A process, killed at the end if it has not ended."""
     process = Process(settings, **env)
     try:

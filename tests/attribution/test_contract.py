@@ -14,7 +14,7 @@ import pytest
 from fakes import Fake, free_port, reply, running
 from test_service import fault, job, log_of
 
-from nvrx_slurm.attribution.settings import Settings
+from nvrx_slurm.attribution.records import AttributionSpec
 
 pytestmark = [pytest.mark.xdist_group("nvrx-peer"), pytest.mark.timeout(400)]
 
@@ -56,6 +56,8 @@ def test_their_client_asks_our_service(tmp_path: Path, peer: str, way: str) -> N
     log = log_of(settings, 5)
     with running(settings) as process:
         process.line("ready")
+        process.tell(5, log, fault())
+        process.line("cycle")
         endpoint = f"http://127.0.0.1:{settings.port}" if way == "tcp" else f"unix://{settings.socket}"
         client = python(peer, "-c", _CLIENT, endpoint, log)
         said = client.communicate(timeout=60)[0]
@@ -66,7 +68,7 @@ def test_their_client_asks_our_service(tmp_path: Path, peer: str, way: str) -> N
 
 
 @pytest.fixture
-def their_service(tmp_path: Path, peer: str) -> Iterator[Settings]:
+def their_service(tmp_path: Path, peer: str) -> Iterator[AttributionSpec]:
     """Their service, with a language model that answers nonsense: its rules decide."""
     root, key, port = tmp_path / "merged", tmp_path / "key", free_port()
     root.mkdir()
@@ -74,7 +76,9 @@ def their_service(tmp_path: Path, peer: str) -> Iterator[Settings]:
     key.chmod(0o600)
     with Fake(reply(200, {"choices": []})) as model:
         env = {"NVRX_ATTRSVC_ALLOWED_ROOT": str(root), "NVRX_ATTRSVC_ENDPOINT": f"http://127.0.0.1:{port}",
-               "NVRX_ATTRSVC_LLM_BASE_URL": f"{model.url}/v1", "LLM_API_KEY_FILE": str(key)}  # fmt: skip
+               "NVRX_ATTRSVC_LLM_BASE_URL": f"{model.url}/v1", "LLM_API_KEY_FILE": str(key),
+               "NVRX_ATTRSVC_RESTART_AGENT_LOG_QUIET_SECONDS": "0.2",  # they watch a log for 10 s by default
+               "NVRX_ATTRSVC_RESTART_AGENT_LOG_MAX_WAIT_SECONDS": "0.5"}  # fmt: skip
         service = python(peer, "-m", "nvidia_resiliency_ext.services.attrsvc", **env)
         assert service.stdout is not None
         try:
@@ -84,21 +88,21 @@ def their_service(tmp_path: Path, peer: str) -> Iterator[Settings]:
                 if "Uvicorn running" in line:
                     break
             assert service.poll() is None, "".join(said)
-            yield Settings(f"http://127.0.0.1:{port}", str(root), user="u", job_id="7")
+            yield AttributionSpec(f"http://127.0.0.1:{port}", f"{root}/x.log", user="u", job_id="7")
         finally:
             with service:
                 service.kill()
 
 
-def test_our_client_asks_their_service(their_service: Settings) -> None:
+def test_our_client_asks_their_service(their_service: AttributionSpec) -> None:
     log = log_of(their_service, 0)
     with running(their_service) as process:
         process.tell(0, log, over=False)
         process.tell(0, log, fault())
-        told = process.line("cycle", 120.0)  # it watches a log for 10 s before it says anything
+        told = process.line("cycle", 120.0)
         assert (told["cycle"], told["stop"]) == (0, False)
         assert told["text"].startswith("RESTART")
-        outside = f"{Path(their_service.root).parent}/x_cycle1.log"
+        outside = f"{Path(their_service.prefix).parents[1]}/x_cycle1.log"
         Path(outside).write_text("x")
         process.tell(1, outside, fault())  # they refuse it
         assert process.line("cycle") == {"cycle": 1, "stop": False, "text": ""}

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.attributor import AttributionSpec
 from nvrx_slurm.agent.logs import LogSpec
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.attribution.keys import check_key_file
-from nvrx_slurm.cli.attribution import attribution_note, attribution_spec, is_attributed
+from nvrx_slurm.attribution.records import AttributionSpec, read_key
+from nvrx_slurm.cli.attribution import attribution_note, attribution_spec
 from nvrx_slurm.config.attribution import ENDPOINT, URL
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.layers import Config, resolve
@@ -107,10 +106,10 @@ def config(**given: Any) -> Config:
 
 def test_grpc_is_taken_and_said_to_do_nothing() -> None:
     one = config(attribution_endpoint="grpc://h:1")
-    assert not is_attributed(one) and "has no effect" in attribution_note(one)
+    assert not one.ft.attribution_service and "has no effect" in attribution_note(one)
     assert spec_of(one, {}, Path("/t"), True) is None
     assert attribution_note(config(attribution_endpoint="http://h:1")) == "" == attribution_note(config())
-    assert "have no effect" in attribution_note(config(attribution_export_url="https://h/x"))
+    assert "has no effect" in attribution_note(config(attribution_export_url="https://h/x"))
 
 
 def test_what_the_process_is_told(tmp_path: Path) -> None:
@@ -120,11 +119,10 @@ def test_what_the_process_is_told(tmp_path: Path) -> None:
     ft = FaultToleranceConfig(per_cycle_applog_prefix=f"{tmp_path}/link/a.log", attribution_endpoint="localhost")
     spec = spec_of(Config(ft=ft), env, tmp_path / "tree", True)
     assert spec is not None and spec.prefix == f"{tmp_path}/real/a.log"
-    assert spec.settings.metadata == {"user": "su", "job_id": "7"}
-    assert spec.settings.root == f"{tmp_path}/real" and spec.settings.own_log == f"{tmp_path}/real/a_attribution.log"
+    assert (spec.user, spec.job_id) == ("su", "7")
     assert "t" * 64 not in repr(spec)
     spec = spec_of(Config(ft=ft), {}, tmp_path, True)
-    assert spec is not None and spec.settings.metadata == {}
+    assert spec is not None and (spec.user, spec.job_id) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -149,13 +147,13 @@ def test_the_key_file_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-1\n")
     os.chmod(tmp_path / "key", 0o400)
     spec = spec_of(one, {"LLM_API_KEY_FILE": f"{tmp_path}/key"}, tmp_path, True)
-    assert spec is not None and spec.settings.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
+    assert spec is not None and spec.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
 
 
 def test_a_key_that_never_comes_does_not_hold_the_start(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(UsageError, match="no regular file"):
-        check_key_file(f"{tmp_path}/pipe", "--x")
+    with pytest.raises(OSError, match="no regular file"):
+        read_key(f"{tmp_path}/pipe")
 
 
 def test_without_the_package_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ def test_every_cycle_is_submitted_by_whichever_node_coordinates(jobs: Jobs) -> N
         job = jobs.submit(FAILS, f"{flags} --ft-per-cycle-applog-prefix=$PWD/m/%j.log")
         for cycle in range(2):  # first the node of a rank, then that of the coordinator
             lost = job.wait_marks("up", 2, cycle=cycle)
-            service.wait_for(3 * cycle)  # cycle 0 was submitted and asked for, then came cycle 1
             assert jobs.cluster.kill_node(next(mark.node for mark in lost if (mark.node == "n1") == (cycle == 1)))
         end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
@@ -37,5 +36,4 @@ def test_every_cycle_is_submitted_by_whichever_node_coordinates(jobs: Jobs) -> N
     assert {(one["job_id"], one["log_path"]) for one in posted} == {
         (str(job.job_id), f"{job.directory}/m/{job.job_id}_cycle{cycle}.log") for cycle in range(3)
     }
-    assert {one["cycle_id"] for one in posted if one["analysis_intent"] == "terminal"} >= {0, 2}
-    assert "attribution of cycle 0: RESTART: a node was lost (test)" in job.said()
+    assert {one["cycle_id"] for one in posted if one["analysis_intent"] == "terminal"} == {0, 1, 2}
