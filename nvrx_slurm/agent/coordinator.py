@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nvrx_slurm import types as t
-from nvrx_slurm.agent.cycle_info import CycleInfo
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport
@@ -22,6 +21,7 @@ from nvrx_slurm.core.job.quorum import Quorum, peer_key
 
 if TYPE_CHECKING:
     from nvrx_slurm.agent.attributor import Attributor
+    from nvrx_slurm.agent.cycle_info import CycleInfo
 
 
 class Connections(Protocol):
@@ -115,6 +115,8 @@ class CoordinatorRole:
         shell.on(ev.HangFound, self._hangs.seen)
         self._attribute()
         if self._job.cycle_info is not None:
+            from nvrx_slurm.agent.cycle_info import CycleInfo
+
             assert isinstance(shell.core, Coordinator)
             self._cycle_info = CycleInfo(self._job.cycle_info, shell.core, self._say)
             shell.on(ev.SendTo, self._cycle_info.sent)

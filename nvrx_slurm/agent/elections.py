@@ -20,7 +20,6 @@ from nvrx_slurm.agent.foreign import Foreign
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, credentials
-from nvrx_slurm.agent.logs import LogsRole
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.control.auth import new_token
@@ -33,6 +32,7 @@ from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.logs import LogsRole
     from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.core.logs.cycle_info import CycleFiles
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
     from nvrx_slurm.attribution.records import AttributionSpec
+    from nvrx_slurm.core.logs.cycle_info import CycleFiles
 
 
 _PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports

@@ -22,7 +22,6 @@ from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, NoTransport, credentials
-from nvrx_slurm.agent.logs import LogSpec, LogsRole
 from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.agent.shell import Shell
@@ -39,6 +38,7 @@ from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import HEALTH_NAME
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.logs import LogSpec, LogsRole
     from nvrx_slurm.control.server import ControlServer
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
@@ -183,6 +183,8 @@ class Program:
         shell.begin()
 
     async def _start_logs(self, spec: LogSpec) -> LogsRole:
+        from nvrx_slurm.agent.logs import LogsRole
+
         job, path = self._job, self._early.private_dir.path
         key = "" if job.meeting is None else job.meeting.key
         logs = LogsRole(spec, job.node, job.run_dir, key, path, self._console.say)

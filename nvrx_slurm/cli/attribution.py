@@ -17,16 +17,6 @@ from nvrx_slurm.slurm.env import SlurmContext
 _KEY_FILE_ENV = "LLM_API_KEY_FILE"
 
 
-def attribution_note(config: Config) -> str:
-    """Said where settings do nothing; "" else."""
-    ft = config.ft
-    if ft.attribution_service or not (
-        ft.attribution_endpoint or ft.attribution_llm_base_url or ft.attribution_export_url
-    ):
-        return ""
-    return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http, https or unix"
-
-
 def attribution_spec(
     config: Config,
     slurm: SlurmContext | None,

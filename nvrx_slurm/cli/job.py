@@ -9,9 +9,7 @@ from dataclasses import replace
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.attribution import attribution_note, attribution_spec
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
-from nvrx_slurm.cli.merged_logs import cycle_files, log_note, log_spec
 from nvrx_slurm.cli.place import Here, node_range, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
@@ -48,14 +46,22 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         hang_collect_s=config.ft.hang_collect_s,
         warning_signum=config.ft.warning_signal or 0,
     )
-    info = cycle_files(config, slurm, directory)
+    info = logs = attribution = None
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent, preflight)
     if meeting is not None:
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
         coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
-    logs = log_spec(config, slurm, nodes, directory)
+    # Imported only where they are wanted, here and below: most jobs start without them.
+    if config.ft.per_cycle_applog_prefix or config.ft.cycle_info_dir:
+        from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
+
+        info, logs = cycle_files(config, slurm, directory), log_spec(config, slurm, nodes, directory)
+    if config.ft.attribution_service:
+        from nvrx_slurm.cli.attribution import attribution_spec
+
+        attribution = attribution_spec(config, slurm, env, directory, logs, hosts)
     return Job(
         node,
         directory,
@@ -76,7 +82,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         _progress_file(config),
         coordinator if meeting is not None else None,
         logs=logs,
-        attribution=attribution_spec(config, slurm, env, directory, logs, hosts),
+        attribution=attribution,
         cycle_info=info,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
@@ -88,9 +94,12 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
-        attribution_note(resolved.config),
-        log_note(resolved, job.logs),
+        resolved.config.ft.attribution_note,
     ]
+    if job.logs is not None:
+        from nvrx_slurm.cli.merged_logs import log_note
+
+        found.append(log_note(resolved, job.logs))
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 
 

@@ -67,10 +67,10 @@ def check_writable(spec: LogSpec) -> None:
             raise UsageError(f"{flag} {path}: {error.strerror}; give a path where this user may write") from None
 
 
-def log_note(resolved: Resolved, spec: LogSpec | None) -> str:
+def log_note(resolved: Resolved, spec: LogSpec) -> str:
     """A file of an earlier job is about to be appended to."""
     template = resolved.config.ft.per_cycle_applog_prefix
-    if spec is None or template is None or tells_jobs_apart(template):
+    if template is None or tells_jobs_apart(template):
         return ""
     first = cycle_file(spec.prefix, 0, 0 if spec.parts > 1 else -1)
     if not os.path.exists(index_file(first)):

@@ -102,6 +102,14 @@ class AttributionSettings(LogSettings):
         endpoint = self.attribution_endpoint or ""
         return "" if endpoint.startswith("grpc:") else endpoint
 
+    @property
+    def attribution_note(self) -> str:
+        """Said where settings do nothing; "" else."""
+        asked = self.attribution_endpoint or self.attribution_llm_base_url or self.attribution_export_url
+        if self.attribution_service or not asked:
+            return ""
+        return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http or unix"
+
     def attribution_contradictions(self) -> Iterator[tuple[bool, str]]:
         """Pairs (is it so?, the sentence about it)."""
         base_url, model = self.attribution_llm_base_url, self.attribution_llm_model

@@ -11,7 +11,7 @@ import pytest
 from nvrx_slurm.agent.logs import LogSpec
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
-from nvrx_slurm.cli.attribution import attribution_note, attribution_spec
+from nvrx_slurm.cli.attribution import attribution_spec
 from nvrx_slurm.config.attribution import ENDPOINT, URL
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.layers import Config, resolve
@@ -106,10 +106,10 @@ def config(**given: Any) -> Config:
 
 def test_grpc_is_taken_and_said_to_do_nothing() -> None:
     one = config(attribution_endpoint="grpc://h:1")
-    assert not one.ft.attribution_service and "has no effect" in attribution_note(one)
+    assert not one.ft.attribution_service and "has no effect" in one.ft.attribution_note
     assert spec_of(one, {}, Path("/t"), True) is None
-    assert attribution_note(config(attribution_endpoint="http://h:1")) == "" == attribution_note(config())
-    assert "has no effect" in attribution_note(config(attribution_export_url="https://h/x"))
+    assert config(attribution_endpoint="http://h:1").ft.attribution_note == "" == config().ft.attribution_note
+    assert "has no effect" in config(attribution_export_url="https://h/x").ft.attribution_note
 
 
 def test_what_the_process_is_told(tmp_path: Path) -> None:
