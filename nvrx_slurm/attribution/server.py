@@ -52,7 +52,10 @@ class Server(socketserver.ThreadingTCPServer):
         if self.address_family == socket.AF_UNIX:
             return True
         ends = [_as_in_proc(client_address), _as_in_proc(request.getsockname())]
-        lines = (line.split() for line in _TCP.read_text().splitlines()[1:])
+        try:
+            lines = [line.split() for line in _TCP.read_text().splitlines()[1:]]
+        except OSError:  # no descriptor is left
+            return False
         return any(line[1:3] == ends and int(line[7]) == os.geteuid() for line in lines)
 
 

@@ -140,9 +140,10 @@ def keep(news: CycleNews, answer: Answer, tree: str) -> None:
 
 def _mark(news: CycleNews, answer: Answer) -> str:
     """Equal for equal failures of the user's code on the same rank; "" for others."""
-    if not answer.result or answer.result["failure_domain"] != "user":
+    fingerprint = answer.result.get("primary_failure", {}).get("root_fingerprint")
+    if not fingerprint or answer.result["failure_domain"] != "user":
         return ""
-    return f"{answer.result['primary_failure']['root_fingerprint']} of rank {news.fault.get('rank')}"
+    return f"{fingerprint} of rank {news.fault.get('rank')}"
 
 
 def _ends_alike(news: CycleNews, answer: Answer, tree: str) -> bool:

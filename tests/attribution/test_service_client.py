@@ -97,7 +97,7 @@ def test_each_answer_becomes_one_line_for_the_agent(
     assert len(service.script) == 1, "not every reply of the script was asked for"
 
 
-@pytest.mark.parametrize("worst", [hangs, drips, floods, reply(302, b"", Location="http://127.0.0.1:1/")])
+@pytest.mark.parametrize("worst", [hangs, drips, floods])
 def test_a_service_that_misbehaves_is_left_alone_and_costs_nothing_but_its_answer(
     fake: Callable[..., Fake], worst: Script
 ) -> None:
@@ -106,6 +106,13 @@ def test_a_service_that_misbehaves_is_left_alone_and_costs_nothing_but_its_answe
     assert answer.text == "" and len(said) == 1 and "the training goes on" in said[0]
     assert len(service.asked) == 3 and {one.method for one in service.asked} == {"POST"}
     assert not service.swallowed.is_set()
+
+
+def test_a_redirect_is_not_followed(fake: Callable[..., Fake]) -> None:
+    other = fake(SUBMITTED)
+    service = fake(reply(307, SUBMITTED, Location=f"{other.url}/logs"))
+    answer, said = answer_of(service.url)
+    assert answer.text == "" and len(said) == 1 and other.asked == []
 
 
 def certificate(tmp_path: Path) -> tuple[str, str]:
