@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import median
 
@@ -32,8 +32,9 @@ class Launchers:
         return [self.torchrun, *([self.nvrx] if self.nvrx else []), self.ours]
 
     def monitored(self) -> list[Launcher]:
-        """Those that notice a hang."""
-        return [*([self.nvrx] if self.nvrx else []), self.ours]
+        """Those that notice a hang; ours without the look at all ranks that comes before the kill."""
+        ours = replace(self.ours, flags=(*self.ours.flags, "--ft-hang-collect=0"))
+        return [*([self.nvrx] if self.nvrx else []), ours]
 
 
 @dataclass(frozen=True)

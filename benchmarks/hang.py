@@ -25,7 +25,12 @@ def _figure(name: str, what: str, mode: str) -> Figure:
     return Figure(name, what, "ms", 15.0, False, measure)
 
 
+def _look(launchers: Launchers, repeats: int) -> Samples:
+    return interleaved(lambda who: _lateness_ms(who, "sleep"), [launchers.ours], repeats)
+
+
 FIGURES = [
+    Figure("hang-look", "hang (asleep): look at the ranks, then kill", "ms", 1500.0, False, _look),
     _figure("hang-stop", "hang (SIGSTOP): kill after the timeout", "stop"),
     _figure("hang-sleep", "hang (asleep): kill after the timeout", "sleep"),
 ]

@@ -71,6 +71,57 @@ class Peer:
     port: int  # 0 = one of the ports that the job may use there
 
 
+class Role(str, Enum):
+    """What a line in a rank's output says about the first cause of a fault."""
+
+    CAUSE = "cause"  # it can be the first cause
+    UNCLEAR = "unclear"  # it may be the first cause or a consequence
+    ECHO = "echo"  # a consequence of a fault elsewhere
+
+
+class Blame(str, Enum):
+    """What is to blame for a fault."""
+
+    USER = "user"  # the training script, its data or its settings
+    NODE = "node"  # hardware, driver or system of one node
+    NETWORK = "network"
+    STORAGE = "storage"
+    SERVICE = "service"  # a server outside the job
+    SLURM = "slurm"  # a time limit, a preemption or a cancellation
+    UNKNOWN = "unknown"
+
+
+class Confidence(str, Enum):
+    """How sure a rule is."""
+
+    CERTAIN = "certain"  # only such a rule may exclude a node
+    LIKELY = "likely"
+    GUESS = "guess"
+
+
+class Remedy(str, Enum):
+    """What a rule advises."""
+
+    RESTART = "restart"
+    ELSEWHERE = "elsewhere"  # restart without that node
+    STOP = "stop"  # a restart does not help
+    NONE = "none"  # the fault elsewhere decides
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the rules read from the output of one faulty rank (`core.attribution`)."""
+
+    rule: str  # name of the signature; "" = none matched
+    role: Role
+    blame: Blame
+    confidence: Confidence
+    remedy: Remedy
+    fingerprint: str = ""  # equal for equal failures; 16 hexadecimal digits
+    line: str = ""  # the line that matched, at most 300 characters
+    peers: tuple[str, ...] = ()  # hosts or addresses that the line accuses, at most 4
+
+
 @dataclass(frozen=True, slots=True)
 class RankFault:
     """Why one rank (or, with `rank` -1, one node) failed."""
@@ -85,6 +136,35 @@ class RankFault:
     message: str = ""  # one sentence
     traceback: str = ""  # from torchelastic's error file, or the tail of its stderr
     log: str = ""  # path of the stderr file on that node
+    finding: Finding | None = None  # what its output says
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective that a rank has entered in one process group, as torch's flight recorder tells."""
+
+    group: str  # the group's name, equal on all its ranks
+    seq: int  # counts the collectives of the group, from 1
+    what: str  # operation and input sizes, for example "gloo:all_reduce [[4]]"
+    open: bool  # it has not completed
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """What one rank does at the moment of a hang."""
+
+    rank: int
+    infra_rank: int
+    host: str
+    state: str = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
+    moves: bool = False  # it used processor time between two looks
+    frames: tuple[str, ...] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
+    section: str = ""  # that is open, as its monitor knows
+    silent_s: float = -1.0  # since its last sign of life; -1 = not known
+    collectives: tuple[Collective, ...] = ()  # one for each process group; at most 8
+    local_rank: int = -1
+    pid: int = 0
+    log: str = ""  # path of its stderr file on that node
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +183,8 @@ class RestartRecord:
     at_s: float  # when its first fault became known, in seconds since the job began
     down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
     cause: str  # the sentence of its first cause
+    rank: int = -1  # of its first cause
+    fingerprint: str = ""  # of its first cause, where the rules know one
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +216,7 @@ class FaultRecord:
     local_rank: int
     exit_code: int  # negative = ended by that signal
     message: str  # one sentence about rank, node and fault, at most 400 characters
+    rule: str = ""  # what the rules found; "" = nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +295,24 @@ class Failed:
     term: int
     cycle: int
     faults: tuple[RankFault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A rank of this node is hung. Its monitor waits a moment, so that all ranks can be looked at, and then ends it."""
+
+    term: int
+    cycle: int
+    fault: RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the ranks of this node do: the answer to `Collect`. Ranks that could not be looked at are missing."""
+
+    term: int
+    cycle: int
+    ranks_seen: tuple[RankEvidence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +405,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Collect:
+    """A rank of this cycle is hung: look at all ranks and answer with `Evidence`."""
+
+    term: int
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over: stop what runs and exit with `code`."""
 
@@ -337,5 +446,13 @@ class RanksGone:
     reason: str
 
 
-AgentMessage = Register | Failed | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
-CoordinatorMessage = Plan | Stop | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere
+@dataclass(frozen=True, slots=True)
+class LogServer:
+    """Where the coordinator's node takes lines for the merged logs: agents choose one of `ports` by infra rank."""
+
+    term: int
+    ports: tuple[int, ...]  # at most 64
+
+
+AgentMessage = Register | Failed | Hung | Evidence | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
+CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

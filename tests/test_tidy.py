@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("tidy")  # on one worker, which parses each
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
-GENERATED = {PACKAGE / "control" / "control_pb2.py", PACKAGE / "health" / "service" / "nvhcd_pb2.py"}
+GENERATED = {PACKAGE / f"{name}_pb2.py" for name in ("control/control", "health/service/nvhcd", "logs/nvrx_logs")}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 70, 5  # each: below this
 MAX_CODE_LINES = 300  # of a file of the package, without blanks, comments and docstrings
 
@@ -33,19 +33,21 @@ LAYERS["system"] = LAYERS["config"] | {"config"}
 LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
-LAYERS["monitor"] = LAYERS["health"]
+LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
+LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
-LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance"}
+LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
 LAYERS["inprocess"] = LAYERS["agent"]
-LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess"}
+LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs"}
 LAYERS["sbatch_templates"] = set()
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
-    "grpc": ("health/",),
-    "google": ("control/", "health/"),
+    "grpc": ("health/", "logs/"),
+    "httpx": ("attribution/web.py",),
+    "google": ("control/", "health/", "logs/"),
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/control.py",),
@@ -237,7 +239,12 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 WALL_CLOCK = {
     "nvrx_slurm/agent/elections.py",
     "nvrx_slurm/agent/event_log.py",
+    "nvrx_slurm/agent/cycle_info.py",
     "nvrx_slurm/agent/result.py",
+    "nvrx_slurm/attribution/__main__.py",
+    "nvrx_slurm/cli/logs.py",
+    "nvrx_slurm/logs/aggregator.py",
+    "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",
 }
 

@@ -6,6 +6,7 @@ may block on a slow terminal, pipe or file system without delaying the agent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -47,11 +48,14 @@ class Console:
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
     `refresh_s`: also look at the files this often, because inotify does not report writes of other hosts.
     `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
-    told before it.
+    told before it. `copy`: a file for the launcher's own lines, too.
     """
 
-    def __init__(self, name: str, refresh_s: float | None = None, hold_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str, refresh_s: float | None = None, hold_s: float = 0.0, copy: Path | None = None
+    ) -> None:
         self._name = name
+        self._copy_path, self._copy_fd = copy, -1
         self._started_s = time.monotonic()
         self._hold_s = hold_s
         self._refresh_s = refresh_s
@@ -101,6 +105,10 @@ class Console:
 
     def _run(self) -> None:
         self._poll.register(self._wake_r, select.POLLIN)
+        if self._copy_path is not None:
+            with contextlib.suppress(OSError):
+                self._copy_path.parent.mkdir(parents=True, exist_ok=True)
+                self._copy_fd = os.open(self._copy_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the last look at the files
@@ -135,7 +143,10 @@ class Console:
             for one in self._followed:  # whatever is told now, what was held for it may follow
                 one.held_until_s = min(one.held_until_s, time.monotonic())
         while self._said:
-            _write(2, self._said.popleft())
+            lines = self._said.popleft()
+            _write(2, lines)
+            if self._copy_fd >= 0:
+                _write(self._copy_fd, lines)
 
     def _mark(self, ready: set[int], everything: bool) -> None:
         """Note which files may have grown."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.agent.progress_file import ProgressFile
-from nvrx_slurm.agent.result import publish
+from nvrx_slurm.agent.result import HangReports, publish
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.time_left import TimeLeft
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.job.quorum import Quorum, peer_key
+
+if TYPE_CHECKING:
+    from nvrx_slurm.agent.attributor import Attributor
+    from nvrx_slurm.agent.cycle_info import CycleInfo
 
 
 class Connections(Protocol):
@@ -44,6 +48,14 @@ class Members:
     def __init__(self) -> None:
         self.local: LocalTransport | None = None
         self.server: Connections | None = None
+        self._news: t.LogServer | None = None  # for all members, also those that come later
+        self._informed: set[str] = set()
+
+    def tell(self, news: t.LogServer) -> None:
+        """Tell all members, and those that come later with their first plan."""
+        self._news, self._informed = news, set()
+        if self.server is not None:
+            self.server.send_all(news)
 
     async def start(self) -> None:
         """Members connect by themselves."""
@@ -57,6 +69,9 @@ class Members:
             self.local.deliver(command.message)
         elif self.server is not None:
             self.server.send(command.node_id, command.message)
+            if self._news is not None and command.node_id not in self._informed and isinstance(command.message, t.Plan):
+                self._informed.add(command.node_id)
+                self.server.send(command.node_id, self._news)
 
     async def close(self, last: t.Finish | None = None) -> None:
         """Disconnect all; `last` goes to each of them before."""
@@ -88,18 +103,49 @@ class CoordinatorRole:
         self.members = Members()
         self.members.server = server
         self.shell: Shell
+        self._attributor: Attributor | None = None
+        self._cycle_info: CycleInfo | None = None
+        self._hangs: HangReports
 
     def begin(self) -> None:
         """Begin to coordinate."""
         self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
         shell.add(self.members)
+        self._hangs = HangReports(self._job.run_dir, self._say)
+        shell.on(ev.HangFound, self._hangs.seen)
+        self._attribute()
+        if self._job.cycle_info is not None:
+            from nvrx_slurm.agent.cycle_info import CycleInfo
+
+            assert isinstance(shell.core, Coordinator)
+            self._cycle_info = CycleInfo(self._job.cycle_info, shell.core, self._say)
+            shell.on(ev.SendTo, self._cycle_info.sent)
         shell.result.add_done_callback(self._on_end)
         shell.begin()
+
+    def _attribute(self) -> None:
+        """Where there is an attribution service, tell it of cycles."""
+        spec, shell = self._job.attribution, self.shell
+        if spec is None:
+            return
+        from nvrx_slurm.agent.attributor import Attributor
+
+        self._attributor = attributor = Attributor(spec, self._say, shell.post)
+        shell.on(ev.CycleBegan, attributor.begun)
+        shell.on(ev.CycleOver, attributor.over)
+        shell.result.add_done_callback(lambda _: attributor.end())
 
     @property
     def leads(self) -> bool:
         """Whether it has been elected."""
         return self._quorum.elected
+
+    @property
+    def term(self) -> int:
+        """The term in which it stands or leads."""
+        core = self.shell.core
+        assert isinstance(core, Coordinator)
+        return core.job.settings.term
 
     @property
     def _quorum(self) -> Quorum:
@@ -133,22 +179,31 @@ class CoordinatorRole:
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
 
-    async def finish(self) -> int | None:
-        """Wait for the end of the job, publish its result, disconnect the members. Returns the exit code, or None
-        where this node coordinates no more."""
+    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> int | None:
+        """Wait for the end of the job, disconnect the members, publish its result; `before_result` comes before the
+        file. Returns the exit code, or None where this node coordinates no more."""
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
         done: ev.Done = self.shell.result.result()
         await self.members.close()
+        await self._hangs.close()
+        if self._cycle_info is not None:
+            await self._cycle_info.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads)
+        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
+        await self._end_attribution()
         return int(done.code)
 
     async def close(self, last: t.Finish | None = None) -> None:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
         await self.members.close(last)
         self.shell.finish(None)
+        await self._end_attribution()
+
+    async def _end_attribution(self) -> None:
+        if self._attributor is not None:
+            await self._attributor.close()
 
     def _on_end(self, result: Any) -> None:
         error = None if result.cancelled() else result.exception()

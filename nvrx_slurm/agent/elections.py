@@ -32,6 +32,7 @@ from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.logs import LogsRole
     from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
 
@@ -89,6 +90,7 @@ class Elections:
         self._electors = 0  # of the last plan
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.logs: LogsRole | None = None
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
         settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), patience_s=self._meeting.patience_s)
         endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
@@ -207,6 +209,9 @@ class Elections:
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)
+        elif isinstance(event, t.LogServer):
+            if self.logs is not None:
+                self.logs.found(client.peer_address, event.ports, self._token)
         else:
             self._learn(event)
             self._tell(event)
@@ -290,6 +295,9 @@ class Elections:
         self._spawn(self._write(self._job.run_dir.take_console))
         self._lease.look()
         self._shell.post(el.Elected())
+        role = self._coordinator
+        if self.logs is not None and role is not None:
+            self.logs.lead(role.members, role.term, self._token)
 
     def _on_lapsed(self, command: ev.Lapsed) -> None:
         self._say(f"this node coordinates no more: {command.why}")
@@ -307,6 +315,8 @@ class Elections:
             return
         self._on_coordinator(None)
         role.retire()
+        if self.logs is not None:
+            self.logs.retire()
         if self.core.fresh and not self._meeting.token:  # others have met without it
             self._adopt("")
         for node_id in list(self._admitted):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.types import FaultKind, RankFault
 
 _TAIL_BYTES = 16_000
@@ -41,11 +41,19 @@ def from_exit_code(code: int, where: RankFault) -> RankFault | None:
 
 
 def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
-    """Add message and traceback from files that the worker wrote; what they hold is not trusted. Never raises.
+    """Add message, traceback and finding from files that the worker wrote; what they hold is not trusted. Never raises.
 
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
+    from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine  # not at the start: its patterns take 10 ms
+
+    explained = _explained(fault, error_file, stderr_file)
+    stdout = _last_bytes(stderr_file.with_suffix(".out"), TAIL_BYTES)
+    return replace(explained, finding=examine(explained, _last_bytes(stderr_file, TAIL_BYTES), stdout))
+
+
+def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
     message, traceback = _read_error_file(error_file)
     end = tail(stderr_file) if not traceback else ""
     last_line = end[end.rstrip().rfind("\n") + 1 :].strip()
@@ -75,13 +83,14 @@ def _read_error_file(path: Path) -> tuple[str, str]:
 
 def tail(path: Path) -> str:
     """At most the last 16,000 bytes of a log; "" if it cannot be read."""
+    return _last_bytes(path, _TAIL_BYTES).decode("utf-8", "replace")
+
+
+def _last_bytes(path: Path, most: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
+        return last_bytes(path, most)
     except OSError:
-        return ""
+        return b""
 
 
 def _traceback_in(text: str) -> str:

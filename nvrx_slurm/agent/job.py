@@ -12,8 +12,11 @@ from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.logs import LogSpec
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
+    from nvrx_slurm.attribution.records import AttributionSpec
+    from nvrx_slurm.core.logs.cycle_info import CycleFiles
 
 
 _PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
@@ -53,4 +56,7 @@ class Job:
     slurm: SlurmContext | None = None  # None: outside Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
+    attribution: AttributionSpec | None = None  # None: no service, rules only
+    logs: LogSpec | None = None  # None: no merged logs
+    cycle_info: CycleFiles | None = None  # None: none is written
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -41,6 +41,7 @@ _LONGEST_DELAY_S = 30.0
 
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
+OnLooked = Callable[[int, dict[str, Any]], None]
 
 
 class Life:
@@ -61,6 +62,7 @@ class Life:
         self.broken = False  # the page cannot be read; that was said
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.page_fd = -1
+        self.look_end, self.rank_end = socket.socketpair()  # for monitor.look
         try:
             self.page_fd = create_page()
             self.listener.bind(os.fspath(self.path))
@@ -70,12 +72,13 @@ class Life:
             raise
 
     def fds(self) -> list[int]:
-        return [self.pidfd, self.page_fd, self.listener.fileno()]
+        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, self.look_end, self.rank_end))]
 
     def close(self) -> None:
         """Never raises; a second call does nothing."""
         try:
-            self.listener.close()
+            for sock in (self.listener, self.look_end, self.rank_end):
+                sock.close()
             self.path.unlink(missing_ok=True)
         except OSError:
             pass  # the directory is no longer ours: no rank finds the socket there
@@ -94,6 +97,8 @@ class RankMonitor(RestartedProcess):
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
 
+    `on_looked(local_rank, message)` is called with the monitor's `looked`, the answer to look() (see `monitor.look`).
+
     `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
 
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
@@ -101,14 +106,20 @@ class RankMonitor(RestartedProcess):
     """
 
     def __init__(
-        self, local_rank: int, private_dir: Path, on_hang: OnHang, on_asked: OnAsked, lease: Lease | None = None
+        self,
+        local_rank: int,
+        private_dir: Path,
+        on_hang: OnHang,
+        on_asked: OnAsked,
+        lease: Lease | None = None,
+        on_looked: OnLooked = lambda local_rank, message: None,
     ) -> None:
         super().__init__()
         self._lease_fd = -1 if lease is None else lease.fd
         self.local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
-        self._on_asked = on_asked
+        self._on_asked, self._on_looked = on_asked, on_looked
         self._lives = 0
         self._life: Life | None = None
         self._control: socket.socket | None = None
@@ -148,12 +159,14 @@ class RankMonitor(RestartedProcess):
         limits: Mapping[str, Any],
         signum: int = signal.SIGKILL,
         cfg: Mapping[str, Any] | None = None,
+        hold_s: float = 0.0,
     ) -> None:
         """Watch the worker just spawned with worker_env().
 
         `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.Limits`, None or
         absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
-        (JSON). Raises ValueError for a bad limit and for settings over 64 KiB; nothing has changed then.
+        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for a bad limit and
+        for settings over 64 KiB; nothing has changed then.
         """
         life = self._life
         core.Limits(**limits)
@@ -168,6 +181,7 @@ class RankMonitor(RestartedProcess):
             limits=dict(limits),
             signal=int(signum),
             cfg=settings,
+            hold_s=hold_s,
         )
         if life is None:
             return  # was said when it could not be made
@@ -178,6 +192,14 @@ class RankMonitor(RestartedProcess):
             return
         life.watch, life.hung = message, False
         self._send(message, life.fds())
+
+    def look(self, within_s: float) -> None:
+        """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
+        self._send(wire.encode("look", within_s=within_s))
+
+    def end_hold(self) -> None:
+        """A hung worker can be ended now."""
+        self._send(wire.encode("end"))
 
     def warn(self) -> None:
         """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
@@ -342,6 +364,8 @@ class RankMonitor(RestartedProcess):
         if message["type"] == "hang" and not life.hung:
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self.local_rank, message)
+        elif message["type"] == "looked":
+            self._on_looked(self.local_rank, message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)

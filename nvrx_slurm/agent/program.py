@@ -27,6 +27,7 @@ from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.agent.signals import Signals
 from nvrx_slurm.agent.workers import Workers
+from nvrx_slurm.control.auth import new_token
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.agent import Agent
@@ -37,6 +38,7 @@ from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import HEALTH_NAME
 
 if TYPE_CHECKING:
+    from nvrx_slurm.agent.logs import LogSpec, LogsRole
     from nvrx_slurm.control.server import ControlServer
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
@@ -44,6 +46,7 @@ _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s 
 _ASK_SLURM_S = 70.0  # for one try, which takes at most 62 s
 _RETRY_SLURM_S = 5.0
 _TRIES_BEFORE_SCANCEL = 3  # Slurm may be restarting
+_LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
@@ -51,10 +54,13 @@ class Program:
     """All roles of one node put together, run, and ended again."""
 
     def __init__(self, job: Job, early: Early, notes: Sequence[str] = ()) -> None:
+        if job.attribution is not None:
+            job = replace(job, attribution=job.attribution.at(early.private_dir.path))
         self._job = job
         self._notes = notes
         hold_s = 0.0 if job.meeting is None or job.coordinator is None else TRACEBACK_HOLD_S
-        self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s)
+        copy = job.run_dir.launcher_log(job.node) if job.logs is not None and job.logs.logfile else None
+        self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s, copy=copy)
         # Before threads and child processes exist:
         self._signals = Signals(job.node.node_id, job.agent.in_step, job.agent.warning_signum)
         self._early = early
@@ -63,6 +69,7 @@ class Program:
         self._elections: Elections | None = None
         self._server: ControlServer | None = None
         self._lease: LeaseKeeper | None = None
+        self._logs: LogsRole | None = None
         self._shell: Shell
         self._link: Link
 
@@ -112,6 +119,8 @@ class Program:
         lease = Lease() if self._server is not None else None
         workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
         await self.add(preflight, workers)
+        if job.logs is not None:
+            self._logs = await self._start_logs(job.logs)
         await self.add(self._signals)
         if lease is not None:
             await self._start_elections(lease)
@@ -120,6 +129,8 @@ class Program:
         role = CoordinatorRole(job, job.coordinator, say, shell.finish_with)
         role.begin()
         self._on_coordinator(role)
+        if self._logs is not None:
+            self._logs.lead(role.members, role.term, new_token())
         self._link = Link(shell.post, role.connect(job.node.node_id, shell.post))
         await self.add(self._link)
         shell.begin()
@@ -166,9 +177,26 @@ class Program:
             job, self._server, say, shell.finish_with, self._on_coordinator, self._lease
         )
         self._link = Link(shell.post, NoTransport())
+        elections.logs = self._logs
         elections.connect(shell.post, self._link)
         await self.add(elections)
         shell.begin()
+
+    async def _start_logs(self, spec: LogSpec) -> LogsRole:
+        from nvrx_slurm.agent.logs import LogsRole
+
+        job, path = self._job, self._early.private_dir.path
+        key = "" if job.meeting is None else job.meeting.key
+        logs = LogsRole(spec, job.node, job.run_dir, key, path, self._console.say)
+        await self.add(logs)
+        return logs
+
+    async def _end_logs(self) -> None:
+        if self._logs is not None:
+            if self._logs.spec.logfile:
+                await asyncio.sleep(_LAST_SENTENCE_S)
+            await self._logs.close()
+            await self._logs.end(self._logs.spec.drain_s)
 
     def _on_coordinator(self, role: CoordinatorRole | None) -> None:
         self._coordinator = role
@@ -178,7 +206,8 @@ class Program:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
         job = self._job
         for role in (self._link, *self._roles):
-            if role not in (self._signals, self._coordinator, self._elections):
+            logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
+            if role not in (self._signals, self._coordinator, self._elections, logs):
                 await role.close()
         if self._elections is not None:
             await self._elections.leave()
@@ -188,7 +217,7 @@ class Program:
                 self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
             if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
                 self._coordinator.shell.post(ev.ProvenDead(peer_of(job.node)))
-            code = await self._coordinator.finish()
+            code = await self._coordinator.finish(self._end_logs)
             if code is None:  # another node coordinates the job
                 return end.code
             # Without a quorum another part of the job may go on.
@@ -225,6 +254,8 @@ class Program:
             await self._coordinator.close(last)
         for role in reversed(self._roles):
             await role.close()
+        if self._logs is not None:
+            await self._logs.end(0.0)
         server, self._server = self._server, None
         if server is not None:
             await server.close(LAST_MESSAGES_S)

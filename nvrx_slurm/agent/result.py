@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.agent.faults import signal_name
+from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.core.duration import in_words
-from nvrx_slurm.core.job.coordinator_events import Done
+from nvrx_slurm.core.job.coordinator_events import Done, HangFound
 from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.core.job.restarts import headline, report
 from nvrx_slurm.system import bounded
@@ -25,14 +27,22 @@ _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
 async def publish(
-    done: Done, path: Path, requeues: int | None, say: Callable[[str], None], elected: bool = True
+    done: Done,
+    path: Path,
+    requeues: int | None,
+    say: Callable[[str], None],
+    elected: bool = True,
+    before_write: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
 
     `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
-    no file: another part of the job may go on, and the front ends the step where it finds the file.
+    no file: another part of the job may go on, and the front ends the step where it finds the file. `before_write`:
+    what has to be done while the step lives.
     """
     say(sentence(done))
+    if before_write is not None:
+        await before_write()
     if not elected:
         return
     data = (json.dumps(content(done, requeues, time.time()), indent=1) + "\n").encode()
@@ -40,6 +50,36 @@ async def publish(
         await bounded.call_async(lambda: write_atomic(path, data), WRITE_TIMEOUT_S, "result.json")
     except (OSError, bounded.Overrun, RuntimeError) as error:
         say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+class HangReports:
+    """Writes `cycle_<c>/hang.json`: the verdict about a hang, and the evidence of all ranks (as types.RankEvidence)."""
+
+    def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
+        self._run_dir, self._say = run_dir, say
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def seen(self, command: HangFound) -> None:
+        """Begin to write."""
+        self._tasks.add(asyncio.ensure_future(self._write(command)))
+
+    async def _write(self, command: HangFound) -> None:
+        path = self._run_dir.hang_report(command.cycle)
+        try:
+            await bounded.call_async(lambda: _put_hang(path, command), WRITE_TIMEOUT_S, "hang.json")
+        except (OSError, bounded.Overrun, RuntimeError) as error:
+            self._say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+    async def close(self) -> None:
+        """Wait for what is being written, at most 5 s."""
+        await asyncio.gather(*self._tasks)
+
+
+def _put_hang(path: Path, command: HangFound) -> None:
+    """In a thread: it takes about a second for 10,000 ranks."""
+    content = asdict(command) | {"culprits": [culprit.rank for culprit in command.culprits]}
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def sentence(done: Done) -> str:

@@ -1,6 +1,7 @@
 """The log tree, in which each rank and cycle has one place.
 
 <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
+                                   /cycle_<c>/hang.json
                                    /events/{coordinator,agent_<infra rank>}.jsonl
                                    /result.json, /srun_command, /console
 <log-dir>/latest -> <job id>/r<Slurm restart>
@@ -62,10 +63,18 @@ class RunDir:
         """Event log of the agent of `node`."""
         return self.events(f"agent_{_node_name(node)}")
 
+    def launcher_log(self, node: Node) -> Path:
+        """What the agent of `node` says, where --ft-nvrx-logfile asks for a copy."""
+        return self.path / "agents" / f"launcher_{_node_name(node)}.log"
+
     def node_dir(self, cycle: int, node: Node) -> Path:
         """Directory of the logs of the ranks of `node` in one cycle."""
         name = f"{node.infra_rank}_{node.host}" if node.infra_rank >= 0 else node.node_id
         return self.path / f"cycle_{cycle}" / f"node_{name}"
+
+    def hang_report(self, cycle: int) -> Path:
+        """JSON: what all ranks did when one of them hung (see `agent.result.HangReports`)."""
+        return self.path / f"cycle_{cycle}" / "hang.json"
 
     def create_parent(self) -> None:
         """Make the job's directory. Raises UsageError where that is impossible."""

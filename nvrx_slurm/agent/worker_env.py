@@ -16,12 +16,14 @@ class WorkerContract:
     run_id: str
     role: str
     run_dir: str
+    cycle_info: str = ""  # the link to the file of --ft-cycle-info-dir; "" = there is none
 
 
 def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
     """The variables that tell one worker its place (torchrun's names and meanings)."""
     rank = plan.rank_offset + local_rank
-    return {
+    extra = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}
+    return extra | {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(plan.world_size),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from nvrx_slurm.agent import faults
+from nvrx_slurm.agent.board import Board
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.looks import Looks
 from nvrx_slurm.agent.monitor_start import MonitorStarter
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.orphans import OrphanReaper
@@ -26,15 +27,12 @@ from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, processes
-from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
-_BOARD_VERSION = 1
-_MAX_REASON_CHARS = 500
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
 
@@ -52,6 +50,7 @@ class WorkerSpec:
     prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
     warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
     in_step: bool = False  # Slurm signals the workers itself
+    hang_collect_s: float = 0.0  # how long a look at all ranks may take when one hangs
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
 
@@ -94,10 +93,11 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._board = private_dir / BOARD_NAME
+        self._board = Board(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
+        self._looks = Looks(post)
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
@@ -107,10 +107,12 @@ class Workers:
     async def start(self) -> None:
         """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError."""
         if self._spec.wrapped:
-            self._board.touch(0o600)
+            self._board.create()
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
+                monitor = RankMonitor(
+                    local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looks.looked
+                )
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._hold()
@@ -187,30 +189,22 @@ class Workers:
         if wake:
             self._end_opening()
         self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
-        for worker in self._alive.values():
+        for local_rank, worker in self._alive.items():
+            if self._monitors and self._stopping:
+                self._monitors[local_rank].end_hold()
+            if worker.hang is not None and signum == signal.SIGTERM:
+                continue  # its monitor ends it, after it has printed its stacks
             worker.child.signal_group(signum)
             if wake:
                 worker.child.signal_group(signal.SIGCONT)
 
+    def _look(self, command: ag.LookAtRanks) -> None:
+        alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
+        self._looks.begin(command, alive, self._monitors)
+
     def _warn_ranks(self) -> None:
         for monitor in self._monitors:  # also of a worker that is about to start
             monitor.warn()
-
-    def _post_gone(self, gone: ag.PostGone) -> None:
-        """Tell the in-process wrappers of this node that ranks are dead: one JSON line in the file of NVRX_BOARD.
-
-        A wrapper's monitor process watches the file, so it need not wait for a heartbeat timeout.
-        """
-        if not self._spec.wrapped:
-            return
-        reason = gone.reason[:_MAX_REASON_CHARS]
-        note = {"v": _BOARD_VERSION, "cycle": gone.cycle, "ranks": list(gone.ranks), "why": reason}
-        try:
-            with self._board.open("r+b", buffering=0) as file:  # it is never made anew: readers know their place in it
-                file.seek(0, os.SEEK_END)
-                file.write(json.dumps(note).encode() + b"\n")
-        except OSError as error:
-            self._console.say(f"the wrappers will hear of dead ranks late: {self._board}: {error.strerror}")
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -268,7 +262,7 @@ class Workers:
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
         if self._spec.wrapped:
-            rank_vars["NVRX_BOARD"] = str(self._board)
+            rank_vars["NVRX_BOARD"] = str(self._board.path)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
@@ -287,6 +281,7 @@ class Workers:
                 limits=self._spec.limits,
                 signum=self._spec.termination_signal,
                 cfg=self._spec.settings,
+                hold_s=2 * self._spec.hang_collect_s,
             )
 
     def _show(self, local_rank: int, rank: int, files: list[IO[bytes]]) -> None:
@@ -311,6 +306,7 @@ class Workers:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
+        self._looks.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         self._note_if_none_left()
@@ -328,7 +324,7 @@ class Workers:
         fault = faults.from_exit_code(code, worker.where)
         if worker.hang is not None:
             fault = replace(worker.hang, exit_code=code)
-        if fault is None or self._stopping:
+        if fault is None or (self._stopping and worker.hang is None):
             self._post(ag.WorkerExited(local_rank, fault, early))
             return
         self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))
@@ -356,8 +352,9 @@ _ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
     ag.StartWorkers: lambda self, command: self._start_all(command.plan),
     ag.SignalWorkers: lambda self, command: self._signal(command.signum, wake=True),
     ag.PassOn: lambda self, command: self._signal(command.signum),
+    ag.LookAtRanks: Workers._look,
     ag.WarnRanks: lambda self, command: self._warn_ranks(),
-    ag.PostGone: Workers._post_gone,
+    ag.PostGone: lambda self, command: self._board.post(command) if self._spec.wrapped else None,
     ag.Prepare: lambda self, command: self._hold() if command.used else None,
     ag.EndHeld: lambda self, command: self._end_held(),
 }

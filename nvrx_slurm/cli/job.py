@@ -43,18 +43,37 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
         in_step=slurm is not None,
         policy=RestartPolicy(config.ft.restart_policy),
+        hang_collect_s=config.ft.hang_collect_s,
         warning_signum=config.ft.warning_signal or 0,
     )
+    info = logs = attribution = None
     hosts = meeting is None or rendezvous.may_host(config, slurm, meeting)
     coordinator = _coordinator(config, slurm, nodes, agent, preflight)
     if meeting is not None:
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
         coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
+    # Imported only where they are wanted, here and below: most jobs start without them.
+    if config.ft.per_cycle_applog_prefix or config.ft.cycle_info_dir:
+        from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
+
+        info, logs = cycle_files(config, slurm, directory), log_spec(config, slurm, nodes, directory)
+    if config.ft.attribution_service:
+        from nvrx_slurm.cli.attribution import attribution_spec
+
+        attribution = attribution_spec(config, slurm, env, directory, logs, hosts)
     return Job(
         node,
         directory,
-        worker_spec(config, env, node.nproc, directory, worker_argv(config, script, args), slurm is not None),
+        worker_spec(
+            config,
+            env,
+            node.nproc,
+            directory,
+            worker_argv(config, script, args),
+            slurm is not None,
+            info.current if info is not None else "",
+        ),
         agent,
         preflight,
         coordinator if hosts else None,
@@ -62,6 +81,9 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         slurm,
         _progress_file(config),
         coordinator if meeting is not None else None,
+        logs=logs,
+        attribution=attribution,
+        cycle_info=info,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 
@@ -72,7 +94,12 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
+        resolved.config.ft.attribution_note,
     ]
+    if job.logs is not None:
+        from nvrx_slurm.cli.merged_logs import log_note
+
+        found.append(log_note(resolved, job.logs))
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
 
 
@@ -95,6 +122,10 @@ def _coordinator(
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        hang_collect_s=agent.hang_collect_s,
+        hang_exclude=config.ft.hang_exclude,
+        attributes=bool(config.ft.attribution_service),
+        stops_on_advice=config.ft.attribution_stop_action == "no-restart",
         tracks_progress=config.ft.is_progress_tracking_enabled,
         has_preflight=True,
         join_timeout_s=conf.join_timeout,
@@ -118,6 +149,7 @@ def _restart_limits(config: Config) -> RestartLimits:
         max_no_progress_cycles=max(0, config.ft.max_no_progress_cycles),
         min_progress_iterations=config.ft.min_progress_iterations,
         no_restart_code=config.ft.no_restart_exit_code,
+        stops_on_repeats=config.ft.attribution_stop_action == "no-restart",
     )
 
 

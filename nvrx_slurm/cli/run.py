@@ -44,8 +44,11 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     with early.started(config) as ahead:  # before the other imports, which take as long as its start
         from nvrx_slurm.agent.program import run
         from nvrx_slurm.cli.job import make_job, notes
+        from nvrx_slurm.cli.merged_logs import check_writable
 
         job = make_job(config, here, os.environ, script, args)
+        if job.logs is not None and job.coordinator is not None:
+            check_writable(job.logs)
         return run(job, ahead, notes(resolved, job, os.environ))
 
 

@@ -10,6 +10,8 @@ import click
 from nvrx_slurm import __version__
 from nvrx_slurm.cli.doctor import doctor
 from nvrx_slurm.cli.health import health
+from nvrx_slurm.cli.logs import logs
+from nvrx_slurm.cli.why import why
 from nvrx_slurm.errors import ExitCode
 
 
@@ -21,6 +23,8 @@ def main() -> None:
 
 main.add_command(doctor)
 main.add_command(health)
+main.add_command(logs)
+main.add_command(why)
 
 
 @main.command()

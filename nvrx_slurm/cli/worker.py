@@ -24,15 +24,22 @@ _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv
 
 
 def worker_spec(
-    config: Config, env: Mapping[str, str], nproc: int, directory: RunDir, argv: list[str], in_step: bool
+    config: Config,
+    env: Mapping[str, str],
+    nproc: int,
+    directory: RunDir,
+    argv: list[str],
+    in_step: bool,
+    cycle_info: str = "",
 ) -> WorkerSpec:
     """What starts the `nproc` workers of this node. `in_step`: Slurm signals the workers of a step, too.
+    `cycle_info`: see `worker_env.WorkerContract`.
 
     Raises UsageError where NUMA binding was asked for and fails.
     """
     return WorkerSpec(
         argv=argv,
-        contract=WorkerContract(directory.job_id, config.launch.role, str(directory.path)),
+        contract=WorkerContract(directory.job_id, config.launch.role, str(directory.path), cycle_info),
         limits=config.ft.rank_limits(),
         termination_signal=config.ft.rank_termination_signal,
         shown=partial(_shown, config.launch),
@@ -41,6 +48,7 @@ def worker_spec(
         prefixes=_prefixes(config, nproc, env),
         warning_signal=config.ft.warning_signal or 0,
         in_step=in_step,
+        hang_collect_s=config.ft.hang_collect_s,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 

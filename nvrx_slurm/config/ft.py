@@ -12,17 +12,15 @@ from typing import Any, ClassVar
 from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
+from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.settings import Layer, Origin, Section, parsed, setting, settings_of, unsupported
+from nvrx_slurm.config.settings import Layer, Origin, parsed, setting, settings_of, unsupported
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
-_NO_LOG_SERVER = "leave it out, ranks write their own files below --log-dir"
-_NO_ATTRIBUTION = "leave it out, the first cause is on the console and in result.json below --log-dir"
-
 
 @dataclass(frozen=True)
-class FaultToleranceConfig(Section):
+class FaultToleranceConfig(AttributionSettings):
     """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
 
     Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.
@@ -128,6 +126,17 @@ class FaultToleranceConfig(Section):
         "nothing waits for threads, atexit functions or collectives.",
     )  # fmt: skip
 
+    hang_collect: float = setting(
+        k.real(0.0, high=30.0, unit="seconds", metavar="SECONDS"), 1.5, g.MONITORING,
+        help="When a rank hangs, look at all ranks for at most this long, and name the one that the others wait for; "
+        "0: do not. Without effect under min-healthy.",
+    )  # fmt: skip
+    hang_exclude: bool = setting(
+        k.BOOL, False, g.MONITORING,
+        help="Leave the node of that rank out of the job where the ranks' evidence is clear and a spare is there; at "
+        "most 5 % of the nodes.",
+    )  # fmt: skip
+
     # Restarts.
     segment: int | None = unsupported(
         k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS, "leave it out, nodes keep the order of Slurm"
@@ -204,43 +213,15 @@ class FaultToleranceConfig(Section):
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )  # fmt: skip
 
-    # Logs of one cycle, and the service that collects them.
-    per_cycle_applog_prefix: str | None = unsupported(
-        k.optional(k.ABSOLUTE_PATH), None, g.LOG_SERVER,
-        "use --log-dir, where each rank has files of its own", env="both",
-    )  # fmt: skip
-    nvrx_logfile: str | None = unsupported(
-        k.optional(k.ABSOLUTE_PATH), None, g.LOG_SERVER,
-        "use --log-dir, where agents/agent_N.log is the log of a launcher", env="both",
-    )  # fmt: skip
-    enable_log_server: bool | None = unsupported(k.optional(k.BOOL), None, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_server_port: int = unsupported(k.integer(1, 65535, "PORT"), 50051, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_aggregator_count: int = unsupported(k.integer(0, 1024), 0, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_leaf_max_queue_chunks: int = unsupported(k.integer(-1), -1, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_server_log_prefix: str | None = unsupported(k.optional(k.PATH), None, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    log_server_graceful_shutdown_timeout: float = unsupported(k.SECONDS, 60.0, g.LOG_SERVER, _NO_LOG_SERVER, env="both")
-    cycle_info_dir: str | None = unsupported(
-        k.optional(k.PATH), None, g.LOG_SERVER, "read events/coordinator.jsonl and result.json below --log-dir"
-    )
-
-    attribution_endpoint: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
-    attribution_startup_timeout: float = unsupported(k.SECONDS, 20.0, g.ATTRIBUTION, _NO_ATTRIBUTION)
-    attribution_llm_api_key_file: str | None = unsupported(k.optional(k.PATH), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
-    attribution_llm_base_url: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
-    attribution_llm_model: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
-    attribution_analysis_backend: str | None = unsupported(
-        k.optional(k.choice("lib", "mcp")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
-    )
-    attribution_stop_action: str | None = unsupported(
-        k.optional(k.choice("log", "no-restart")), None, g.ATTRIBUTION, _NO_ATTRIBUTION
-    )
-    attribution_log_level: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
-    attribution_export_url: str | None = unsupported(k.optional(k.TEXT), None, g.ATTRIBUTION, _NO_ATTRIBUTION)
-
     @property
     def is_progress_tracking_enabled(self) -> bool:
         """Whether cycles without checkpoint progress are counted."""
         return self.checkpoint_iteration_file is not None and self.max_no_progress_cycles > 0
+
+    @property
+    def hang_collect_s(self) -> float:
+        """How long all ranks are looked at when one hangs; 0 under min-healthy, where the other ranks go on."""
+        return 0.0 if self.restart_policy == "min-healthy" else self.hang_collect
 
     def contradictions(self) -> Iterator[tuple[bool, str]]:
         """Pairs (is it so?, the sentence about it)."""
@@ -253,6 +234,8 @@ class FaultToleranceConfig(Section):
             warn_s > 0.0 and self.warning_signal is None,
             "--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1 or SIGUSR2",
         )
+        yield from self.log_contradictions()
+        yield from self.attribution_contradictions()
 
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import NamedTuple
 
-from nvrx_slurm.config.kinds import TIMEOUT, Kind, as_number, did_you_mean, integer, list_of, optional
+from nvrx_slurm.config.kinds import ABSOLUTE_PATH, TIMEOUT, Kind, as_number, did_you_mean, integer, list_of, optional
+from nvrx_slurm.core.logs import names
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
 
@@ -217,3 +218,14 @@ def _preflight_failures(raw: object) -> frozenset[tuple[int, int]]:
 PREFLIGHT_FAILURES = Kind(
     "CYCLE:RANK,...", _preflight_failures, lambda pairs: ",".join(f"{cycle}:{rank}" for cycle, rank in sorted(pairs))
 )
+
+
+def _log_path(raw: object) -> str:
+    path: str = ABSOLUTE_PATH.parse(raw)
+    if path.endswith("/"):
+        raise ValueError("must be the path of a file, for example /logs/%j/train.log")
+    names.check(path)
+    return path
+
+
+LOG_PATH = Kind("PATH", _log_path)

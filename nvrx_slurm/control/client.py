@@ -72,6 +72,11 @@ class ControlClient:
         """This host's IP address on the stream; "" without one."""
         return "" if self._stream is None else self._stream.local_address
 
+    @property
+    def peer_address(self) -> str:
+        """The coordinator's IP address; "" without a stream."""
+        return "" if self._stream is None else self._stream.peer_address
+
     def start(self) -> None:
         """Begin to look for the coordinator (on the running loop)."""
         self._loop = asyncio.get_running_loop()

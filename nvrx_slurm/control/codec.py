@@ -14,21 +14,24 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
 Envelope = TypeVar("Envelope", bound=Message)
-MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
 _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
 _LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
+_LISTS |= {"ports": 64, "peers": 4, "ranks_seen": 64, "frames": 12, "collectives": 8}
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 # Longest texts, cut by the sender.
 _LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
+_LONG_TEXT |= {"line": 300}
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),
+    "ports": (1, 65535),
     "master_port": (0, 65535),
     "nproc": (1, 4096),
     "code": (0, 255),
     "exit_code": (-255, 255),
     "signum": (0, 64),
     "iteration": (-1, 1 << 62),
+    "seq": (0, 1 << 62),
     "order": (0, 2**64 - 1),
 }
 # Records have the names of their messages; a message without a record (Hello) is handled before the codec.

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look")
+    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class FromAgent(_message.Message):
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOOK_FIELD_NUMBER: _ClassVar[int]
+    HUNG_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     failed: Failed
@@ -27,10 +29,12 @@ class FromAgent(_message.Message):
     warn_job: WarnJob
     ended: Ended
     look: Look
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
+    hung: Hung
+    evidence: Evidence
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere")
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "log_server")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +44,8 @@ class FromCoordinator(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
+    LOG_SERVER_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     stop: Stop
     finish: Finish
@@ -49,7 +55,9 @@ class FromCoordinator(_message.Message):
     leave: Leave
     lead: Lead
     elsewhere: Elsewhere
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ...) -> None: ...
+    collect: Collect
+    log_server: LogServer
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version",)
@@ -98,7 +106,7 @@ class Register(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
 class RankFault(_message.Message):
-    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log")
+    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding")
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +117,7 @@ class RankFault(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     kind: str
     host: str
     infra_rank: int
@@ -119,7 +128,68 @@ class RankFault(_message.Message):
     message: str
     traceback: str
     log: str
-    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
+    finding: Finding
+    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("rule", "role", "blame", "confidence", "remedy", "fingerprint", "line", "peers")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BLAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    role: str
+    blame: str
+    confidence: str
+    remedy: str
+    fingerprint: str
+    line: str
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rule: _Optional[str] = ..., role: _Optional[str] = ..., blame: _Optional[str] = ..., confidence: _Optional[str] = ..., remedy: _Optional[str] = ..., fingerprint: _Optional[str] = ..., line: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RankEvidence(_message.Message):
+    __slots__ = ("rank", "infra_rank", "host", "state", "moves", "frames", "section", "silent_s", "collectives", "local_rank", "pid", "log")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    infra_rank: int
+    host: str
+    state: str
+    moves: bool
+    frames: _containers.RepeatedScalarFieldContainer[str]
+    section: str
+    silent_s: float
+    collectives: _containers.RepeatedCompositeFieldContainer[Collective]
+    local_rank: int
+    pid: int
+    log: str
+    def __init__(self, rank: _Optional[int] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., moves: bool = ..., frames: _Optional[_Iterable[str]] = ..., section: _Optional[str] = ..., silent_s: _Optional[float] = ..., collectives: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
+
+class Collective(_message.Message):
+    __slots__ = ("group", "seq", "what", "open")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    seq: int
+    what: str
+    open: bool
+    def __init__(self, group: _Optional[str] = ..., seq: _Optional[int] = ..., what: _Optional[str] = ..., open: bool = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("term", "cycle", "faults")
@@ -130,6 +200,26 @@ class Failed(_message.Message):
     cycle: int
     faults: _containers.RepeatedCompositeFieldContainer[RankFault]
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ...) -> None: ...
+
+class Hung(_message.Message):
+    __slots__ = ("term", "cycle", "fault")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    fault: RankFault
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., fault: _Optional[_Union[RankFault, _Mapping]] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("term", "cycle", "ranks_seen")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    ranks_seen: _containers.RepeatedCompositeFieldContainer[RankEvidence]
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., ranks_seen: _Optional[_Iterable[_Union[RankEvidence, _Mapping]]] = ...) -> None: ...
 
 class Succeeded(_message.Message):
     __slots__ = ("term", "cycle", "early")
@@ -216,16 +306,20 @@ class History(_message.Message):
     def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
-    __slots__ = ("cycle", "at_s", "down_s", "cause")
+    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint")
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     cycle: int
     at_s: float
     down_s: float
     cause: str
-    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
+    rank: int
+    fingerprint: str
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")
@@ -283,6 +377,14 @@ class Stop(_message.Message):
     reason: str
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Collect(_message.Message):
+    __slots__ = ("term", "cycle")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
+
 class Finish(_message.Message):
     __slots__ = ("code", "reason", "signum")
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +438,14 @@ class Elsewhere(_message.Message):
     peer: Peer
     leads: bool
     def __init__(self, term: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., leads: bool = ...) -> None: ...
+
+class LogServer(_message.Message):
+    __slots__ = ("term", "ports")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, term: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RanksGone(_message.Message):
     __slots__ = ("cycle", "ranks", "reason")

@@ -62,6 +62,13 @@ class Entrance:
         """Where it listens; 0: it does not."""
         return int(self._listener.getsockname()[1]) if self._listener is not None else 0
 
+    def take(self, listener: socket.socket) -> None:
+        """Accept connections on a socket that listens already; `close` closes it."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
+
     def open(self, address: str, ports: list[int]) -> None:
         """Listen on the first free one of `ports` at the IP `address`. Raises UsageError when none is free."""
         self._loop = asyncio.get_running_loop()
@@ -120,7 +127,7 @@ class Entrance:
                 self._pause(_ACCEPT_PAUSE_S)
                 break
             connection.setblocking(False)
-            address = source[0].removeprefix("::ffff:")
+            address = source[0].removeprefix("::ffff:") if source else ""  # a Unix socket's has none
             for peer in self._door.arrive(Peer(connection, address), address, self._loop.time()):
                 full = True
                 self._close(peer, ConnectionError("newer connections took its place"))

@@ -13,10 +13,10 @@ import ssl
 import struct
 from collections.abc import Callable
 
-from nvrx_slurm.control.codec import MAX_MESSAGE_BYTES
 from nvrx_slurm.control.identity import Identity
 from nvrx_slurm.errors import AuthError, NvrxError, ProtocolError
 
+MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
 UNPROVED_BYTES = 16 * 1024  # that a peer may send before its proof; a handshake takes less than 1 KiB
 MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES  # waiting for a slow peer; more means that it is lost
 BEAT = b""  # the frame without content
@@ -63,6 +63,14 @@ class Stream:
         """This host's IP address on the connection; "" once it is closed."""
         try:
             return str(self._socket.getsockname()[0])
+        except OSError:
+            return ""
+
+    @property
+    def peer_address(self) -> str:
+        """The other host's IP address on the connection; "" once it is closed."""
+        try:
+            return str(self._socket.getpeername()[0])
         except OSError:
             return ""
 

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.rank.sections import SectionError, Sections
-from nvrx_slurm.monitor import collective, stacks, transport
+from nvrx_slurm.monitor import collective, transport
 from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
 from nvrx_slurm.monitor.rank_info import RankInfo, env_int, megatron_iteration
 from nvrx_slurm.monitor.transport import RankMonitorClientError
@@ -83,8 +83,9 @@ class RankMonitorClient:
                 "start the script with nvrx-run, or try it within nvrx_slurm.testing.standalone_monitor()"
             )
         rank_info = RankInfo.get_for_current_rank()
-        reply, fd = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
-        self._page = _map(fd)
+        reply, fds = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
+        self._page = _map(fds[0] if fds else None)
+        _answer_looks(fds[1:])
         cfg: Any = reply["cfg"]
         self.rank_info, self.cfg = rank_info, namedtuple("cfg", cfg)(**cfg)
         try:
@@ -99,7 +100,6 @@ class RankMonitorClient:
         self._sections = Sections(list(self.section_timeouts.section), warmup, now_ns, megatron_iteration)
         self._page.words[OUTSIDE] = self._sections.outside_ns
         self._words = self._page.words
-        stacks.install()
         if getattr(self.cfg, "install_exception_hook", False):
             from nvrx_slurm.monitor import exception_hook
 
@@ -301,6 +301,18 @@ def _map(fd: int | None) -> Page:
         os.close(fd)
 
 
+def _answer_looks(fds: list[int]) -> None:
+    """The monitor may want to know what this process does. A process has one monitor, also with several clients."""
+    if not _answers and fds:
+        from nvrx_slurm.monitor.answers import Answers
+
+        _answers.append(Answers(fds[0]))
+    else:
+        for fd in fds:
+            os.close(fd)
+
+
+_answers: list[Any] = []  # of this process
 _clients: weakref.WeakSet[RankMonitorClient] = weakref.WeakSet()
 
 

@@ -74,20 +74,24 @@ def open_member(pid: int, session: int) -> int | None:
     return None
 
 
-def stacks_signal(pidfd: int, pid: int) -> int:
-    """The signal on which the process prints its Python stacks; 0: it has no handler for either.
-
-    That is stacks.SIGNAL after init_workload_monitoring(), else SIGABRT (the agent sets PYTHONFAULTHANDLER).
-    """
+def handles(pidfd: int, pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             text = status.read()
         caught = int(text.split(b"SigCgt:")[1].split(None, 1)[0], 16)
     except (OSError, IndexError, ValueError):
-        return 0
-    if is_dead(pidfd):
-        return 0  # the status may have been that of a successor with the same number
-    return next((signum for signum in (stacks.SIGNAL, signal.SIGABRT) if caught & 1 << (signum - 1)), 0)
+        return False
+    # The status of a dead process may have been that of a successor with the same number.
+    return bool(caught & 1 << (signum - 1)) and not is_dead(pidfd)
+
+
+def stacks_signal(pidfd: int, pid: int) -> int:
+    """The signal on which the process prints its Python stacks and ends; 0: it has no handler for either.
+
+    That is stacks.END_SIGNAL after init_workload_monitoring(), else SIGABRT (the agent sets PYTHONFAULTHANDLER).
+    """
+    return next((signum for signum in (stacks.END_SIGNAL, signal.SIGABRT) if handles(pidfd, pid, signum)), 0)
 
 
 def ask_for_stacks(pidfd: int, pid: int) -> None:

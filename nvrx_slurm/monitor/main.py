@@ -24,7 +24,7 @@ from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.requests import Requests
 from nvrx_slurm.monitor.watched import Watched
 
-WATCH_FDS = 3  # pidfd, page, listening socket
+WATCH_FDS = 5  # pidfd, page, listening socket, both ends of the socket for looks at the rank
 
 # Requests must never fill the channel to an agent that does not read, or the message `hang` would be lost. It takes
 # 200 KB by default, and per worker at most this many Continues and one each of the two others and `hang` (50 KB each).
@@ -88,13 +88,13 @@ class Monitor:
         self._loop.add(self._control.fileno(), self._on_control)
         due_s = monotonic()
         while self._running:
-            due_s = self._loop.wait(_earliest(self._look_at_lease(), self._look(due_s)))
+            due_s = self._loop.wait(_earliest(self._mind_lease(), self._judge(due_s), self._go_on_looking()))
         return 0
 
     # --- the rank ---------------------------------------------------------------------------------
 
-    def _look_at_lease(self) -> float | None:
-        """Kill the rank once the lease of this node is over; returns the time of the next look, as `_look`."""
+    def _mind_lease(self) -> float | None:
+        """Kill the rank once the lease of this node is over; returns the time of the next look, as `_judge`."""
         watched, lease = self._watched, self._lease
         if watched is None or lease is None or self._requests is None:
             return None
@@ -103,7 +103,7 @@ class Monitor:
         kill.kill_group(watched.pidfd, watched.pid)
         return monotonic() + _AGAIN_S
 
-    def _look(self, due_s: float) -> float | None:
+    def _judge(self, due_s: float) -> float | None:
         """Judge the rank and act on it; returns the time of the next look (monotonic s; None = no limit runs)."""
         watched = self._watched
         if watched is None or self._requests is None:
@@ -125,6 +125,22 @@ class Monitor:
             )
             watched.begin_end()
         return watched.climb()
+
+    def _go_on_looking(self) -> float | None:
+        """Tell the agent what the rank does as soon as that is known; returns the time of the next step."""
+        watched = self._watched
+        if watched is None or watched.look is None:
+            return None
+        seen = watched.look.go_on()
+        if seen is None:
+            return watched.look.due_s
+        watched.look = None
+        answer = {"cycle": watched.cycle, "pid": watched.pid, **seen, **watched.signs()}
+        try:
+            _send(self._control, "looked", **answer)
+        except wire.WireError:  # JSON writes some characters as six
+            _send(self._control, "looked", **{**answer, "stack": "", "record": ""})
+        return None
 
     def _on_worker_exit(self) -> None:
         watched = self._watched
@@ -150,7 +166,7 @@ class Monitor:
         reply = wire.encode(
             "ok", cycle=watched.cycle, rank=watched.rank, local_rank=watched.local_rank, cfg=watched.cfg
         )
-        return reply, [watched.page_fd]
+        return reply, [watched.page_fd, watched.rank_fd]
 
     def _pass_on(self, watched: Watched, message: dict[str, object]) -> bytes:
         """Send a workload control request to the agent, unless it would change nothing there; returns `ok`."""
@@ -189,6 +205,9 @@ class Monitor:
             self._watch(message, *fds)
         elif message["type"] == "unwatch":
             self._forget()
+        elif message["type"] in ("look", "end"):
+            if self._watched is not None:
+                self._watched.told(message)
         elif message["type"] == "quit":
             self._running = False
         else:
@@ -200,9 +219,11 @@ class Monitor:
         _remove_sockets(self._directory, self._prefix)
         self._running = False
 
-    def _watch(self, message: dict[str, object], pidfd: int, page_fd: int, listener_fd: int) -> None:
+    def _watch(
+        self, message: dict[str, object], pidfd: int, page_fd: int, listener_fd: int, look_fd: int, rank_fd: int
+    ) -> None:
         self._forget()
-        self._watched = Watched(message, pidfd, page_fd)
+        self._watched = Watched(message, pidfd, page_fd, look_fd, rank_fd)
         listener = socket.socket(fileno=listener_fd)
         self._requests = Requests(listener, self._answer, self._loop.add, self._loop.remove)
         self._loop.add(pidfd, self._on_worker_exit)

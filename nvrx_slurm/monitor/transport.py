@@ -17,8 +17,11 @@ class RankMonitorClientError(NvrxError, RuntimeError):
     """The rank cannot be monitored as asked; the text is one sentence that says why and what to do."""
 
 
-def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], int | None]:
-    """Send one request to the rank monitor at `path`; returns its `ok` answer and the fd sent with it, if any.
+MOST_FDS = 2  # with an answer
+
+
+def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], list[int]]:
+    """Send one request to the rank monitor at `path`; returns its `ok` answer and the fds sent with it.
 
     Takes at most REPLY_TIMEOUT_S, also while the monitor is being restarted. Raises RankMonitorClientError if there is
     no monitor, no answer in time, or the monitor refuses (with the monitor's sentence).
@@ -26,7 +29,7 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
     line = wire.encode(kind, **fields)
     deadline_s = time.monotonic() + REPLY_TIMEOUT_S
     while True:
-        reply, fd = _try(path, line, deadline_s)
+        reply, fds = _try(path, line, deadline_s)
         if reply:
             break
         if time.monotonic() + _RETRY_S > deadline_s:
@@ -35,17 +38,16 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
     try:
         message = wire.decode(reply)
         if message["type"] == "ok":
-            return message, fd
+            return message, fds
         reason = message.get("error")
     except wire.WireError as error:
         reason = error
-    if fd is not None:
-        os.close(fd)
+    _close(fds)
     raise RankMonitorClientError(f"the rank monitor refused {kind!r}: {reason}")
 
 
-def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, int | None]:
-    """One connection; returns (b"", None) if the request should be sent again."""
+def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
+    """One connection; returns (b"", []) if the request should be sent again."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(max(0.001, deadline_s - time.monotonic()))
         try:
@@ -56,27 +58,31 @@ def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, int | None]:
                 "has outlived the cycle it was started for"
             ) from None
         except (TimeoutError, BlockingIOError):  # the latter: its backlog is full
-            return b"", None
+            return b"", []
         except OSError as error:
             raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None
         try:
             sock.sendall(line)
             return _receive(sock)
         except OSError:
-            return b"", None
+            return b"", []
 
 
-def _receive(sock: socket.socket) -> tuple[bytes, int | None]:
-    """The answer line and its fd; (b"", None) if the monitor ended before it was complete."""
-    received, fd = b"", None
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """The answer line and its fds; (b"", []) if the monitor ended before it was complete."""
+    received, fds = b"", list[int]()
     while not received.endswith(b"\n") and len(received) <= wire.MAX_LINE_BYTES:
-        data, fds, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-        fd = fds[0] if fds else fd
+        data, more, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+        fds += more
         received += data
         if not data:
             break
     if received.endswith(b"\n"):
-        return received, fd
-    if fd is not None:
+        return received, fds
+    _close(fds)
+    return b"", []
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
         os.close(fd)
-    return b"", None

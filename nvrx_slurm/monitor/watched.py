@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
+from nvrx_slurm.monitor.look import Look
 from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
 
 TYPE_CHECKING = False
@@ -16,18 +18,24 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """One worker of one cycle. Takes ownership of both file descriptors; `message` is the agent's `watch`.
+    """One worker of one cycle. Takes ownership of the file descriptors; `message` is the agent's `watch`.
+
+    `look_fd`, `rank_fd`: both ends of the socket for `monitor.look`.
 
     `requests_passed`: number of Continue requests passed on to the agent; `strongest`: the strongest other request.
     """
 
-    def __init__(self, message: dict[str, Any], pidfd: int, page_fd: int) -> None:
+    def __init__(self, message: dict[str, Any], pidfd: int, page_fd: int, look_fd: int, rank_fd: int) -> None:
         self.cycle: int = message["cycle"]
         self.rank: int = message["rank"]
         self.local_rank: int = message["local_rank"]
         self.pid: int = message["pid"]
         self.cfg: dict[str, Any] = message["cfg"]
-        self.page_fd = page_fd
+        self.page_fd, self.rank_fd = page_fd, rank_fd
+        self.look: Look | None = None  # that is going on
+        self._channel = socket.socket(fileno=look_fd)
+        self._hold_s: float = message["hold_s"]  # what a look at all ranks may take, before a hung rank is ended
+        self._holds = False
         self.pidfd = self._rank_pidfd = pidfd
         self.page = Page(page_fd, check=False)
         self.requests_passed = self.strongest = 0
@@ -103,23 +111,48 @@ class Watched:
 
     def begin_end(self) -> None:
         """The rank is hung: choose the ladder that ends it."""
-        pid = self.page.words[RANK_PID]
-        pidfd = kill.open_member(pid, self.pid)
-        if pidfd is not None:  # the worker is a wrapper; the stacks are in the process that called init
-            self._rank_pid, self._rank_pidfd = pid, pidfd
+        self._find_rank()
         prints_stacks = kill.stacks_signal(self._rank_pidfd, self._rank_pid) != 0
-        self.ladder = list(core.stop_ladder(self._signum, prints_stacks))
+        hold = [(core.HOLD, self._hold_s)] if self._hold_s else []
+        self.ladder = [*hold, *core.stop_ladder(self._signum, prints_stacks)]
+
+    def _find_rank(self) -> None:
+        """Where the worker is a wrapper, the stacks are in the process that called init."""
+        pid = self.page.words[RANK_PID]
+        pidfd = kill.open_member(pid, self.pid) if pid != self._rank_pid else None
+        if pidfd is not None:
+            self._rank_pid, self._rank_pidfd = pid, pidfd
+
+    def told(self, message: dict[str, Any]) -> None:
+        """`look`: find out what the rank does, within `within_s` seconds. `end`: that is over for all ranks, so that
+        a hung one can be ended."""
+        if message["type"] == "look":
+            self._find_rank()
+            self.look = Look(self._rank_pid, self._rank_pidfd, self._channel, message["within_s"])
+            return
+        self._hold_s = 0.0
+        if self._holds:
+            self._step_until_s = 0.0
+
+    def signs(self) -> dict[str, object]:
+        """Seconds since the last sign of life, and the names of the open sections."""
+        words, now_ns = self.page.words, monotonic_ns()
+        opened = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
+        last_ns = max(ns for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened) if ns <= now_ns)
+        names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
+        return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
 
     def climb(self) -> float | None:
         """Take the steps of the ladder that are due; returns the time of the next one (monotonic s), None: no more."""
         while self.ladder and monotonic() >= self._step_until_s:
             step, grace_s = self.ladder.pop(0)
+            self._holds = step == core.HOLD
             if step == core.STACKS:
                 kill.ask_for_stacks(self._rank_pidfd, self._rank_pid)
             elif step == core.SIGNAL:
                 kill.send(self.pidfd, signal.SIGCONT)
                 kill.send(self.pidfd, self._signum)
-            else:
+            elif step == core.KILL:
                 kill.kill_group(self.pidfd, self.pid)
             self._step_until_s = monotonic() + grace_s
         return self._step_until_s if self.ladder else None
@@ -127,5 +160,6 @@ class Watched:
     def close(self) -> None:
         """Close the page and all file descriptors."""
         self.page.close()
-        for fd in {self.page_fd, self._rank_pidfd, self.pidfd}:
+        self._channel.close()
+        for fd in {self.page_fd, self.rank_fd, self._rank_pidfd, self.pidfd}:
             os.close(fd)

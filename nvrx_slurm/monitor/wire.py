@@ -3,11 +3,11 @@
 Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1}`
                                                `{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,...}`
                                                `{"v":1,"type":"control","action":"Continue","description":"..."}`
-monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fd of the page
+monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fds (page, socket)
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
-agent -> monitor                               `watch` (+ fds: pidfd, page, listening socket), `unwatch`, `quit`
-monitor -> agent                               `hang`, `control`; first `forked`, from one of several
+agent -> monitor                               `watch` (+ fds, see main.WATCH_FDS), `look`, `end`, `unwatch`, `quit`
+monitor -> agent                               `hang`, `looked`, `control`; first `forked`, from one of several
 """
 
 from __future__ import annotations

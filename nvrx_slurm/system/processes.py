@@ -150,11 +150,10 @@ def start(
     return Child(popen)
 
 
-def start_directly(argv: Sequence[str], pass_fds: Sequence[int]) -> Child:
-    """Start a program of ours, which ends by itself when this process does. Raises OSError."""
-    popen = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=pass_fds, start_new_session=True
-    )
+def start_directly(argv: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str] | None = None) -> Child:
+    """Start a program of ours, which ends by itself when this process does. `env`: None = ours. Raises OSError."""
+    null = subprocess.DEVNULL
+    popen = subprocess.Popen(argv, stdin=null, stdout=null, pass_fds=pass_fds, env=env, start_new_session=True)
     try:
         return Child(popen)
     except OSError:

@@ -80,7 +80,7 @@ client.shutdown_workload_monitoring()
 """)
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=0.6")
     assert one.wait() == 0
-    one.line(r"rank 1 .*hung: no heartbeat for ")
+    one.line(r"rank 1 .*hung: .*no heartbeat for ")
     stacks = rig.log(0, 1, "err")
     assert "most recent call first" in stacks and "Fatal Python error" not in stacks
     assert "spin" not in hang or "in spin_for_ever" in stacks
@@ -109,7 +109,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
     one.line("beats on")
     assert one.wait() == 1
     cause = one.text.rpartition("first cause:")[2]
-    assert f"pid {worker}" in cause and "hung: no heartbeat for 1." in cause
+    assert f"pid {worker}" in cause and "no heartbeat for 1." in cause
 
 
 # --- nothing outlives the agent --------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def test_a_worker_that_cannot_be_started_is_another_fault(
 
 def test_details_are_bounded_and_need_no_files(tmp_path: Path) -> None:
     fault = RankFault(FaultKind.EXIT, "n1", 0, exit_code=1)
-    assert faults.with_details(fault, tmp_path / "x", tmp_path / "y") == fault
+    without = faults.with_details(fault, tmp_path / "x", tmp_path / "y")
+    assert replace(without, finding=None) == fault and without.finding is not None and not without.finding.rule
     (tmp_path / "x").write_text(error_file({"message": "m" * 9000, "extraInfo": {"py_callstack": "t" * 90_000}}))
     found = faults.with_details(fault, tmp_path / "x", tmp_path / "y")
     assert (len(found.message), len(found.traceback)) == (500, 16_000)

@@ -52,6 +52,9 @@ def refused(*words: str) -> str:
     return result.output[len("nvrx-run: ") : -1]
 
 
+NEED_PREFIX = ("ft_nvrx_logfile", "ft_enable_log_server", "ft_log_server_grpc_port")
+
+
 def spellings(item: Setting) -> list[str]:
     found = []
     for flag in item.flags:
@@ -68,8 +71,9 @@ def test_every_spelling_reaches_its_field(key: str, monkeypatch: pytest.MonkeyPa
     Path("cfg").write_text("fault_tolerance:")
     item = SETTINGS[key]
     value = [] if item.form == "switch" else ["cfg" if key == "ft_cfg_path" else another_value(key)]
+    prefix = ["--ft-per-cycle-applog-prefix=/x"] if key in NEED_PREFIX else []
     for flag in spellings(item):
-        result, calls = run(flag, *value, "train.py")
+        result, calls = run(*prefix, flag, *value, "train.py")
         if item.built:
             assert calls, result.output
             assert calls[0][0].origins[key].name == item.flags[0]

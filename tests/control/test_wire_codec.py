@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import codec
+from nvrx_slurm.control import codec, stream
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.errors import ProtocolError
 
@@ -116,7 +116,7 @@ def test_the_sender_cuts_what_is_too_long() -> None:
     long = replace(FAULT_1, message="m" * 9000, traceback="t" * 90_000, host="h" * 900, log="l" * 9000)
     message = t.Failed(1, 0, (long,) * 100)
     wire = codec.from_agent(message).SerializeToString()
-    assert len(wire) < 2 * codec.MAX_MESSAGE_BYTES  # and 64 faults of the longest kind are just above one message
+    assert len(wire) < 2 * stream.MAX_MESSAGE_BYTES  # and 64 faults of the longest kind are just above one message
     got = codec.decode(pb.FromAgent.FromString(wire))
     assert len(got.faults) == 64 and {len(got.faults[0].message), len(got.faults[0].log)} == {2000, 4096}
 

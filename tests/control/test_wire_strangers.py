@@ -16,7 +16,7 @@ import pytest
 from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import codec, door
+from nvrx_slurm.control import codec, door, stream
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.core.job import agent_events as ag
@@ -86,7 +86,7 @@ async def test_wrong_beginnings_end_the_stream(bad: list[pb.FromAgent | bytes]) 
 
 @story
 async def test_agent_that_breaks_the_protocol_is_lost_and_nothing_else() -> None:
-    too_long = (codec.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")
+    too_long = (stream.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")
     async with Server() as server, good_agent(server):
         for number, bad in enumerate([REGISTER, HELLO, b"\xff" * 50, too_long]):
             async with Raw(server.port) as raw:

@@ -81,6 +81,8 @@ class AgentStory(Story):
             "warn": lambda: t.Warn(number, "soon"),
             "exits": lambda: ag.WorkerExited(number, fault, early),
             "hangs": lambda: ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9, number)),
+            "collect": lambda: t.Collect(term, number),
+            "looked": lambda: ag.Looked(number, (t.RankEvidence(0, 1, "h1"),)),
             "asks": lambda: ag.RankAsked(0, ACTIONS[rest[0]], "too \x1b[31m hot\n"),
             "signal": lambda: ag.Signalled(number, everybody),
             "user": lambda: ag.Warned(number, everybody),
@@ -96,6 +98,7 @@ class AgentStory(Story):
             ag.StartWorkers: lambda c: f"start:{c.plan.cycle}",
             ag.SignalWorkers: lambda c: f"signal:{c.signum}",
             ag.PassOn: lambda c: f"pass-on:{c.signum}",
+            ag.LookAtRanks: lambda c: f"look:{c.cycle}",
             ag.WarnRanks: lambda c: "warn-ranks",
             ag.PostGone: lambda c: f"post-gone:{c.cycle}({c.ranks[0]})",
             ag.Prepare: lambda c: f"prepare:{c.cycle}" + ("" if c.used else "(unused)"),
@@ -119,6 +122,8 @@ def _message(message: Any) -> str:
         return f"asked:{at}({_NAMES[message.action]}:{message.rank})"
     words = {
         t.Ended: lambda: "ended",
+        t.Hung: lambda: f"hung:{at}({message.fault.local_rank})",
+        t.Evidence: lambda: f"evidence:{at}({len(message.ranks_seen)})",
         t.Succeeded: lambda: f"succeeded:{at}" + "(early)" * message.early,
         t.Stopped: lambda: f"stopped:{at}",
         t.WarnJob: lambda: f"warn-job:{message.signum}",

@@ -121,6 +121,8 @@ class Story:
             return ev.TimeLeft(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        if word == "advises":
+            return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
         if word == "raised":
             return ev.Raised(int(rest[0]))
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
@@ -134,6 +136,8 @@ class Story:
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
         messages = {
             "fails": lambda: t.Failed(1, cycle, _faults(rank, rest)),
+            "hung": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG)),
+            "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Stopped(1, cycle, 2000 + rank),
             "offers": lambda: t.Stopped(0, 0, 2000 + rank),
@@ -158,6 +162,15 @@ def peer(rank: int) -> t.Peer:
 
 def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     return () if "empty" in rest else (a_fault(rank, t.FaultKind.HANG if "hang" in rest else t.FaultKind.EXIT),)
+
+
+def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
+    """Of the two ranks of a node: "waits" or "loads" for each; none: it has none."""
+    frames = {"waits": "/x/site-packages/torch/distributed/c10d.py:1 in barrier", "loads": "/w/train.py:9 in load"}
+    return tuple(
+        t.RankEvidence(2 * rank + local, rank, f"h{rank}", "S", frames=(frames[what],))
+        for local, what in enumerate(what for what in doing if what in frames)
+    )
 
 
 def _register(rank: int, life: int, rest: str) -> t.Register:
@@ -193,6 +206,12 @@ def effects(commands: list[Any]) -> Iterator[str]:
             yield f"probe:{command.peer.key}"
         elif isinstance(command, (ev.Won, ev.Lapsed)):
             yield type(command).__name__.lower()
+        elif isinstance(command, ev.CycleBegan):
+            yield f"began:{command.cycle}"
+        elif isinstance(command, ev.CycleOver):
+            yield f"over:{command.cycle}" + (f"({command.cause.kind.value})" if command.cause else "")
+        elif isinstance(command, ev.HangFound):
+            yield f"hang:{','.join(str(culprit.rank) for culprit in command.culprits)}"
         elif isinstance(command, ev.ReadProgress):
             yield f"read-progress:{command.cycle}"
         elif isinstance(command, ev.Done):
@@ -207,6 +226,7 @@ def _message(message: Any) -> tuple[str, str]:
         return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
     kinds = {
         t.Stop: lambda: "stop",
+        t.Collect: lambda: "collect",
         t.Lead: lambda: f"lead:{message.term}",
         t.Leave: lambda: "leave",
         t.Finish: lambda: f"end:{int(message.code)}",
@@ -236,7 +256,7 @@ ANYTHING = (
     *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
-    *("dead 1", "raised 9", "knows 0"),
+    *("dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
 )
 
 

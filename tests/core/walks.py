@@ -28,6 +28,8 @@ class Walk:
                 max_restarts=rng.choice((1, 9, 99)),
                 policy=rng.choice(list(t.RestartPolicy)),
                 has_preflight=rng.random() < 0.5,
+                hang_collect_s=1.5,
+                hang_exclude=rng.random() < 0.5,
                 tracks_progress=rng.random() < 0.4,
                 time_limited=rng.random() < 0.4,
                 warn_before_end_s=5.0,
@@ -73,8 +75,10 @@ class Walk:
                 lambda: ev.ProvenDead(t.Peer(str(rng.randrange(3)), f"h{rng.randrange(3)}", "", 7000)),
                 lambda: ev.Raised(self.core.job.settings.term + 1),
                 lambda: told(t.Ended()),
+                lambda: told(t.Hung(1, self._cycle(), t.RankFault(t.FaultKind.HANG, node.host, node.infra_rank, 0))),
+                lambda: told(t.Evidence(1, self._cycle(), self._evidence(node))),
             ),
-            (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12, 3, 1, 1),
+            (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12, 3, 1, 1, 2, 8),
         )[0]()
 
     def _node(self) -> t.Node:
@@ -93,6 +97,10 @@ class Walk:
             )
             for _ in range(self.rng.choice((0, 1, 1, 2)))
         )
+
+    def _evidence(self, node: t.Node) -> tuple[t.RankEvidence, ...]:
+        frame = self.rng.choice(("/w/train.py:9 in load", "/x/torch/distributed/c10d.py:1 in barrier"))
+        return (t.RankEvidence(self.rng.randrange(4), node.infra_rank, node.host, "S", frames=(frame,)),)
 
     def _plan(self, node: t.Node) -> t.Plan | None:
         rng, here = self.rng, self.core.job.assignment.group_rank(node.node_id)

@@ -121,7 +121,8 @@ class Rig:
         self._hang = asyncio.Event()
         self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
         self.lease = Lease()
-        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
+        self.looked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease, self._on_looked)
         self._workers: list[Worker] = []
         self._sleepers: list[subprocess.Popen[bytes]] = []
         self._clients: list[RankMonitorClient] = []
@@ -151,6 +152,15 @@ class Rig:
     def _on_asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
         assert local_rank == 0
         self.asked.put_nowait((action, description))
+
+    def _on_looked(self, local_rank: int, message: dict[str, Any]) -> None:
+        assert local_rank == 0
+        self.looked.put_nowait(message)
+
+    async def look(self) -> dict[str, Any]:
+        """What the monitor sees of the rank."""
+        self.monitor.look(5.0)
+        return await asyncio.wait_for(self.looked.get(), WAIT_S)
 
     def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
@@ -186,8 +196,10 @@ class Rig:
             client.shutdown_workload_monitoring()
 
     def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any) -> None:
-        cfg = {"safety_factor": 5.0}
-        self.monitor.watch(pid=pid, pidfd=pidfd, cycle=cycle, rank=3, limits=limits, signum=signum, cfg=cfg)
+        cfg, hold_s = {"safety_factor": 5.0}, limits.pop("hold_s", 0.0)
+        self.monitor.watch(
+            pid=pid, pidfd=pidfd, cycle=cycle, rank=3, limits=limits, signum=signum, cfg=cfg, hold_s=hold_s
+        )
 
     async def hang(self) -> dict[str, Any]:
         await asyncio.wait_for(self._hang.wait(), WAIT_S)

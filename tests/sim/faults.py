@@ -92,7 +92,9 @@ def worker_hangs(world: World, worker: Worker) -> str:
     """Its monitor notices and kills it; the exit may be seen before the report of the hang."""
     world.training.stall(worker.run)
     world.clock.after(world.rng.uniform(0.0, 0.05), worker.seem_hung)
-    world.clock.after(world.rng.uniform(0.02, 0.1), worker.die, -9, "no heartbeat for 30 s", FaultKind.HANG)
+    worker.hung = True
+    hold_s = 2 * world.settings.agent.hang_collect_s
+    world.clock.after(hold_s + world.rng.uniform(0.02, 0.1), worker.die, -9, "no heartbeat for 30 s", FaultKind.HANG)
     return f"{worker.name} hangs"
 
 

@@ -168,7 +168,8 @@ class Invariants:
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
-            self._check_new_plan(reign, fresh, joining)
+            refused = {c.node_id for c in commands if isinstance(c, ev.Drop)} if not joining else set()
+            self._check_new_plan(reign, fresh, joining, refused)
             self._planners[self._newest] = coordinator
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
@@ -233,10 +234,14 @@ class Invariants:
             held = self._places.get((plan.term, plan.cycle, plan.group_rank))
             self.check(held == (node_id, plan.rank_offset), f"group rank {plan.group_rank} belongs to {held}")
 
-    def _check_new_plan(self, reign: _Reign, fan_out: Sequence[ev.SendTo], joining: set[str]) -> None:
+    def _check_new_plan(
+        self, reign: _Reign, fan_out: Sequence[ev.SendTo], joining: set[str], refused: set[str]
+    ) -> None:
         """The first time that a (term, cycle) is seen: all of it is in these commands."""
         plan = fan_out[0].message
         assert isinstance(plan, Plan)
+        for node_id in refused:
+            reign.forget(node_id)
         self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
         self.check((plan.term, plan.cycle) > self._newest, f"{plan.term, plan.cycle} is planned after {self._newest}")

@@ -129,7 +129,7 @@ class SimCoordinator(Process):
             if self.world.rng.random() < 0.9:  # otherwise Slurm never answers
                 self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:
-            assert isinstance(command, Say), command
+            assert isinstance(command, (Say, ev.HangFound)), command
 
     def _read_progress(self, command: ev.ReadProgress) -> None:
         """The file system answers in its own time, or not at all."""
@@ -339,6 +339,11 @@ class SimAgent(Process):
         elif isinstance(command, ag.SignalWorkers):
             for worker in self.living():
                 worker.signal(command.signum)
+        elif isinstance(command, ag.LookAtRanks):
+            seen = tuple(worker.evidence() for worker in self.living())
+            self.world.clock.after(
+                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Looked(command.cycle, seen)
+            )
         elif isinstance(command, ag.PostGone):
             if self.core.plan is not None:
                 self.world.training.stall(self.world.training.run_of(self.core.plan))

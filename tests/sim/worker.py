@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.types import FaultKind, Plan, RankFault
+from nvrx_slurm.types import FaultKind, Plan, RankEvidence, RankFault
 
 if TYPE_CHECKING:
     from .processes import SimAgent
@@ -24,6 +24,7 @@ class Worker:
         self.alive = True
         self.stubborn = agent.stubborn  # ignores SIGTERM
         self.stuck = False  # uninterruptible: survives SIGKILL
+        self.hung = False
         self.done = False  # it ended with 0
         self.terms = 0  # how often it got SIGTERM
         world = agent.world
@@ -42,6 +43,8 @@ class Worker:
     def signal(self, signum: int) -> None:
         """It gets a signal from its agent."""
         self.terms += signum == SIGTERM
+        if self.hung and signum == SIGTERM:  # its monitor ends it, also where it would ignore the signal
+            signum = SIGKILL
         if self.stuck or (self.stubborn and signum != SIGKILL):
             return
         slowest_s = 0.02 if signum == SIGKILL else 1.0
@@ -73,6 +76,12 @@ class Worker:
         """How it is reported."""
         host = self.agent.host
         return RankFault(kind, host.name, host.infra_rank, self.rank, self.local_rank, 4711, code, message)
+
+    def evidence(self) -> RankEvidence:
+        """What its monitor sees."""
+        host = self.agent.host
+        frame = "/w/train.py:9 in load" if self.hung else "/x/torch/distributed/c10d.py:1 in barrier"
+        return RankEvidence(self.rank, host.infra_rank, host.name, "S", frames=(frame,))
 
     def _end(self, fault: RankFault | None) -> None:
         self.alive = False

@@ -70,13 +70,19 @@ def random_settings(seed: int, nodes: int) -> WorldSettings:
         seed=seed,
         nproc=rng.choice((1, 2)),
         faults=rng.randint(0, 8),
-        agent=AgentSettings(in_step=rng.random() < 0.5, policy=rng.choice(POLICIES)),
+        agent=_agent(rng),
         limits=RestartLimits(
             by_kind=(KindCount(FaultKind.EXIT, 1),) if rng.random() < 0.3 else (),
             max_no_progress_cycles=rng.choice((0, 0, 1, 2)),
         ),
         time_limit_s=rng.choice((0.0, 0.0, 0.0, rng.uniform(6.0, 60.0))),
     )
+
+
+def _agent(rng: random.Random) -> AgentSettings:
+    in_step, policy = rng.random() < 0.5, rng.choice(POLICIES)
+    hang_collect_s = 1.5 if policy is RestartPolicy.ANY_FAILED else 0.0
+    return AgentSettings(in_step=in_step, policy=policy, hang_collect_s=hang_collect_s)
 
 
 @dataclass
@@ -176,6 +182,8 @@ class World:
             s.max_restarts,
             s.agent.policy,
             s.limits,
+            hang_collect_s=s.agent.hang_collect_s,
+            hang_exclude=s.seed % 2 > 0,
             has_preflight=True,
             tracks_progress=s.limits.max_no_progress_cycles > 0,
             time_limited=s.time_limit_s > 0.0,

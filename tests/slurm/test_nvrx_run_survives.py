@@ -85,7 +85,7 @@ def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs) 
     assert job.marks("up", 5) == [] and all(init.process(mark.pid) is None for mark in lost)
     said = job.said()
     assert f"rank 3 (local rank 1, pid {crashed.pid}) on node 1 (n2) was killed by SIGKILL; restart 1 of 4" in said
-    assert f"rank 1 (local rank 1, pid {hung.pid}) on node 0 (n1) hung: no heartbeat for " in said
+    assert f"rank 1 (local rank 1, pid {hung.pid}) on node 0 (n1) hung: it is stopped" in said
     assert "node 1 (n2) was lost" in said and "restart 4 of 4" in said
     stacks = (job.run_dir / "cycle_1/node_0_n1/rank_1.err").read_text()
     assert "most recent call first" in stacks and "worker.py" in stacks, stacks

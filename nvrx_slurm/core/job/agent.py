@@ -22,8 +22,8 @@ _BUSY = (State.RUNNING, State.STOPPING)
 _STAYS = (*_EMPTY, *_BUSY)
 _AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
 _LATE = (
-    *(ev.HangSeen, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Stop, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
+    *(ev.HangSeen, ev.Looked, ev.RankAsked, ev.Warned, ev.Sick),
+    *(t.Plan, t.Stop, t.Collect, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
 
@@ -56,6 +56,10 @@ class Agent(AgentState):
         (State.LEAVING, ev.WorkerExited, "on_exit_stopping", (State.ENDED, State.GONE), "one fewer"),
         (State.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
         ((*_EMPTY, State.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
+        (State.RUNNING, t.Collect, "on_collect", (), "look at the ranks"),
+        (_STAYS, ev.Looked, "on_looked", (), "pass it on"),
+        (_EMPTY, t.Collect, "on_collect_empty", (), "no rank is here"),
+        (State.STOPPING, t.Collect, "ignore", (), "too late"),
         (_STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
         (State.RUNNING, t.RanksGone, "on_ranks_gone", (), "pass it on"),
         ((*_EMPTY, State.STOPPING), t.RanksGone, "ignore", (), "no wrappers to tell"),
@@ -201,13 +205,6 @@ class Agent(AgentState):
         self.emit(Say(f"cycle {self.plan.cycle}: all workers of this node finished"))
         self.send(t.Succeeded(self.plan.term, self.plan.cycle, self._early))
 
-    def on_hang(self, event: ev.HangSeen, now: float) -> None:
-        """The monitor kills the rank; if that does not work within the kill timeout, go on without waiting."""
-        if event.fault.local_rank not in self._alive:
-            return  # late word: it has ended
-        self.emit(Say(f"local rank {event.fault.local_rank} hangs: its monitor ends it"))
-        self._hung[event.fault.local_rank] = now + self.settings.kill_timeout_s, event.fault
-
     def on_asked(self, event: ev.RankAsked, now: float) -> None:
         """The coordinator decides; what changes something is told again should the stream break."""
         plan = self.plan
@@ -275,6 +272,9 @@ class Agent(AgentState):
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> None:
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._alive.discard(event.local_rank)
+        hung = event.fault is not None and event.fault.kind is t.FaultKind.HANG
+        if hung and event.fault is not None and self.plan is not None:  # it may be the one that the others waited for
+            self.send(t.Failed(self.plan.term, self.plan.cycle, (event.fault,)))
         if self._alive:
             return
         if self.state is State.LEAVING:

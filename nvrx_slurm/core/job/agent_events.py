@@ -2,14 +2,14 @@
 
 `Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
-Its other events are the coordinator's messages: Plan, Stop, Finish, Refused, Warn, RanksGone, Lead.
+Its other events are the coordinator's messages: Plan, Stop, Collect, Finish, Refused, Warn, RanksGone, Lead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvrx_slurm.types import AgentMessage, Plan, RankFault, RestartPolicy, WorkloadAction
+from nvrx_slurm.types import AgentMessage, Plan, RankEvidence, RankFault, RestartPolicy, WorkloadAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class AgentSettings:
     end_timeout_s: float = 10.0  # how long an agent that knows the end waits until all others know it, too
     elects: bool = False  # the coordinator is elected: one that is only a candidate is none yet
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
+    hang_collect_s: float = 0.0  # how long all ranks may be looked at when one hangs; 0 = they are not
     warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
 
 
@@ -80,6 +81,14 @@ class HangSeen:
     """A rank monitor found its rank hung and is killing it."""
 
     fault: RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The answer to `LookAtRanks`, which always comes."""
+
+    cycle: int
+    ranks: tuple[RankEvidence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,14 @@ class PassOn:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtRanks:
+    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Looked`."""
+
+    cycle: int
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WarnRanks:
     """Make `should_stop` true in all ranks of this node that are alive; without a signal."""
 
@@ -178,4 +195,4 @@ class Exit:
     reason: str
 
 
-COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, WarnRanks, PostGone, Prepare, EndHeld)
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, LookAtRanks, WarnRanks, PostGone, Prepare, EndHeld)

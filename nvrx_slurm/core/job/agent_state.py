@@ -1,19 +1,22 @@
-"""What an agent knows, how it stops workers, and how it ends. The table is in `core.job.agent`."""
+"""What an agent knows, how it looks at hung workers, stops them, and ends. The table is in `core.job.agent`."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 from nvrx_slurm.core.job import agent_events as ev
-from nvrx_slurm.core.machine import Machine, Tick, earliest
+from nvrx_slurm.core.machine import Machine, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
     AgentMessage,
     Asked,
+    Collect,
     Doing,
     Ended,
     EndJob,
+    Evidence,
     Finish,
+    Hung,
     Leave,
     Node,
     Plan,
@@ -83,6 +86,33 @@ class AgentState(Machine):
         if self.state in (State.STOPPING, State.LEAVING, State.ENDED):
             return self._ladder[0][0] if self._ladder else None
         return self._connect_by
+
+    # --- hangs -------------------------------------------------------------------------------------------------
+
+    def on_hang(self, event: ev.HangSeen, now: float) -> None:
+        """Tell the coordinator, so that all ranks are looked at. The monitor ends the rank after that, or at the stop;
+        if that does not work within the kill timeout, go on without waiting."""
+        fault, plan = event.fault, self.plan
+        if fault.local_rank not in self._alive or plan is None:
+            return  # late word: it has ended
+        self.emit(Say(f"local rank {fault.local_rank} hangs: its monitor ends it"))
+        if self.settings.hang_collect_s:
+            self.send(Hung(plan.term, plan.cycle, fault))
+        self._hung[fault.local_rank] = now + 2 * self.settings.hang_collect_s + self.settings.kill_timeout_s, fault
+
+    def on_collect(self, event: Collect, now: float) -> None:
+        """The monitors answer, not the ranks."""
+        if self.plan is not None and event.cycle == self.plan.cycle:
+            self.emit(ev.LookAtRanks(event.cycle, self.settings.hang_collect_s))
+
+    def on_collect_empty(self, event: Collect, now: float) -> None:
+        """Its ranks have ended well, or it has not begun."""
+        self.send(Evidence(event.term, event.cycle, ()))
+
+    def on_looked(self, event: ev.Looked, now: float) -> None:
+        """For the coordinator to compare."""
+        if self.plan is not None and event.cycle == self.plan.cycle:
+            self.send(Evidence(self.plan.term, event.cycle, event.ranks))
 
     # --- the stop ladder ------------------------------------------------------------------------------------------
 

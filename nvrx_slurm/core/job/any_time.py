@@ -13,11 +13,12 @@ from nvrx_slurm.core.job.job_data import ANY, LIVE, OVER, STOPPING, Phase, rows
 from nvrx_slurm.core.job.members import JOINING
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.quorum import peer_key
-from nvrx_slurm.core.job.restarts import headline
-from nvrx_slurm.errors import ExitCode
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
+_NO_SEARCH = tuple(phase for phase in LIVE if phase is not Phase.RUNNING)
+_UNTRIED = (Phase.LAST_CALL, Phase.TAKEOVER)
+_TRIED = tuple(phase for phase in LIVE if phase not in _UNTRIED)
 
 
 class AnyTime(JobPart):
@@ -27,12 +28,15 @@ class AnyTime(JobPart):
         (LIVE, ev.Joined, "on_joined", ANY, "a new node, a returning one, or a takeover"),
         (LIVE, ev.Lost, "on_lost", ANY, "a fault if it was active"),
         (LIVE, t.Asked, "on_asked", ANY, "exclude, shut down or go on"),
+        (_NO_SEARCH, (t.Hung, t.Evidence), "ignore", (), "too late, or of another term"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", OVER, "told to end"),
         (LIVE, ev.TimeLeft, "on_time_left", OVER, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", ANY, "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
+        (_TRIED, ev.Advised, "on_advised", OVER, "the end, if the user wants that and the answer still holds"),
+        (_UNTRIED, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
     )
 
@@ -120,28 +124,9 @@ class AnyTime(JobPart):
             why = f"{asker} asked to shut down the workload: {asked.description}"
             self.finish(t.Finish(self.job.settings.limits.no_restart_code, why), now)
         elif asked.action is t.WorkloadAction.ExcludeThisNode:
-            self._exclude(member.node, asked.rank, asked.description, now)
+            self.exclude(member.node, asked.rank, asked.description, now)
         else:
             self.say(f"{asker} asked to continue: {asked.description}")
-
-    def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> None:
-        """The node leaves at once and is not taken again; the job ends if no node can ever take its place. `rank`: the
-        rank that asked; -1 = a health check of the node failed."""
-        job = self.job
-        kind = t.FaultKind.EXCLUDED if rank >= 0 else t.FaultKind.UNHEALTHY
-        fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
-        job.budget.exclude(node)
-        if job.nodes_left < job.settings.min_nodes:
-            job.add_faults((fault,), now)
-            needed = f"{job.settings.min_nodes} are needed"
-            some = f"{job.nodes_left} nodes are left after the exclusion of {node.host}, {needed}"
-            job.members.remove(node.node_id)
-            self.send_away(node.node_id, headline(fault))
-            self.finish(t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}"), now)
-            return
-        if self.core.state is not Phase.RUNNING or job.assignment.group_rank(node.node_id) is None:
-            self.say(headline(fault))  # otherwise that is why the cycle has failed
-        self.refuse(node.node_id, headline(fault), now, fault)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""
@@ -154,6 +139,19 @@ class AnyTime(JobPart):
         if event.left_s is not None and not clock.known:
             self.say(f"the allocation ends in {in_words(event.left_s)}")
         self.mind_the_clock(clock.answer(event.left_s, now), now)
+
+    def on_advised(self, event: ev.Advised, now: float) -> None:
+        """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
+        job, said = self.job, f"attribution of cycle {event.cycle}: {event.text}"
+        runs = self.core.state in (Phase.RUNNING, Phase.LAST_RANKS)
+        void = job.advice.why_void(event.cycle, now - job.cycle_started_at if runs else None)
+        if event.stop and job.settings.stops_on_advice and not void:
+            self.finish(t.Finish(job.settings.limits.no_restart_code, said), now)
+        elif event.stop:
+            void = void or "the job goes on (--ft-attribution-stop-action log)"
+            self.say(f"{said}; {void}")
+        else:
+            self.say(said)
 
     def on_warn_job(self, event: ev.FromAgent[t.WarnJob], now: float) -> None:
         """One agent was warned: all ranks should know."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job.any_time import AnyTime
-from nvrx_slurm.core.job.coordinator_events import FromAgent
+from nvrx_slurm.core.job.coordinator_events import CycleBegan, CycleOver, FromAgent
 from nvrx_slurm.core.job.electing import Electing
 from nvrx_slurm.core.job.ending import Ending
 from nvrx_slurm.core.job.gathering import Gathering
-from nvrx_slurm.core.job.job_data import CoordinatorSettings, JobData, Phase
+from nvrx_slurm.core.job.job_data import CYCLE, STOPPING, CoordinatorSettings, JobData, Phase
 from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.running import Running
 from nvrx_slurm.core.job.stopping import Stopping
@@ -55,9 +56,19 @@ class Coordinator(Machine):
 
     def go(self, state: Phase, now: float) -> None:
         """Change the state; a part whose states are entered from another part's is told."""
-        before, self.state = self.owner, state
+        before, was, self.state = self.owner, self.state, state
+        if self.settings.attributes:
+            self._tell_of_cycles(was, now)
         if self.owner is not before:
             self.owner.enter(now)
+
+    def _tell_of_cycles(self, was: Enum, now: float) -> None:
+        job = self.job
+        if was in CYCLE and self.state not in CYCLE:
+            cause = (first_cause(job.faults) or job.cause) if was in STOPPING else None
+            self.emit(CycleOver(job.cycle, now - job.cycle_started_at, cause))
+        elif self.state in CYCLE and was not in CYCLE:
+            self.emit(CycleBegan(job.cycle))
 
     def handle(self, event: object, now: float) -> None:
         """Handle an event that has waited, as a part of the present step."""

@@ -67,6 +67,15 @@ class ProgressRead:
     iteration: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """An attribution service has answered about a cycle. Its text is not trusted, but printable and on one line."""
+
+    cycle: int
+    stop: bool  # another try would end the same way
+    text: str  # action, reason and source, at most 600 characters
+
+
 # --- commands ------------------------------------------------------------------------------------------
 
 
@@ -114,6 +123,32 @@ class ReadProgress:
     """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one."""
 
     cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class CycleBegan:
+    """For attribution: a cycle runs, or was taken over."""
+
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class CycleOver:
+    """For attribution: no worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
+
+    cycle: int
+    lasted_s: float
+    cause: t.RankFault | None
+
+
+@dataclass(frozen=True, slots=True)
+class HangFound:
+    """For the log tree: what all ranks of a cycle did when one of them hung, and what that says."""
+
+    cycle: int
+    why: str
+    culprits: tuple[t.RankEvidence, ...]
+    ranks: tuple[t.RankEvidence, ...]
 
 
 @dataclass(frozen=True, slots=True)

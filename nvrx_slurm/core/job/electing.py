@@ -15,7 +15,7 @@ from nvrx_slurm.core.machine import Tick, earliest
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.ELECTING,)
-_LATER = (t.Ended, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
+_LATER = (t.Ended, t.Hung, t.Evidence, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
 _PROBE_S = 1.0
 _MOST = 1_000  # messages of one agent that wait
 
@@ -30,7 +30,7 @@ class Electing(JobPart):
         (_MINE, _LATER, "hold", (), "for the time after the election"),
         (_MINE, ev.ProvenDead, "on_dead", FOLLOWS[Phase.ELECTING], "it is not counted any more"),
         (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
-        (_MINE, (ev.TimeLeft, ev.ProgressRead), "ignore", (), "nothing was asked yet"),
+        (_MINE, (ev.TimeLeft, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
         (_MINE, Tick, "on_tick", OVER, "which of the nodes that are missing are dead?"),
     )
 

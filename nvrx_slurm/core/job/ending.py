@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import Phase, rows
 from nvrx_slurm.core.job.members import READY
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.job.restarts import first_cause
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode
 
 _MINE = (Phase.FINISHED, Phase.RETURNING)
 _NAMES_SHOWN = 16
-_TOO_LATE = (ev.Raised, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob, ev.TimeLeft, ev.ProgressRead)
+_TOO_LATE = (
+    ev.Raised,
+    t.Hung,
+    t.Evidence,
+    t.Succeeded,
+    t.Stopped,
+    t.Asked,
+    t.WarnJob,
+    t.EndJob,
+    ev.TimeLeft,
+    ev.ProgressRead,
+    ev.Advised,
+)
 
 
 class Ending(JobPart):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
 _PYTHON = "Traceback (most recent call last)"
 _CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
@@ -15,9 +15,15 @@ def failing_line(traceback: str) -> str:
 
     `traceback`: Python's, of which the last exception counts, or faulthandler's dump, of which the current thread does.
     """
+    found = frames(traceback)
+    own = [place for place, library in found if not library]
+    return (own or [place for place, _ in found] or [""])[0].partition(" in ")[0]
+
+
+def frames(traceback: str) -> list[tuple[str, bool]]:
+    """("FILE:LINE in FUNCTION", whether that is a library's) of the same thread, innermost first."""
     if _PYTHON in traceback:
-        frames = _FRAME.findall(traceback[traceback.rfind(_PYTHON) :])[::-1]
+        found = _FRAME.findall(traceback[traceback.rfind(_PYTHON) :])[::-1]
     else:
-        frames = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
-    return next((f"{file}:{line}" for file, line in own or frames), "")
+        found = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
+    return [(f"{file}:{line} in {function}", bool(_LIBRARY.search(file))) for file, line, function in found]

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import partial
 
 from nvrx_slurm.core import machine
+from nvrx_slurm.core.job.advice import Advice
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import JobClock
@@ -16,7 +17,7 @@ from nvrx_slurm.core.job.quorum import Quorum
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
 from nvrx_slurm.core.machine import Follows
-from nvrx_slurm.types import Finish, History, Peer, RankFault, RestartPolicy, Warn
+from nvrx_slurm.types import FaultKind, Finish, History, Peer, RankFault, RestartPolicy, Warn
 
 SIGUSR1 = 10
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
@@ -40,6 +41,7 @@ class Phase(Enum):
 
 
 STOPPING = (Phase.STOPPING, Phase.SCORING)
+CYCLE = (Phase.RUNNING, Phase.LAST_RANKS, *STOPPING)  # of which workers may be left
 OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)  # CLOSED at once: no agent is here to be told
 LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
 _FAILED = (*STOPPING, Phase.JOINING, Phase.PAUSED)
@@ -71,6 +73,10 @@ class CoordinatorSettings:
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
     limits: RestartLimits = RestartLimits()
     max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
+    hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
+    attributes: bool = False  # there is an attribution service to tell of cycles
+    stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
     has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
     join_timeout_s: float = 300.0  # how long to wait for min_nodes
@@ -117,6 +123,7 @@ class JobData:
     pause_until: float = 0.0  # no cycle starts before
     lost_at: dict[str, float] = field(default_factory=dict)  # node_id -> when an active node was lost
     quorum: Quorum = field(default_factory=lambda: Quorum(0))
+    advice: Advice = field(default_factory=Advice)
     warning: Warn | None = None  # that the job is about to end
     end: Finish | None = None
 
@@ -149,9 +156,24 @@ class JobData:
         """How many nodes may still come at most: those that were expected, without the excluded ones."""
         return self.settings.max_nodes - len(self.budget.history.excluded)
 
-    def add_faults(self, faults: Iterable[RankFault], now: float) -> None:
-        """Note faults of the last cycle. A fault that is told again counts once."""
+    @property
+    def may_exclude_by_rule(self) -> bool:
+        """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""
+        excluded, nodes = len(self.budget.history.excluded), self.settings.max_nodes
+        return self.nodes_left > self.settings.min_nodes and excluded < max(1, nodes // 20)
+
+    def add_faults(self, faults: Iterable[RankFault], now: float) -> bool:
+        """Note faults of the last cycle; whether one is new. A fault, and the hang of a rank, counts once."""
+        known = len(self.faults)
         for fault in faults:
-            if fault not in self.faults and len(self.faults) < _MAX_FAULTS:
+            if fault not in self.faults and not self._hangs(fault) and len(self.faults) < _MAX_FAULTS:
                 self.faults[fault] = None
                 self.report.add_fault(fault, self.cycle, now)
+        return len(self.faults) > known
+
+    def _hangs(self, fault: RankFault) -> bool:
+        """Whether the fault tells of the rank that the others wait for, which is known already."""
+        first = next(iter(self.faults), fault)
+        return (
+            first is not fault and fault.kind is FaultKind.HANG and (first.kind, first.rank) == (fault.kind, fault.rank)
+        )

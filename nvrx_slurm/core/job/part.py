@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_clock import Due
 from nvrx_slurm.core.job.job_data import SIGUSR1, JobData, Phase
 from nvrx_slurm.core.job.members import READY, Member
 from nvrx_slurm.core.job.quorum import peer_key, peer_of
-from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
+from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Say, Table, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
@@ -191,6 +192,25 @@ class JobPart:
         self.send_away(node_id, why)
         self.remove(node_id, why, now, fault)
 
+    def exclude(self, node: t.Node, rank: int, why: str, now: float) -> None:
+        """The node leaves at once and is not taken again; the job ends if no node can ever take its place. `rank`: the
+        rank that asked; -1 = a health check or a rule says so."""
+        job = self.job
+        kind = t.FaultKind.EXCLUDED if rank >= 0 else t.FaultKind.UNHEALTHY
+        fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
+        job.budget.exclude(node)
+        if job.nodes_left < job.settings.min_nodes:
+            job.add_faults((fault,), now)
+            needed = f"{job.settings.min_nodes} are needed"
+            some = f"{job.nodes_left} nodes are left after the exclusion of {node.host}, {needed}"
+            job.members.remove(node.node_id)
+            self.send_away(node.node_id, headline(fault))
+            self.finish(t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}"), now)
+            return
+        if self.core.state is not Phase.RUNNING or job.assignment.group_rank(node.node_id) is None:
+            self.say(headline(fault))  # otherwise that is why the cycle has failed
+        self.refuse(node.node_id, headline(fault), now, fault)
+
     def send_away(self, node_id: str, why: str) -> None:
         """Tell an agent that it is not taken, and close its stream."""
         self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))
@@ -201,11 +221,14 @@ class JobPart:
         current = event.message.cycle == self.job.cycle
         if current and self.job.assignment.group_rank(event.node_id) is not None:
             for fault in event.message.faults:
-                self.job.add_faults((fault,), now)
-                self._say_if_new(fault)
+                if self.job.add_faults((fault,), now):
+                    self._say_if_new(fault)
 
     def _say_if_new(self, fault: t.RankFault) -> None:
         """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
+        cause = self.job.cause
+        if fault.kind is t.FaultKind.HANG and cause is not None and cause.finding is not None:
+            return  # one of the ranks that wait for the first cause
         known = len(self.job.faults)
         first = known <= _FAULTS_COMPARED and first_cause(self.job.faults) == fault
         if self.job.end is None and (first or known <= _FAULTS_SAID):

@@ -80,6 +80,7 @@ class ReportBuilder:
             local_rank=fault.local_rank,
             exit_code=fault.exit_code,
             message=headline(fault)[:_MESSAGE_CHARS],
+            rule=fault.finding.rule if fault.finding is not None else "",
         )
         if len(self._faults) < LISTED:
             self._faults.append(record)
@@ -96,6 +97,18 @@ class ReportBuilder:
         self._open = RestartRecord(
             cycle, first.at_s if first is not None else now, 0.0, headline(cause)[:_MESSAGE_CHARS]
         )
+
+    def cause_known(self, cause: RankFault) -> None:
+        """All faults of the cycle are here: this one caused the restart that is under way."""
+        if self._open is not None:
+            print_ = cause.finding.fingerprint if cause.finding is not None else ""
+            told = headline(cause)[:_MESSAGE_CHARS]
+            self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=print_)
+
+    @property
+    def restarts(self) -> tuple[RestartRecord, ...]:
+        """Those that are over: all of this term, and the last ones of earlier terms."""
+        return self._all_restarts()
 
     def cycle_began(self, promoted: list[str], now: float) -> float | None:
         """A plan is sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank.

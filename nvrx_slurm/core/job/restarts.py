@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
-_PEER_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE
-)
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took is noticed within this time of a start
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
-_SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +22,7 @@ class RestartLimits:
     max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
     min_progress_iterations: int = 1  # what counts as progress, >= 1
     no_restart_code: int = int(ExitCode.NO_RESTART)
+    stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
     crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
     crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
     longest_pause_s: float = 60.0
@@ -142,23 +138,6 @@ def _key(node: Node) -> str:
     return f"{node.infra_rank}@{node.host}"
 
 
-def first_cause(faults: Collection[RankFault]) -> RankFault | None:
-    """The fault that most likely caused the others, from faults in order of arrival at the coordinator.
-
-    That is the first to arrive; but a lost node, a hang or a rank killed from outside makes its peers fail with
-    connection errors that can be reported sooner, so those win over ranks that exited, or aborted, by themselves. A
-    rank that exited for another reason wins over one that lost its connection to a peer.
-    """
-    outright = [f for f in faults if not _by_itself(f)]
-    others = [f for f in faults if not _PEER_GONE.search(f.message)]
-    return next(iter(outright or others or faults), None)
-
-
-def _by_itself(fault: RankFault) -> bool:
-    aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
-    return fault.kind is FaultKind.EXIT or aborted
-
-
 def headline(fault: RankFault) -> str:
     """One line without the traceback: rank, node and fault."""
     where = f"node {fault.infra_rank} ({fault.host})"
@@ -181,8 +160,9 @@ def headline(fault: RankFault) -> str:
 
 def evidence(fault: RankFault) -> str:
     """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
-    line = failing_line(fault.traceback)
-    return (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+    line, f = failing_line(fault.traceback), fault.finding
+    rule = f"\n  rule: {f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else ""
+    return rule + (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
 
 
 def report(fault: RankFault) -> str:

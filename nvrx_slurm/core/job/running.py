@@ -5,32 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.job.hangs import HangSearch
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
-from nvrx_slurm.core.job.part import JobPart, lost
-from nvrx_slurm.core.job.restarts import evidence, first_cause, headline
+from nvrx_slurm.core.job.part import lost
+from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _MINE = (Phase.RUNNING, Phase.LAST_RANKS)
 
 
-class Running(JobPart):
+class Running(HangSearch):
     """Owns the states from a plan to the first fault that stops the cycle, or to the success of the job."""
 
     states = _MINE
     table = rows(
         (_MINE, t.Failed, "on_failed", ANY, "restart, go on, or the end"),
+        (Phase.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
+        (Phase.RUNNING, t.Evidence, "on_evidence", (Phase.STOPPING, Phase.FINISHED), "when all nodes have answered"),
         (_MINE, t.Succeeded, "on_succeeded", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all have"),
         (_MINE, t.Stopped, "on_stopped", (*LIVE, Phase.FINISHED), "a returned node is a spare now"),
-        (_MINE, Tick, "on_tick", (Phase.FINISHED,), "the last ranks take too long"),
+        (Phase.RUNNING, Tick, "on_tick", (Phase.STOPPING, Phase.FINISHED), "the answers about a hang take too long"),
+        (Phase.LAST_RANKS, Tick, "on_tick", (Phase.FINISHED,), "the last ranks take too long"),
     )
 
     last_ranks_by: float = 0.0
 
     def enter(self, now: float) -> None:
         """The plans of a cycle have been sent; one that was taken over may be done already."""
-        self.job.cycle_started_at = now
+        self.job.cycle_started_at, self.search = now, None
         self._finish_if_done(now)
 
     # --- nodes come and go ----------------------------------------------------------------------------------
@@ -164,9 +169,14 @@ class Running(JobPart):
             self.finish(t.Finish(ExitCode.OK, "all ranks finished"), now)
 
     def timer_at(self) -> float | None:
-        """How long the last ranks of nodes with a fault may take to end."""
-        return self.last_ranks_by if self.core.state is Phase.LAST_RANKS else None
+        """How long the last ranks of nodes with a fault may take to end, or nodes to answer about a hang."""
+        if self.core.state is Phase.LAST_RANKS:
+            return self.last_ranks_by
+        return None if self.search is None else self.search.by
 
     def on_timer(self, now: float) -> None:
         """They have taken too long."""
-        self._succeed(now)
+        if self.core.state is Phase.LAST_RANKS:
+            self._succeed(now)
+        else:
+            self.end_search(now)

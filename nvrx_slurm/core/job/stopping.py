@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, judge, repeats
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
@@ -34,6 +35,7 @@ class Stopping(JobPart):
         job, s = self.job, self.job.settings
         assert job.cause is not None
         decision = job.budget.after(job.cause, now - job.cycle_started_at)
+        job.advice.failed(job.cycle, job.cause, now - job.cycle_started_at)
         failed = f"{f'rank {job.cause.rank}' if job.cause.rank >= 0 else 'node'} ({job.cause.host}) failed"
         if decision.restart:
             self.say(decision.why + evidence(job.cause))
@@ -95,7 +97,7 @@ class Stopping(JobPart):
         if end is not None:
             self.finish(end, now)
         elif self.core.state is Phase.SCORING:
-            self.core.go(Phase.JOINING, now)
+            self._all_stopped(now)
 
     # --- what follows ---------------------------------------------------------------------------------------
 
@@ -133,5 +135,26 @@ class Stopping(JobPart):
     def _all_stopped(self, now: float) -> None:
         if self.end_unless_scored is not None:
             self.finish(self.end_unless_scored, now)
-        else:
+            return
+        verdict = judge(self.job.faults, max(1, len(self.job.assignment)))
+        if verdict is not None:
+            self._act_on(verdict, now)
+        if self.core.state is not Phase.FINISHED:
             self.core.go(Phase.JOINING, now)
+
+    def _act_on(self, verdict: Verdict, now: float) -> None:
+        """All faults of the cycle are known: exclude a node that is certainly bad, or end a job that fails for ever."""
+        job, limits = self.job, self.job.settings.limits
+        job.cause = verdict.cause
+        job.report.cause_known(verdict.cause)
+        times = repeats(verdict, job.report.restarts)
+        if limits.stops_on_repeats and times >= REPEATS:
+            why = f"{headline(verdict.cause)}; the same failure {times} times: a restart does not help"
+            self.finish(t.Finish(limits.no_restart_code, why), now)
+        elif verdict.remedy is t.Remedy.ELSEWHERE and (
+            verdict.confidence is t.Confidence.CERTAIN
+            or (verdict.cause.kind is t.FaultKind.HANG and job.settings.hang_exclude)
+        ):
+            nodes = (node for node in job.members.in_order() if node.infra_rank == verdict.cause.infra_rank)
+            for node in [node for node in nodes if node.host == verdict.cause.host and job.may_exclude_by_rule]:
+                self.exclude(node, -1, verdict.sentence, now)

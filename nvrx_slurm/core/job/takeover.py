@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment, Slot
 from nvrx_slurm.core.job.job_data import LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.job.restarts import first_cause
 from nvrx_slurm.core.machine import Tick
 
 _MINE = (Phase.TAKEOVER,)

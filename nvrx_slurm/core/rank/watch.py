@@ -15,6 +15,7 @@ LATE_S = 1.0  # a monitor that wakes up this late was stopped, and so probably w
 _SIGKILL = 9  # Linux, all architectures
 
 # Steps of the ladder that ends a hung rank. Each has a grace period; the last one kills the process group.
+HOLD = "hold"  # all ranks are looked at
 STACKS = "stacks"
 SIGNAL = "signal"
 KILL = "kill"

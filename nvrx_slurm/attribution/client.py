@@ -1,0 +1,90 @@
+"""Asks an attribution service that runs elsewhere. Everything about it may fail; then it is left alone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews, answer_in
+from nvrx_slurm.attribution.web import Trouble, Web, json_object
+
+_REQUEST_S, _AT_ONCE = 10.0, 4
+_FIRST_POLL_S, _POLL_S = 0.25, 2.0  # doubles
+_PATIENCE_S = 600.0  # per cycle
+_FAILURES = 3  # in a row; then the circuit is broken
+_PAUSE_S, _MAX_PAUSE_S = 30.0, 600.0
+_REFUSALS = 5  # of a log that has not come to the file system yet
+
+
+class Client:
+    """Submits the log of every cycle, and asks for the answer where the cycle failed. A few requests at a time."""
+
+    def __init__(self, spec: AttributionSpec, say: Callable[[str], None], ending: asyncio.Event) -> None:
+        self._spec, self._say, self._ending = spec, say, ending
+        self._web = Web(spec.endpoint)
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._failures, self._pause_s, self._broken_until_s = 0, _PAUSE_S, 0.0
+        self._now = asyncio.get_running_loop().time
+
+    async def answer(self, news: CycleNews) -> Answer:
+        """What the service says; raises Trouble where it says nothing in time, or the job ends before."""
+        try:
+            return await asyncio.wait_for(self._submit(news), _PATIENCE_S)
+        except asyncio.TimeoutError:
+            raise Trouble(f"no answer within {_PATIENCE_S:g} s") from None
+
+    async def _submit(self, news: CycleNews) -> Answer:
+        about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
+        about["analysis_intent"] = "terminal" if news.over else "progressive"
+        await self._ask(news, "POST", json={name: value for name, value in about.items() if value != ""})
+        pause_s = _FIRST_POLL_S
+        while news.fault:
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, _POLL_S)
+            reply = await self._ask(news, "GET", params={"log_path": news.log, "wait": "false"})
+            if (answer := answer_in(reply)) is not None:
+                return answer
+        return Answer()
+
+    async def _ask(self, news: CycleNews, method: str, **what: Any) -> dict[str, Any]:
+        """The reply, after as many requests as it takes: a log may come to the file system after its news."""
+        refusals = 0
+        while True:
+            try:
+                async with self._turn:
+                    return await self._request(method, **what)
+            except Trouble as trouble:
+                refusals += trouble.is_refusal
+                if refusals >= _REFUSALS or not news.over:
+                    raise
+                await self._pause(trouble.retry_after_s or min(_FIRST_POLL_S * 2**refusals, _POLL_S))
+
+    async def _request(self, method: str, **what: Any) -> dict[str, Any]:
+        if (broken_s := self._broken_until_s - self._now()) > 0:
+            await self._pause(broken_s)
+        try:
+            reply = json_object(await self._web.ask(method, "/logs", _REQUEST_S, **what))
+        except Trouble as trouble:
+            if not trouble.is_refusal:
+                self._on_failure(trouble)
+            raise
+        self._failures, self._pause_s = 0, _PAUSE_S
+        return reply
+
+    def _on_failure(self, trouble: Trouble) -> None:
+        self._failures += 1
+        if self._failures < _FAILURES:
+            return
+        if self._pause_s == _PAUSE_S:
+            self._say(f"the attribution service {self._spec.endpoint} gives no answers ({trouble}); it is asked"
+                      " again later, and the training goes on")  # fmt: skip
+        self._broken_until_s = self._now() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Raises Trouble when the job ends: then nothing is asked again."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
+            raise Trouble("the job has ended")

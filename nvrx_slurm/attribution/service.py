@@ -1,0 +1,157 @@
+"""The job's own attribution service: an answer about each of its cycles, in the log tree and by HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.attribution.llm import LanguageModel
+from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.server import Refused, Server
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import write_atomic
+
+_log = logging.getLogger(__name__)
+_FILE_S = 5.0  # for the log tree's file system
+_MOST_RESULTS = 1000
+_SAME = 3  # equal failures in a row, over requeues, after which another try is pointless
+_SLACK_S = 60.0  # starts differ
+# Parts of replies that are always the same here.
+_SUBMITTED = {"submitted": True, "mode": "single", "logs_dir": None, "sched_restarts": 0}
+_NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
+_FOUND = {"candidate_recommendation": _NOTHING, "wl_restart": 0, "wl_restart_count": None, "fr_dump_path": None,
+          "fr_analysis": None}  # fmt: skip
+
+
+class Service:
+    """Answers by the rules that the coordinator has applied, by the job's history, and by a language model."""
+
+    def __init__(self, spec: AttributionSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._say = spec, say
+        self._llm = LanguageModel(spec, say) if spec.llm_base_url else None
+        self._results: dict[str, tuple[int, Answer | None]] = {}  # by log: its cycle, and the answer when there is one
+        self.where = " and ".join(self._listen())
+
+    def _listen(self) -> Iterator[str]:
+        port, path = self._spec.port, self._spec.socket
+        for where, name in ((port, f"http://127.0.0.1:{port}"), (path, f"unix://{path}")):
+            try:
+                Server(where, self._reply)
+                yield name
+            except OSError as error:
+                self._say(f"the attribution service cannot listen on {name}: {error.strerror}; it goes on without")
+
+    async def answer(self, news: CycleNews) -> Answer:
+        """Rules at once; then the language model, which takes its time."""
+        self._results[news.log] = news.cycle, None
+        while len(self._results) > _MOST_RESULTS:
+            del self._results[next(iter(self._results))]
+        if not news.over:
+            return Answer()
+        answer = by_rules(news)
+        try:
+            answer = await bounded.call_async(lambda: judged(news, self._spec.tree), _FILE_S, "the log tree")
+            self._results[news.log] = news.cycle, answer
+            if self._llm is not None and news.fault:
+                answer = await self._llm.about(news, answer)
+                await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
+        except (bounded.Overrun, OSError, ValueError, LookupError) as error:
+            _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
+        self._results[news.log] = news.cycle, answer
+        return answer
+
+    def _reply(self, request: str, asked: dict[str, Any]) -> Any:
+        """To an HTTP request, in a thread of its own. The service knows the logs of its job before any client does."""
+        if request == "GET /healthz":
+            return {"status": "ok", "backend": "lib", "issues": []}
+        if request == "GET /jobs":
+            known = list(self._results.items())
+            return {
+                "jobs": [{"log_path": log, "cycle_id": cycle, "pending": not answer} for log, (cycle, answer) in known]
+            }
+        if request not in ("POST /logs", "GET /logs"):
+            raise Refused(404, "not_found", "there is nothing at this path")
+        path = os.path.realpath(str(asked.get("log_path")))
+        if path not in self._results:
+            raise Refused(404, "not_found", f"{path} is not the log of a cycle of this job")
+        cycle, answer = self._results[path]
+        theirs = asked.get("cycle_id", cycle), asked.get("job_id", self._spec.job_id)
+        if theirs != (cycle, self._spec.job_id) or "file" in asked or "wl_restart" in asked:
+            raise Refused(400, "invalid_parameter", "another cycle or job, or file or wl_restart, which are not known")
+        if request == "POST /logs":
+            return _SUBMITTED | {"normalized_path": path, "files_analyzed": int(answer is not None)}
+        done = answer or Answer()
+        return _FOUND | {
+            "result": done.result,
+            "status": "in_flight" if answer is None else "completed",
+            "recommendation": {"action": done.action, "reason": done.reason, "source": done.source},
+            "llm_merged_summary": done.result.get("story"),
+        }
+
+
+def by_rules(news: CycleNews) -> Answer:
+    """The answer of the rules, which the coordinator has applied."""
+    if not news.fault:
+        return Answer("CONTINUE", "the cycle ended without a fault", "rules")
+    found = news.fault.get("finding") or {}
+    name = found.get("rule") or "unknown"
+    reason = f"{name}: {news.fault.get('message') or found.get('line') or name}"
+    action = "STOP" if found.get("remedy") == "stop" else "RESTART"
+    primary = {
+        "failure_class": name,
+        "root_fingerprint": found.get("fingerprint", ""),
+        "line": found.get("line", ""),
+        "confidence": found.get("confidence", "guess"),
+        "rank": news.fault.get("rank", -1),
+        "node": news.fault.get("host", ""),
+    }
+    result = {
+        "schema_version": 1,
+        "decision": action,
+        "justification": reason,
+        "failure_domain": found.get("blame", "unknown"),
+        "primary_failure": primary,
+    }
+    return Answer(action, reason, "rules", result)
+
+
+def judged(news: CycleNews, tree: str) -> Answer:
+    """The answer of the rules and of the history, which is kept. Blocks while the log tree's file system does."""
+    answer = by_rules(news)
+    if _ends_alike(news, answer, tree):
+        reason = f"the same failure {_SAME} times in a row, {answer.reason}"
+        answer = Answer("STOP", reason, "rules", answer.result | {"decision": "STOP", "justification": reason})
+    keep(news, answer, tree)
+    return answer
+
+
+def keep(news: CycleNews, answer: Answer, tree: str) -> None:
+    """Write the result into the log tree. Raises OSError."""
+    folder = Path(tree, FOLDER)
+    folder.mkdir(exist_ok=True)
+    record = asdict(news) | {"mark": _mark(news, answer)} | asdict(answer)
+    write_atomic(folder / f"cycle_{news.cycle}.json", json.dumps(record, indent=1).encode())
+
+
+def _mark(news: CycleNews, answer: Answer) -> str:
+    """Equal for equal failures of the user's code on the same rank; "" for others."""
+    fingerprint = answer.result.get("primary_failure", {}).get("root_fingerprint")
+    if not fingerprint or answer.result["failure_domain"] != "user":
+        return ""
+    return f"{fingerprint} of rank {news.fault.get('rank')}"
+
+
+def _ends_alike(news: CycleNews, answer: Answer, tree: str) -> bool:
+    """Whether the cycles before, those before a requeue included, failed alike after about the same time: one that
+    runs longer has got further."""
+    mark, own = _mark(news, answer), Path(tree, FOLDER, f"cycle_{news.cycle}.json")
+    results = sorted(Path(tree).parent.glob(f"r*/{FOLDER}/cycle_*.json"), key=os.path.getmtime)
+    before = [json.loads(path.read_bytes()) for path in results if path != own][1 - _SAME :]
+    times = [news.lasted_s, *(one["lasted_s"] for one in before)]
+    alike = len(times) == _SAME and all(one["mark"] == mark for one in before)
+    return bool(mark) and alike and max(times) <= 2 * min(times) + _SLACK_S

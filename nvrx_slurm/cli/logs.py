@@ -1,0 +1,142 @@
+"""`nvrx logs`: the lines of all ranks of a job, running or ended, without any service."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from nvrx_slurm.core.logs.names import cycle_file, index_file
+from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
+
+_LOOK_S = 0.3  # between two looks at files that grow
+_AGO = re.compile(r"(\d{1,9})([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_FORMS = "a time is 90s, 10m, 2h or 1d ago, 13:45[:30] of today, or 2026-01-31T13:45[:30]"
+
+
+class _Ranks(click.ParamType):
+    name = "RANKS"
+
+    def convert(self, value: object, param: object, ctx: object) -> frozenset[int]:
+        """0,3-5 as {0, 3, 4, 5}."""
+        found: set[int] = set()
+        for part in str(value).split(","):
+            match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                self.fail(f"{part!r} is neither a rank nor a range; write 0,3-5")
+            found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        return frozenset(found)
+
+
+class _Time(click.ParamType):
+    name = "TIME"
+
+    def convert(self, value: object, param: object, ctx: object) -> int:
+        """Unix milliseconds."""
+        text = str(value).strip()
+        try:
+            if match := _AGO.fullmatch(text):
+                return int((time.time() - int(match[1]) * _UNITS[match[2]]) * 1000)
+            today = f"{datetime.now():%Y-%m-%d}T" if "-" not in text else ""
+            return int(datetime.fromisoformat(today + text.replace(" ", "T")).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(f"{text!r} is no time; {_FORMS}")
+
+
+@click.command()
+@click.argument("place", type=click.Path(path_type=Path), default="nvrx_logs/latest")
+@click.option("--rank", "ranks", type=_Ranks(), help="Only these ranks, for example 0,3-5.")
+@click.option("--cycle", "cycle", default="last", metavar="N|all|last", help="Only this cycle. Default: the last one.")
+@click.option("--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error.")
+@click.option("--since", type=_Time(), default=None, help=f"Only lines from this time on; {_FORMS}.")
+@click.option("--until", type=_Time(), default=None, help="Only lines up to this time.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
+@click.option("--to", "server", metavar="HOST:PORT", help="Send the lines to NVRx's gRPC log server instead.")
+@click.option("--to-prefix", metavar="PATH", help="With --to: files there, as /x/train.log gives /x/train_cycle0.log.")
+@click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
+def logs(
+    place: Path,
+    ranks: frozenset[int] | None,
+    cycle: str,
+    stream: str | None,
+    since: int | None,
+    until: int | None,
+    follow: bool,
+    server: str | None,
+    to_prefix: str | None,
+    raw: bool,
+) -> None:
+    """Show what the ranks of a job wrote, each line behind its rank.
+
+    PLACE is the directory of a run (default: nvrx_logs/latest) or one merged file. Lines come in the order of the
+    merged file; where there is none, rank after rank, and no times are known.
+    """
+    if cycle not in ("all", "last") and not cycle.isdecimal():
+        raise click.UsageError(f"--cycle {cycle!r} must be a number, all or last")
+    if (server is None) != (to_prefix is None):
+        raise click.UsageError("--to and --to-prefix belong together; give both, for example --to-prefix /logs/t.log")
+    if place.is_dir():
+        found = _of_run(place, cycle, follow)
+    elif Path(index_file(str(place))).exists():
+        found = ((0, piece) for piece in MergedReader(place).read(True))
+    else:
+        raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
+    lines = (
+        (number, piece.text)
+        for number, piece in found
+        if (ranks is None or piece.rank in ranks)
+        and stream in (None, piece.stream)
+        and (not piece.at or (since or 0) <= piece.at <= (until or piece.at))
+    )
+    try:
+        if server is not None and to_prefix is not None:
+            from nvrx_slurm.logs.nvrx_client import send  # gRPC
+
+            taken = send(server, ((cycle_file(to_prefix, number), text) for number, text in lines))
+            click.echo(f"{server} has taken {taken} bytes")
+        else:
+            _show(lines, raw)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
+    except ConnectionError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or place}: {error.strerror}") from None
+
+
+def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[tuple[int, Piece]]:
+    """Numbers of cycles and their pieces."""
+    readers = cycles(run)
+    if not readers and not follow:
+        raise click.UsageError(f"{run} has no cycle; give the directory of a run, for example nvrx_logs/latest")
+    if cycle.isdecimal() and int(cycle) not in readers and not follow:
+        raise click.UsageError(f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}")
+    first = max(readers, default=0) if cycle == "last" else 0
+    while True:
+        ended = not follow or (run / "result.json").exists()
+        for number, found in cycles(run).items():
+            readers.setdefault(number, found)
+        for number, mine in sorted(readers.items()):
+            if number >= first and cycle in ("all", "last", str(number)):
+                final = ended or number < max(readers)
+                new = heapq.merge(*(one.read(final) for one in mine), key=lambda piece: piece.at)
+                yield from ((number, piece) for piece in new)
+        if ended:
+            return
+        sys.stdout.flush()
+        time.sleep(_LOOK_S)
+
+
+def _show(lines: Iterable[tuple[int, bytes]], raw: bool) -> None:
+    for _, text in lines:
+        sys.stdout.buffer.write(text if raw else printable(text).encode())
+    sys.stdout.buffer.flush()

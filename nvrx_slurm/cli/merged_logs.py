@@ -1,0 +1,78 @@
+"""The merged logs of this job, from flags and Slurm."""
+
+from __future__ import annotations
+
+import os
+
+from nvrx_slurm.agent.logs import LogSpec
+from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.cli.log_tree import working_directory
+from nvrx_slurm.config.layers import Config, Resolved
+from nvrx_slurm.config.values import NodeRange
+from nvrx_slurm.core.logs.cycle_info import CycleFiles
+from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, tells_jobs_apart
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.env import SlurmContext
+
+_NODES_EACH = 1_000  # of one aggregator
+_BATCHES_PER_S = 2_000  # of all nodes together
+
+
+def job_name(slurm: SlurmContext | None, directory: RunDir) -> JobName:
+    """What the placeholders in paths stand for."""
+    if slurm is None:
+        return JobName(directory.job_id)
+    array, _, task = slurm.job_name_id.partition("_")
+    return JobName(str(slurm.job_id), array, task, slurm.restart_count)
+
+
+def log_spec(config: Config, slurm: SlurmContext | None, nodes: NodeRange, directory: RunDir) -> LogSpec | None:
+    """None: no merged logs are wanted."""
+    ft, name = config.ft, job_name(slurm, directory)
+    if ft.per_cycle_applog_prefix is None:
+        return None
+    return LogSpec(
+        prefix=expand(ft.per_cycle_applog_prefix, name),
+        logfile=expand(ft.nvrx_logfile, name) if ft.nvrx_logfile is not None else "",
+        port=ft.log_server_port,
+        parts=ft.log_aggregator_count or -(-nodes.max // _NODES_EACH) if nodes.max > 1 else 1,
+        grpc_port=ft.log_server_grpc_port,
+        drain_s=ft.log_server_graceful_shutdown_timeout,
+        batch_s=max(0.5, nodes.max / _BATCHES_PER_S),
+    )
+
+
+def cycle_files(config: Config, slurm: SlurmContext | None, directory: RunDir) -> CycleFiles | None:
+    """None: none are wanted."""
+    folder, spec = config.ft.cycle_info_dir, config.ft.per_cycle_applog_prefix
+    if folder is None:
+        return None
+    name = job_name(slurm, directory)
+    prefix = "" if spec is None else expand(spec, name)
+    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix)
+
+
+def check_writable(spec: LogSpec) -> None:
+    """Raises UsageError where the merged files cannot be made."""
+    for path, flag in ((spec.prefix, "--ft-per-cycle-applog-prefix"), (spec.logfile, "--ft-nvrx-logfile")):
+        folder = os.path.dirname(path)
+        try:
+            if path:
+                os.makedirs(folder, exist_ok=True)
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError(13, os.strerror(13))
+                if os.path.isdir(path):
+                    raise IsADirectoryError(21, os.strerror(21))
+        except OSError as error:
+            raise UsageError(f"{flag} {path}: {error.strerror}; give a path where this user may write") from None
+
+
+def log_note(resolved: Resolved, spec: LogSpec) -> str:
+    """A file of an earlier job is about to be appended to."""
+    template = resolved.config.ft.per_cycle_applog_prefix
+    if template is None or tells_jobs_apart(template):
+        return ""
+    first = cycle_file(spec.prefix, 0, 0 if spec.parts > 1 else -1)
+    if not os.path.exists(index_file(first)):
+        return ""
+    return f"{first} is there already, and this job appends to it; %j in --ft-per-cycle-applog-prefix keeps jobs apart"

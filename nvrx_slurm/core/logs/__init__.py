@@ -1,0 +1,1 @@
+"""Decisions about the merged log files: names, lines, index. Pure."""

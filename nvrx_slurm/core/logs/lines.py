@@ -1,0 +1,67 @@
+"""The lines of one rank on their way to the merged file: cleaned, cut and prefixed. Bytes in, bytes out; pure.
+
+NUL becomes <NUL>, invalid UTF-8 U+FFFD. Of a line with carriage returns (a progress bar) the last state counts. The
+lists that NVIDIA's tools print from /proc/devices are dropped. Only a newline ends a line.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_LINE = 1 << 16  # bytes as the rank wrote them; a longer line is cut
+CUT = b"<CUT>"  # ends each piece of such a line but the last
+_HEADINGS = (b"Character devices:", b"Block devices:")
+_DEVICE = re.compile(rb" {0,2}\d{1,3} \S{1,40}|")
+
+
+def rank_prefix(rank: int, world_size: int) -> bytes:
+    """As `srun -l` does: the rank, right-aligned to the width of the last rank, and ": "."""
+    return b"%*d: " % (len(str(max(0, world_size - 1))), rank)
+
+
+class Lines:
+    """One source. `prefix` goes before each line."""
+
+    def __init__(self, prefix: bytes = b"") -> None:
+        self.prefix = prefix
+        self._in_devices = False
+
+    def take(self, data: bytes, final: bool = False) -> tuple[bytes, int]:
+        """(text for the merged file, how many bytes of `data` it stands for).
+
+        `data`: what follows the bytes that were taken before; read at least LONGEST_LINE bytes where there are so many.
+        A last line without newline waits, unless `final`.
+        """
+        end = data.rfind(b"\n") + 1
+        if final:
+            return self._dressed(data if data.endswith(b"\n") or not data else data + b"\n"), len(data)
+        if end:
+            return self._dressed(data[:end]), end
+        if len(data) < LONGEST_LINE:
+            return b"", 0
+        states = data.rstrip(b"\r").rfind(b"\r") + 1
+        if states:
+            return b"", states
+        cut = LONGEST_LINE
+        while cut > LONGEST_LINE - 4 and cut < len(data) and data[cut] & 0xC0 == 0x80:  # not within a character
+            cut -= 1
+        return self._dressed(data[:cut] + CUT + b"\n"), cut
+
+    def _dressed(self, data: bytes) -> bytes:
+        if b"\r" in data:
+            data = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in data.split(b"\n"))
+        if b"\0" in data:
+            data = data.replace(b"\0", b"<NUL>")
+        if self._in_devices or b" devices:" in data:
+            data = b"".join(line + b"\n" for line in data.split(b"\n")[:-1] if not self._is_device(line))
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            data = data.decode("utf-8", "replace").encode()
+        if not data or not self.prefix:
+            return data
+        return self.prefix + data[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
+
+    def _is_device(self, line: bytes) -> bool:
+        self._in_devices = line in _HEADINGS or (self._in_devices and _DEVICE.fullmatch(line) is not None)
+        return self._in_devices and line != b""

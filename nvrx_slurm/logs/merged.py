@@ -1,0 +1,151 @@
+"""One merged file and its index on disk: opened, cut back to what was acknowledged, appended to, given up.
+
+Two aggregators may have the same file open: that of an earlier term may wake up when that of the present term has
+begun. Both append, so the lengths tell each of them that the other has written. The one with the lower term ends, the
+other one cuts its bytes off again. A lock keeps other jobs out, where the file system has locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from nvrx_slurm.core.logs.index import SNAPSHOT_BYTES, Index
+from nvrx_slurm.core.logs.names import index_file
+from nvrx_slurm.system.files import write_all
+
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_TAIL_BYTES = 4 * SNAPSHOT_BYTES
+
+
+class Superseded(Exception):
+    """The aggregator of a later term has this file."""
+
+
+class Batch(NamedTuple):
+    """Text of one source, to be appended."""
+
+    file: str
+    text: bytes
+    to: int
+    at: int  # Unix milliseconds
+    final: bool
+
+
+class MergedFile:
+    """Raises OSError where it cannot be opened or written to; after that it has to be closed and made anew.
+
+    `owner`: the run, as "job/run". `world`: ranks of the cycle, 0 = the file is never complete. Raises Superseded.
+    """
+
+    def __init__(self, path: str, term: int, owner: str, cycle: int, world: int, at: int) -> None:
+        self.path = path
+        self._term, self._owner, self._world = term, owner, world
+        self.synced = 0  # length of the index when the disk took everything last
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with contextlib.ExitStack() as on_error:
+            self._text = os.open(path, _OPEN, 0o644)
+            on_error.callback(os.close, self._text)
+            self._records = os.open(index_file(path), _OPEN, 0o644)
+            on_error.callback(os.close, self._records)
+            locked = self._lock()
+            self.index = self._load()
+            if self._is_later(self.index):
+                raise Superseded(path)
+            if not locked and self.index.owner != owner:
+                raise OSError(0, f"another job ({self.index.owner}) writes it; use %j in the prefix")
+            os.ftruncate(self._text, self.index.end)
+            os.ftruncate(self._records, self.index.size)
+            self._record(self.index.begin(term, owner, cycle, world, at))
+            on_error.pop_all()
+
+    def open(self, file: str, rank: int) -> int:
+        """How many bytes of this source the merged file has."""
+        if record := self.index.open(file, rank):
+            self._check_lengths()
+            self._record(record)
+        return self.index.sources[file].to
+
+    def append(self, batches: Iterable[Batch]) -> None:
+        """Append text, then the records about it."""
+        self._check_lengths()
+        texts, records = [], []
+        for one in batches:
+            if one.text or one.to > self.index.sources[one.file].to:
+                records.append(self.index.append(one.file, len(one.text), one.to, one.at))
+                texts.append(one.text)
+            if one.final:
+                records.append(self.index.finish(one.file, 2 * self._world))
+        write_all(self._text, b"".join(texts))
+        self._record(b"".join(records))
+
+    def give_up(self) -> list[int]:
+        """No more comes: note and return the ranks of which something is missing. Raises OSError."""
+        ranks = self.index.missing(self._world) if not self.index.complete else []
+        if ranks:
+            self._check_lengths()
+            self._record(self.index.give_up(self._world))
+        return ranks
+
+    def sync(self) -> None:
+        """Have the disk take everything. Blocks; may be called in a thread."""
+        self.synced = self.index.size
+        os.fdatasync(self._text)
+        os.fdatasync(self._records)
+
+    def check_names(self) -> None:
+        """Raises OSError where the names belong to other files now, or to none."""
+        for fd, name in ((self._text, self.path), (self._records, index_file(self.path))):
+            if not os.path.samestat(os.fstat(fd), os.stat(name)):
+                raise OSError(0, "it was replaced by another file")
+
+    def close(self) -> None:
+        """Close it; the lock ends."""
+        os.close(self._text)
+        os.close(self._records)
+
+    def _lock(self) -> bool:
+        try:
+            fcntl.flock(self._records, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system without locks: the terms have to do
+        return True
+
+    def _load(self) -> Index:
+        size, merged_size = os.fstat(self._records).st_size, os.fstat(self._text).st_size
+        start = max(0, size - _TAIL_BYTES)
+        data = os.pread(self._records, size - start, start)
+        if start:
+            at = Index.tail_start(data)
+            start, data = (start + at, data[at:]) if at >= 0 else (0, os.pread(self._records, size, 0))
+        index = Index.load(data, merged_size, start)
+        if start and not index.term:  # what the snapshot tells is not in the merged file any more
+            index = Index.load(os.pread(self._records, size, 0), merged_size)
+        if not index.term:  # a file that was here before us
+            index.end = merged_size
+        return index
+
+    def _is_later(self, index: Index) -> bool:
+        return index.owner == self._owner and index.term > self._term
+
+    def _record(self, records: bytes) -> None:
+        write_all(self._records, records)
+        if more := self.index.written(len(records)):
+            write_all(self._records, more)
+            self.index.written(len(more))
+
+    def _check_lengths(self) -> None:
+        end, size = os.fstat(self._text).st_size, os.fstat(self._records).st_size
+        if (end, size) == (self.index.end, self.index.size):
+            return
+        if self._is_later(self._load()):
+            raise Superseded(self.path)
+        if end < self.index.end or size < self.index.size:
+            raise OSError(0, "another program has cut it")
+        os.ftruncate(self._text, self.index.end)  # an aggregator of an earlier term has not ended yet
+        os.ftruncate(self._records, self.index.size)

@@ -1,0 +1,103 @@
+"""Frames between a shipper and an aggregator, on `control.stream`. A bad one raises ProtocolError.
+
+Shipper: HELLO, OPEN (its sources), then CHUNKs. Aggregator: HAVE answers OPEN with the offset of each source, ACK
+counts the CHUNKs that are in the file. HOLD: it cannot write. It ignores all chunks until an OPEN of all sources comes
+(`all`), and answers that when it can write again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from typing import Any, NamedTuple
+
+from nvrx_slurm.errors import ProtocolError
+
+VERSION = 1
+HELLO, OPEN, CHUNK, HAVE, ACK, HOLD = range(6)
+IDENTITY = "{} logs"  # names the job in certificates: those of agents do not fit here
+READ_BYTES = 1 << 16  # of a rank's file that a chunk stands for, at most
+MAX_SOURCES = 16_384  # of one shipper
+_CHUNK = struct.Struct("!BIQQQ?")
+_ACK = struct.Struct("!BI")
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 20_000}
+
+
+class Chunk(NamedTuple):
+    """Lines of one source: its bytes `begin` to `to`, as `text`. `at`: Unix milliseconds."""
+
+    source: int
+    begin: int
+    to: int
+    at: int
+    final: bool  # the source is complete
+    text: bytes
+
+
+class Opened(NamedTuple):
+    """One source that a shipper wants to send. `cycle` -1: a launcher's output."""
+
+    source: int  # its number on this stream
+    cycle: int
+    file: str  # below the log directory
+    rank: int
+    world: int  # ranks of that cycle
+
+
+def message(kind: int, content: Any = None) -> bytes:
+    """A frame with plain data."""
+    return bytes([kind]) + json.dumps(content, separators=(",", ":")).encode()
+
+
+def content(frame: bytes) -> Any:
+    """The plain data of a frame."""
+    try:
+        return json.loads(frame[1:])
+    except ValueError:
+        raise ProtocolError("it sent a frame that is no message") from None
+
+
+def opened(frame: bytes) -> tuple[bool, list[Opened]]:
+    """(whether these are all sources, the sources) of an OPEN frame."""
+    found = content(frame)
+    try:
+        numbers = [(int(one[0]), int(one[1]), str(one[2]), int(one[3]), int(one[4])) for one in found["sources"]]
+        return bool(found["all"]), [Opened(*one) for one in numbers[:MAX_SOURCES]]
+    except (TypeError, KeyError, ValueError, IndexError):
+        raise ProtocolError("it opens sources in another way") from None
+
+
+def from_chunk(chunk: Chunk) -> bytes:
+    """The frame of a chunk."""
+    return _CHUNK.pack(CHUNK, *chunk[:5]) + chunk.text
+
+
+def to_chunk(frame: bytes) -> Chunk:
+    """The chunk in a frame."""
+    if len(frame) < _CHUNK.size:
+        raise ProtocolError("it sent a chunk without a head")
+    _, source, begin, to, at, final = _CHUNK.unpack_from(frame)
+    return Chunk(source, begin, to, at, final, frame[_CHUNK.size :])
+
+
+def ack(count: int) -> bytes:
+    """So many chunks more are in the file."""
+    return _ACK.pack(ACK, count)
+
+
+def acked(frame: bytes) -> int:
+    """The count of an ACK frame."""
+    if len(frame) != _ACK.size:
+        raise ProtocolError("it sent a count of another size")
+    return int(_ACK.unpack(frame)[1])
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel end a TCP connection within 30 s after its peer has vanished. Unix sockets need nothing."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,158 @@
+"""The rules against the corpus: each failure inside a storm of secondary lines, on one of several ranks that report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import signaturedoc
+from corpus import FAILURES, STORM
+
+from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
+from nvrx_slurm.core.attribution.signatures import SIGNATURES
+from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
+from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy, RestartRecord, Role
+
+BY_NAME = {signature.name: signature for signature in SIGNATURES}
+CASES = [(rule, line) for rule, lines in FAILURES.items() for line in lines]
+CULPRIT = 5
+
+
+def fault(rank: int, message: str = "", kind: FaultKind = FaultKind.EXIT, code: int = 1) -> RankFault:
+    return RankFault(
+        kind, f"n{rank // 2}", rank // 2, rank, rank % 2, 4711, code, message, "Traceback" if message else ""
+    )
+
+
+def report(rank: int, own: str = "") -> RankFault:
+    """What a rank's agent reports: its own line, where it has one, in a storm of consequences."""
+    storm = STORM.format(r=rank)
+    text = f"step 88 loss 2.3\n{own}\n{storm}" if own else f"step 88 loss 2.3\n{storm}"
+    message = own or "RuntimeError: [pair.cc:538] Connection closed by peer [10.0.0.7]:4711"
+    found = fault(rank, message)
+    return replace(found, finding=examine(found, text.encode()))
+
+
+def of_job(line: str) -> Verdict:
+    """The verdict on a job of 4 nodes in which the rank with `line` reports last."""
+    faults = [report(rank) for rank in (0, 1, 2, 7)] + [report(CULPRIT, line)]
+    verdict = judge(faults, 4)
+    assert verdict is not None
+    return verdict
+
+
+def test_the_corpus_has_each_signature() -> None:
+    assert FAILURES.keys() == BY_NAME.keys() and len(BY_NAME) >= 60 and len(CASES) >= 60
+
+
+@pytest.mark.parametrize(("rule", "line"), CASES)
+def test_a_failure_is_found_in_a_storm(rule: str, line: str) -> None:
+    signature, verdict = BY_NAME[rule], of_job(line)
+    if signature.role is Role.ECHO:
+        assert verdict.cause.finding is not None and verdict.cause.finding.role is Role.ECHO
+        assert (verdict.blame, verdict.confidence) == (Blame.UNKNOWN, Confidence.GUESS)
+        return
+    assert verdict.cause.rank == CULPRIT
+    assert (verdict.rule, verdict.blame, verdict.remedy) == (rule, signature.blame, signature.remedy)
+
+
+@pytest.mark.parametrize("rule", [s.name for s in SIGNATURES if s.role is Role.ECHO])
+def test_an_echo_alone_blames_no_one(rule: str) -> None:
+    found = fault(0, FAILURES[rule][0])
+    finding = examine(found, b"")
+    assert (finding.rule, finding.role) == (rule, Role.ECHO)
+
+
+def test_a_line_before_progress_is_not_the_cause() -> None:
+    text = b"OSError: [Errno 116] Stale file handle\nstep 4 loss 1.1\nValueError: bad sample\n"
+    assert examine(fault(0, "ValueError: bad sample"), text).rule == "python-exception"
+
+
+def test_the_exception_that_ended_the_rank_goes_before_an_older_line() -> None:
+    text = b"FileNotFoundError: no such file or directory: 'cache'\nRuntimeError: CUDA out of memory\n"
+    assert examine(fault(0, "RuntimeError: CUDA out of memory"), text).rule == "gpu-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "rule", "role"),
+    [
+        (-11, FaultKind.SIGNAL, "native-crash", Role.UNCLEAR),
+        (139, FaultKind.EXIT, "native-crash", Role.UNCLEAR),
+        (-15, FaultKind.SIGNAL, "stopped", Role.ECHO),
+        (143, FaultKind.EXIT, "stopped", Role.ECHO),
+        (-9, FaultKind.SIGNAL, "", Role.UNCLEAR),
+    ],
+)
+def test_without_a_line_the_exit_code_tells(code: int, kind: FaultKind, rule: str, role: Role) -> None:
+    finding = examine(fault(0, kind=kind, code=code), b"")
+    assert (finding.rule, finding.role) == (rule, role)
+
+
+def test_equal_failures_have_equal_fingerprints() -> None:
+    one, other = (fault(r, f"ValueError: sample {r} in /data/{r}/x.bin at 0x7f{r}") for r in (1, 2))
+    assert examine(one, b"").fingerprint == examine(other, b"").fingerprint
+    assert examine(one, b"").fingerprint != examine(fault(1, "KeyError: 'lr'"), b"").fingerprint
+
+
+def test_one_lost_node_goes_before_what_its_peers_say() -> None:
+    lost = RankFault(FaultKind.NODE_LOST, "n9", 9, message="its connection was closed")
+    verdict = judge([report(0), report(1), lost], 4)
+    assert verdict is not None and verdict.cause is lost and verdict.blame is Blame.NODE
+
+
+def test_a_rule_about_a_node_that_many_nodes_show_excludes_none() -> None:
+    line = FAILURES["gpu-missing"][0]
+    verdict = judge([report(rank, line) for rank in (0, 2, 4)], 4)
+    assert verdict is not None and verdict.nodes == 3
+    assert (verdict.remedy, verdict.confidence) == (Remedy.RESTART, Confidence.LIKELY)
+
+
+def test_a_missing_file_on_all_ranks_of_one_node_points_to_the_node() -> None:
+    line = FAILURES["file-missing"][0]
+    verdict = judge([report(rank, line) for rank in (2, 3)], 4)
+    assert verdict is not None and (verdict.blame, verdict.confidence) == (Blame.NODE, Confidence.GUESS)
+
+
+def test_the_same_failure_of_the_script_on_one_rank_is_counted() -> None:
+    verdict = of_job("ValueError: bad sample 4")
+    assert verdict.cause.finding is not None
+    mark = verdict.cause.finding.fingerprint
+    before = [RestartRecord(0, 1.0, 1.0, "", CULPRIT, mark), RestartRecord(1, 2.0, 1.0, "", CULPRIT + 1, mark)]
+    assert repeats(verdict, before) == 2
+    assert repeats(of_job(FAILURES["gpu-ecc"][0]), before) == 1
+
+
+@pytest.mark.parametrize(
+    "text", [b"\0" * TAIL_BYTES, b"\xff\xfe" * 1000, b"x" * (4 * TAIL_BYTES), b"\x1b[2J\r" * 9000, b""]
+)
+def test_hostile_output_is_read(text: bytes) -> None:
+    assert examine(fault(0), text, text).rule == ""
+
+
+def test_8_000_faults_are_judged() -> None:
+    """The target is 200 ms; this bound only catches what is quadratic."""
+    faults = [report(0)] * 1
+    faults = [replace(faults[0], rank=rank, infra_rank=rank // 8) for rank in range(8_000)]
+    began_s = time.monotonic()
+    verdict = judge([*faults, report(CULPRIT, FAILURES["gpu-ecc"][0])], 1_000)
+    assert verdict is not None and verdict.rule == "gpu-ecc"
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_no_rule_is_certain_and_wrong() -> None:
+    wrong = Counter(
+        of_job(line).rule
+        for rule, line in CASES
+        if of_job(line).confidence is Confidence.CERTAIN and of_job(line).rule != rule
+    )
+    assert not wrong
+    assert first_cause([]) is None
+
+
+def test_the_page_shows_the_signatures() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/attribution.md"
+    fresh = page.read_text() == signaturedoc.render()
+    assert fresh, "run: python scripts/lib/signaturedoc.py docs/reference/attribution.md"

@@ -1,0 +1,57 @@
+"""`nvrx why` on the log trees of real jobs, and on damaged ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nvrx_slurm.cli.toolbox import main
+
+CAUSE = {
+    "kind": "exit", "host": "n3", "infra_rank": 3, "rank": 7, "local_rank": 1, "exit_code": 1, "traceback": "",
+    "message": "CUDA error: uncorrectable ECC error \x1b[2J", "log": "/l/rank_7.err", "line": "/w/train.py:16",
+    "finding": {"rule": "gpu-ecc", "blame": "node", "confidence": "certain", "line": "uncorrectable ECC error"},
+}  # fmt: skip
+ECHO = {"kind": "exit", "host": "n1", "rank": 2, "rule": "gloo-peer"}
+RESTART = {"cycle": 0, "time": "2026-03-01T10:00:00", "down_s": 1.5, "cause": "rank 7 exited"}
+RESULT = {
+    "code": 1, "reason": "all restarts are used", "duration_s": 65.0, "summary": "1 restart", "first_cause": CAUSE,
+    "restarts": [RESTART], "last_faults": [ECHO, {**ECHO, "rank": 3}, {**CAUSE, "rule": "gpu-ecc"}],
+    "excluded_nodes": ["n3"],
+}  # fmt: skip
+
+
+def told(place: Path, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["why", str(place)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_an_ended_job(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    text = told(tmp_path)
+    for part in ("code 1", "cycle 0 failed", "rank 7 on node n3", "gpu-ecc", "2 x gloo-peer", "excluded nodes: n3"):
+        assert part in text
+    assert "/w/train.py:16" in text and "\x1b" not in text
+
+
+def test_a_running_job_tells_what_its_coordinators_said(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    for term, name in enumerate(("coordinator", "coordinator_term_2_node_1")):
+        step = {"wall": 10.0 + term, "commands": [{"type": "Say", "text": f"said in term {term + 1}"}]}
+        (tmp_path / "events" / f"{name}.jsonl").write_text(f"{json.dumps(step)}\n{{torn")
+    text = told(tmp_path)
+    assert text.index("said in term 1") < text.index("+1.0s  said in term 2")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"first_cause": 3}', '{"first_cause": {}}', '{"restarts": [1]}'])
+def test_a_damaged_result_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    assert "result.json" in told(tmp_path, 2)
+
+
+def test_a_directory_without_a_run_is_said(tmp_path: Path) -> None:
+    assert "neither" in told(tmp_path, 2)

@@ -1,0 +1,212 @@
+"""The shipper's and the aggregator's real programs, as an agent starts them; ranks are files that the test writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.core.logs.index import Index
+from nvrx_slurm.core.logs.names import cycle_file, index_file
+
+REPO = Path(__file__).resolve().parents[2]
+WAIT_S = 30.0  # for anything that must happen
+TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
+
+
+class Program:
+    """One program and our end of its control socket."""
+
+    def __init__(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = f"import sys; from nvrx_slurm.logs.{module} import main; sys.exit(main(sys.argv[1:]))"
+        fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
+        argv = [sys.executable, "-c", command, *map(str, fds)]
+        self.process = subprocess.Popen(argv, cwd=REPO, pass_fds=fds, stderr=subprocess.PIPE)
+        theirs.close()
+        self.control = ours
+        self.said: list[str] = []
+        self.tell(**settings)
+
+    def tell(self, **packet: Any) -> None:
+        self.control.send(json.dumps(packet).encode())
+
+    def packet(self, key: str) -> Any:
+        """The value in the next packet that has this key."""
+        while True:
+            assert select.select([self.control], [], [], WAIT_S)[0], f"no {key} came"
+            data = self.control.recv(1 << 16)
+            assert data, f"it ended: {self.errors()}"
+            packet = json.loads(data)
+            self.said += [packet["say"]] if "say" in packet else []
+            if key in packet:
+                return packet[key]
+
+    def errors(self) -> str:
+        self.process.wait(WAIT_S)
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode()
+
+    def finish(self, within_s: float = WAIT_S) -> int:
+        self.tell(finish=within_s)
+        code = self.process.wait(within_s + WAIT_S)
+        assert self.errors() == "", "it printed a traceback"
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def close(self) -> None:
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+
+class Wire:
+    """Forwards connections to `to()` until it cuts them, with a reset and in the middle of whatever they carry."""
+
+    def __init__(self, to: Callable[[], tuple[str, int]]) -> None:
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(self._to())
+                except OSError:
+                    near.close()
+                    continue
+                self._open += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+
+    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(5000):
+                other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> int:
+        """Reset all connections; how many there were."""
+        ends, self._open = self._open, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        return len(ends) // 2
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+
+class Stage:
+    """Files of ranks, and programs that merge them."""
+
+    def __init__(self, root: Path) -> None:
+        self.logs = root / "logs"
+        self.prefix = str(root / "out" / "train.log")
+        self.programs: list[Program] = []
+        self.where: tuple[str, int] = ("127.0.0.1", 0)
+        self._listener: socket.socket | None = None
+
+    def file(self, rank: int, stream: str = "out", cycle: int = 0, node: int = 0) -> Path:
+        return self.logs / OWNER / f"cycle_{cycle}" / f"node_{node}_n{node}" / f"rank_{rank}.{stream}"
+
+    def write(self, rank: int, data: bytes, stream: str = "out", cycle: int = 0, node: int = 0) -> None:
+        path = self.file(rank, stream, cycle, node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+    def _start(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> Program:
+        program = Program(module, settings, listener)
+        self.programs.append(program)
+        return program
+
+    def aggregator(self, term: int = 1, anew: bool = False, **more: Any) -> Program:
+        """In place of the last one, or (`anew`) at another port."""
+        settings = {"token": TOKEN, "job": JOB, "term": term, "owner": OWNER, "prefix": self.prefix, "logfile": ""}
+        if self._listener is None or anew:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+            self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
+        return self._start("aggregator", settings | more, self._listener)
+
+    def shipper(self, node: int = 0, **more: Any) -> Program:
+        settings = {"token": TOKEN, "job": JOB, "node": f"n{node}", "log_dir": str(self.logs), "batch_s": 0.01}
+        return self._start("shipper", settings | more)
+
+    def at(self, shipper: Program, where: tuple[str, int] | None = None) -> None:
+        shipper.tell(at=where or self.where, token=TOKEN)
+
+    def cycle(self, shipper: Program, ranks: range, world: int, cycle: int = 0, node: int = 0) -> None:
+        files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
+        shipper.tell(cycle=cycle, files=files, world=world)
+
+    def merged(self, cycle: int = 0, part: int = -1) -> bytes:
+        path = Path(cycle_file(self.prefix, cycle, part))
+        return path.read_bytes() if path.exists() else b""
+
+    def index(self, cycle: int = 0, part: int = -1) -> Index:
+        path = cycle_file(self.prefix, cycle, part)
+        return Index.load(Path(index_file(path)).read_bytes(), os.stat(path).st_size)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Look until it is so."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline_s, f"never happened: {what}; {[p.said for p in self.programs]}"
+            os.sched_yield()
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.close()
+
+
+def by_source(merged: bytes, index: bytes) -> dict[str, bytes]:
+    """What the index says of each source, without the prefixes."""
+    files: dict[int, str] = {}
+    found: dict[str, bytes] = {}
+    at = 0
+    for line in index.splitlines():
+        record = json.loads(line)
+        if isinstance(record, list):
+            number, end, _, _ = record
+            text = merged[at:end]
+            found[files[number]] = found.get(files[number], b"") + b"".join(
+                one.partition(b": ")[2] for one in text.splitlines(keepends=True)
+            )
+            at = end
+        elif "file" in record:
+            files[record["id"]] = record["file"]
+    return found
+
+
+@contextlib.contextmanager
+def stage(root: Path) -> Iterator[Stage]:
+    found = Stage(root)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,256 @@
+"""Shippers and an aggregator as processes: what the ranks wrote is in the merged file exactly once, come what may."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from log_harness import Program, Stage, Wire, by_source, stage
+
+from nvrx_slurm.core.logs.names import cycle_file, index_file
+from nvrx_slurm.logs.child import GIVEN_UP
+
+
+@pytest.fixture
+def merge(tmp_path: Path) -> Iterator[Stage]:
+    with stage(tmp_path) as found:
+        yield found
+
+
+def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage) -> None:
+    merge.aggregator()
+    shippers = [merge.shipper(node) for node in range(2)]
+    for node, shipper in enumerate(shippers):
+        merge.at(shipper)
+        merge.cycle(shipper, range(6 * node, 6 * node + 6), 12, node=node)
+    merge.until(lambda: Path(cycle_file(merge.prefix, 0)).exists(), "the file is there before any line")
+    merge.write(3, b"one\ntwo\n")
+    merge.write(11, b"far\n", "err", node=1)
+    merge.until(lambda: merge.merged().count(b"\n") == 3, "three lines")
+    merge.write(3, b"no newline")
+    for shipper in shippers:
+        assert shipper.finish() == 0
+    lines = merge.merged().splitlines()
+    assert sorted(lines) == [b" 3: no newline", b" 3: one", b" 3: two", b"11: far"]
+    assert merge.index().complete and merge.programs[0].finish() == 0
+
+
+def test_the_end_of_a_cycle_on_all_nodes_completes_its_file_and_the_next_cycle_has_its_own(merge: Stage) -> None:
+    merge.aggregator()
+    shipper = merge.shipper()
+    merge.at(shipper)
+    for cycle in range(2):
+        merge.cycle(shipper, range(1), 1, cycle)
+        merge.write(0, b"cycle %d\n" % cycle, cycle=cycle)
+        shipper.tell(over=cycle)
+        merge.until(lambda c=cycle: merge.merged(c) and merge.index(c).complete, "complete")
+    assert (merge.merged(0), merge.merged(1)) == (b"0: cycle 0\n", b"0: cycle 1\n")
+
+
+def _check_exactly_once(merge: Stage, ranks: range) -> None:
+    found = by_source(merge.merged(), Path(index_file(cycle_file(merge.prefix, 0))).read_bytes())
+    for rank in ranks:
+        file = merge.file(rank)
+        assert found.get(str(file.relative_to(merge.logs)), b"") == file.read_bytes(), f"rank {rank}"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed: int) -> None:
+    """Shippers and aggregators are killed, terms change, connections are reset while four ranks write 4 MB."""
+    chance = random.Random(seed)
+    ranks, term = range(4), 1
+    aggregator = merge.aggregator(term)
+    wire = Wire(lambda: merge.where)
+
+    def new_shipper() -> Program:
+        found = merge.shipper()
+        merge.at(found, wire.where)
+        merge.cycle(found, ranks, 4)
+        return found
+
+    def write() -> None:
+        for rank in ranks:
+            lines = [b"%d " % i + b"x" * chance.randrange(300) + b"\n" for i in range(chance.randrange(140))]
+            merge.write(rank, b"".join(lines))
+
+    shipper = new_shipper()
+    faults = dict.fromkeys(("shipper", "aggregator", "term", "cut"), 0)
+    for number in range(60):
+        before = len(merge.merged())
+        write()
+        if number % 5 == 4:
+            what = list(faults)[(number // 5) % 4]
+            faults[what] += 1 if what != "cut" else wire.cut()
+            if what == "shipper":
+                shipper.kill()
+                shipper = new_shipper()
+            elif what == "aggregator":
+                aggregator.kill()
+                aggregator = merge.aggregator(term)
+            elif what == "term":
+                old, term = aggregator, term + 1
+                old.process.send_signal(signal.SIGSTOP)  # as on a node that was cut off; it wakes up later
+                aggregator = merge.aggregator(term, anew=True)
+                wire.cut()
+                merge.until(lambda b=before: len(merge.merged()) > b, "the new aggregator writes")
+                old.process.send_signal(signal.SIGCONT)
+        elif number % 3 == 0:
+            merge.until(lambda b=before: len(merge.merged()) > b, "progress")
+    assert min(faults.values()) >= 3
+    assert shipper.finish() == 0
+    _check_exactly_once(merge, ranks)
+    assert aggregator.process.poll() is None and merge.index().term == term
+    wire.close()
+
+
+def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage) -> None:
+    old = merge.aggregator(1)
+    slow = merge.shipper(0)
+    merge.at(slow)
+    merge.cycle(slow, range(1), 2)
+    merge.write(0, b"first\n")
+    merge.until(lambda: merge.merged() == b"0: first\n", "written")
+    merge.aggregator(2, anew=True)
+    other = merge.shipper(1)
+    merge.at(other)
+    merge.cycle(other, range(1, 2), 2, node=1)
+    merge.write(1, b"second\n", node=1)
+    merge.until(lambda: merge.merged().count(b"\n") == 2, "the new one writes")
+    merge.write(0, b"late\n")  # reaches the old one
+    assert old.process.wait(30) == GIVEN_UP
+    merge.at(slow)
+    merge.until(lambda: merge.merged() == b"0: first\n1: second\n0: late\n", "the late line, once")
+
+
+def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path: Path) -> None:
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        with stage(tmp_path) as merge:
+            merge.prefix = str(disk / "train.log")
+            ballast = disk / "ballast"
+            ballast.write_bytes(b"x" * 200_000)
+            aggregator, shipper = merge.aggregator(), merge.shipper()
+            merge.at(shipper)
+            merge.cycle(shipper, range(2), 2)
+            for number in range(40):
+                for rank in range(2):
+                    merge.write(rank, b"%d " % number * 400 + b"\n")
+            sentence = aggregator.packet("say")
+            assert "train_cycle0.log" in sentence and os.strerror(28) in sentence
+            ballast.unlink()
+            assert shipper.finish() == 0
+            _check_exactly_once(merge, range(2))
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) -> None:
+    merge.aggregator()
+    shipper = merge.shipper()
+    merge.at(shipper)
+    merge.cycle(shipper, range(1), 1)
+    merge.write(0, b"ours\n")
+    merge.until(lambda: merge.merged() == b"0: ours\n", "written")
+    theirs = merge.aggregator(1, owner="4712/r0", anew=True)
+    second = merge.shipper(1)
+    merge.at(second)
+    second.tell(cycle=0, files=[("4712/r0/cycle_0/node_0_n0/rank_0.out", 0)], world=1)
+    path = merge.logs / "4712/r0/cycle_0/node_0_n0/rank_0.out"
+    assert "4711/r0" in theirs.packet("say") and "%j" in theirs.said[0]
+    path.write_bytes(b"theirs\n")
+    merge.programs[0].kill()
+    merge.until(lambda: merge.merged() == b"0: ours\n0: theirs\n", "it appends when the other job is gone")
+
+
+def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(merge: Stage) -> None:
+    """A stopped aggregator stops the shipper; the rank's own file takes everything, and all of it comes later."""
+    aggregator, shipper = merge.aggregator(), merge.shipper()
+    merge.at(shipper)
+    merge.cycle(shipper, range(1), 1)
+    merge.write(0, b"begin\n")
+    merge.until(lambda: merge.merged() == b"0: begin\n", "written")
+    aggregator.process.send_signal(signal.SIGSTOP)
+    writer = threading.Thread(target=lambda: [merge.write(0, (b"y" * 999 + b"\n") * 1000) for _ in range(20)])
+    writer.start()
+    writer.join(20)
+    assert not writer.is_alive()
+    status = Path(f"/proc/{shipper.process.pid}/status").read_text()
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 48 * 1024
+    aggregator.process.send_signal(signal.SIGCONT)
+    assert shipper.finish() == 0
+    _check_exactly_once(merge, range(1))
+
+
+def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage) -> None:
+    launchers = Path(merge.prefix).parent / "blocked"
+    launchers.parent.mkdir()
+    launchers.touch()  # a file where a directory is needed
+    aggregator, shipper = merge.aggregator(logfile=str(launchers / "nvrx.log")), merge.shipper()
+    merge.at(shipper)
+    own = f"{merge.file(0).relative_to(merge.logs).parents[1]}/launcher.log"
+    shipper.tell(cycle=-1, files=[(own, -1)], world=0)
+    merge.cycle(shipper, range(1), 1)
+    merge.write(0, b"goes on\n")
+    (merge.logs / own).write_bytes(b"said\n")
+    assert "nvrx.log" in aggregator.packet("say")
+    merge.until(lambda: merge.merged() == b"0: goes on\n", "the ranks' lines are merged")
+    launchers.unlink()
+    merge.until(
+        lambda: (launchers / "nvrx.log").exists() and (launchers / "nvrx.log").read_bytes() == b"said\n", "later"
+    )
+
+
+def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage) -> None:
+    shipper = merge.shipper(say_after_s=0.5)
+    merge.cycle(shipper, range(1), 1)
+    with socket.socket() as closed:  # bound, but nothing listens
+        closed.bind(("127.0.0.1", 0))
+        merge.at(shipper, closed.getsockname())
+        sentence = shipper.packet("say")
+        assert f"127.0.0.1:{closed.getsockname()[1]}" in sentence and os.strerror(111) in sentence
+
+
+def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage) -> None:
+    merge.aggregator()
+    shipper = merge.shipper()
+    merge.at(shipper)
+    merge.cycle(shipper, range(1), 1)
+    merge.write(0, b"one\ntwo\n")
+    merge.until(lambda: merge.merged() == b"0: one\n0: two\n", "written")
+    os.truncate(cycle_file(merge.prefix, 0), 3)
+    merge.write(0, b"three\n")
+    merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")
+
+
+def test_what_is_missing_at_the_end_is_named(merge: Stage) -> None:
+    aggregator, shipper = merge.aggregator(), merge.shipper()
+    merge.at(shipper)
+    merge.cycle(shipper, range(2), 4)
+    merge.write(1, b"here\n")
+    merge.until(lambda: merge.merged() == b"1: here\n", "written")
+    assert shipper.finish() == 0
+    aggregator.tell(finish=5.0)
+    assert "2 ranks are missing, first 2" in aggregator.packet("say") and aggregator.process.wait(30) == 0
+    last = Path(index_file(cycle_file(merge.prefix, 0))).read_bytes().splitlines()[-1]
+    assert last == b'{"missing":[2,3]}' and not merge.index().complete
+
+
+def test_a_shipper_that_reaches_no_aggregator_says_so_at_the_end(merge: Stage) -> None:
+    shipper = merge.shipper()
+    merge.cycle(shipper, range(2), 2)
+    merge.write(1, b"here\n")
+    shipper.tell(finish=0.1)
+    assert "4 files are not merged" in shipper.packet("say") and shipper.process.wait(30) == 0
