@@ -13,7 +13,7 @@ from nvrx_slurm.core.job.failing_line import frames
 from nvrx_slurm.types import Collective, RankEvidence, RankFault
 
 _MOST_FRAMES, _MOST_GROUPS = 12, 8
-_TEXT_CHARS = 256
+_TEXT_CHARS = 120  # 64 ranks fit into one message of 1 MiB, whatever they write
 _MOST_SEQ = 1 << 62
 
 
@@ -76,5 +76,5 @@ def _evidence(where: RankFault, message: Mapping[str, Any]) -> RankEvidence:
 
 
 def _text(value: object) -> str:
-    """For the console and logs: bounded, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in str(value)[:_TEXT_CHARS])
+    """For the console and logs: its end, without control characters. A path matters less than a line."""
+    return "".join(c if c.isprintable() else " " for c in str(value)[-_TEXT_CHARS:])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +13,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.agent.looks import Looks
 from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.control import codec
+from nvrx_slurm.control.stream import MAX_MESSAGE_BYTES
 from nvrx_slurm.core.job import agent_events as ag
 
 SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "section": "", "silent_s": 1.0}
@@ -67,6 +70,15 @@ def test_any_record_can_be_sent(record: str) -> None:
     [rank] = found
     assert rank.frames == ("/w/ [31m.py:3 in f",) and len(rank.collectives) <= 8
     assert all(collective.what.isprintable() and collective.seq >= 0 for collective in rank.collectives)
+
+
+def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
+    stack = "Current thread 0x1 (most recent call first):\n"
+    stack += "".join(f'  File "/{chr(0x4E2D) * 200}.py", line 3 in {chr(0x4E2D) * 200}\n' for _ in range(20))
+    record = json.dumps([[chr(0x4E2D) * 200, n, chr(0x4E2D) * 200, True] for n in range(9)])
+    [rank] = look(9.0, ("looked", 0, {"record": record, "stack": stack, "section": "s" * 256}), ("gone", 1, {}))
+    message = t.Evidence(1, 3, (replace(rank, log="/" * 4096, host="h" * 64),) * 64)
+    assert len(codec.from_agent(message).SerializeToString()) < MAX_MESSAGE_BYTES
 
 
 def test_a_worker_that_has_ended_is_not_waited_for_and_one_that_does_not_answer_is_left_out() -> None:
