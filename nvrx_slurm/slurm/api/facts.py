@@ -1,0 +1,66 @@
+"""What Slurm answers and what it refuses, the same for both backends and all versions from 22.05 on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvrx_slurm.errors import NvrxError
+
+
+class SlurmError(NvrxError):
+    """Slurm refused, or a tool of it cannot be run: one sentence with Slurm's reason."""
+
+
+class NoAnswer(SlurmError):
+    """Slurm does not answer now; it may later."""
+
+
+class NotKnown(SlurmError):
+    """Slurm knows no such job, step or node (any more)."""
+
+
+class NotAllowed(SlurmError):
+    """This user may not do that on this cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """One job. States are Slurm's long words in upper case; unknown ones are kept as they are."""
+
+    job_id: int
+    name: str
+    user: str
+    state: str  # the base state: "PENDING", "RUNNING", "COMPLETED", ...
+    flags: frozenset[str]  # {"COMPLETING", "REQUEUED", ...}
+    reason: str  # why it waits: "Priority", "JobHeldUser", ...; "" = none
+    nodes: tuple[str, ...]  # allocated now; () while it waits
+    excluded: tuple[str, ...]
+    restarts: int  # how often Slurm requeued it
+    requeue: bool  # whether it may be requeued
+    batch_host: str  # "" = no batch script
+    time_left_s: float | None  # inf = no limit; None = not running
+    exit_code: int  # 0..255, or 128 + signal; 0 while it runs
+    comment: str
+    array_job_id: int = 0  # 0 = no array
+    array_task: str = ""  # "3", or "4-10%1" of the tasks that wait together
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One step of a job that runs: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name), its nodes."""
+
+    step_id: str
+    name: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node. `states`: upper case without marks, {"IDLE", "DRAIN", "NOT_RESPONDING"}."""
+
+    name: str
+    states: frozenset[str]
+    reason: str  # "" = none
+    reason_by: str  # the user that set it; "" = nobody
+    address: str  # NodeAddr
+    port: int  # of its slurmd; 0 = unknown
