@@ -17,6 +17,13 @@ from minicluster import MiniCluster
 # cost seconds each time, and a rank that waits for it is taken for hung. No test needs a name server (resolv.conf(5)).
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
+# `nohup scripts/test &` makes all children ignore these signals, and tests send them.
+for _signum, _usual in {
+    signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL,
+}.items():  # fmt: skip
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _usual)
+
 
 # Files on a real Slurm that take as long as all others together.
 SLURM_B = {
