@@ -11,9 +11,10 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.run_dir import RunDir
@@ -26,7 +27,11 @@ from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
+from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.env import SlurmContext
+
+if TYPE_CHECKING:
+    from nvrx_slurm.cli.chain import Chain
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
@@ -52,7 +57,8 @@ def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str
 def _own_command(config: Config) -> list[str]:
     """How the step's tasks start nvrx-run: as this process was started."""
     if _in_container(config):
-        return ["nvrx-run"]  # inside an image the interpreter has another path; use the one on PATH there
+        # Inside an image the interpreter has another path; use the one on PATH there.
+        return [*config.launch.step_prefix, "nvrx-run"]
     script = Path(sys.argv[0])
     if script.name in ("nvrx-run", "ft_launcher") and script.exists():
         # not `-m`, which would let the user's directory shadow modules of the standard library
@@ -61,7 +67,7 @@ def _own_command(config: Config) -> list[str]:
 
 
 def _in_container(config: Config) -> bool:
-    return any("--container-image" in arg for arg in config.launch.srun_args)
+    return bool(config.launch.step_prefix) or any("--container-image" in arg for arg in config.launch.srun_args)
 
 
 def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...], words: Sequence[str]) -> int:
@@ -79,25 +85,49 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     changed = now.nodes != here.slurm.nodes
     here = replace(here, slurm=now)
     node_range(config, now)
-    directory = own_run_dir(run_dir(config, now, os.environ))
+    console = Console("nvrx-run", refresh_s=REFRESH_S)
+    console.start()
+    try:
+        chain = _chain(config, now, console.say)
+        wanted = run_dir(config, now, os.environ)
+        code = chain.begin(wanted.log_dir) if chain is not None else None
+        if code is not None:
+            return code
+        directory = own_run_dir(wanted)
+        code = _start_step(config, here, directory, words, console, changed).wait(config.launch.rdzv_conf.join_timeout)
+        if chain is not None:
+            chain.after(code, directory)
+        return code
+    finally:
+        console.finish(_LAST_WORDS_S)
+
+
+def _start_step(
+    config: Config, here: Here, directory: RunDir, words: Sequence[str], console: Console, changed: bool
+) -> Step:
+    """`changed`: nodes of the allocation are lost since it began."""
+    assert here.slurm is not None
     log = directory.path / NODE_LOG.replace("%t", "0")
     log.parent.mkdir(exist_ok=True)
     log.touch()
     argv = step_argv(config, here, directory, words)
     if changed:  # the step that lost a node may hold the CPUs of the others for minutes
-        argv[1:1] = [f"--nodelist={','.join(now.nodes)}", "--overlap"]
+        argv[1:1] = [f"--nodelist={','.join(here.slurm.nodes)}", "--overlap"]
     line = shlex.join(argv)
     directory.srun_command.write_text(line + "\n")
-    console = Console("nvrx-run", refresh_s=REFRESH_S)
-    console.start()
     console.follow(log, "", 1)
-    verbose = config.ft.log_level <= logging.DEBUG
-    console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
-    try:
-        step = Step(argv, _step_env(directory), log, directory, now.job_id, console)
-        return step.wait(config.launch.rdzv_conf.join_timeout)
-    finally:
-        console.finish(_LAST_WORDS_S)
+    verbose, tasks = config.ft.log_level <= logging.DEBUG, here.slurm.nnodes
+    console.say(line if verbose else f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
+    return Step(argv, _step_env(directory), log, directory, here.slurm.job_id, console)
+
+
+def _chain(config: Config, slurm: SlurmContext, say: Callable[[str], None]) -> Chain | None:
+    """The chain that this job is a link of; None for most jobs."""
+    if not config.launch.until_done and config.launch.chain_links is None:
+        return None
+    from nvrx_slurm.cli.chain import Chain
+
+    return Chain(config, slurm, connect(), say)
 
 
 def _as_it_is_now(slurm: SlurmContext) -> SlurmContext:

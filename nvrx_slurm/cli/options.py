@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -32,8 +32,42 @@ def spelling(name: str) -> str:
     return "ft-" + dashed.removeprefix("ft-param-") if dashed.startswith("ft-param-") else dashed
 
 
-class RunCommand(click.Command):
-    """A command whose help has groups and whose errors are one sentence on stderr and exit code 2."""
+class SettingsCommand(click.Command):
+    """A command whose options are settings: its help has their groups."""
+
+    groups: Sequence[str] = GROUPS
+    settings: Mapping[str, Setting] = SETTINGS
+
+    def __init__(self, *args: Any, **extra: Any) -> None:
+        context = {
+            "help_option_names": ["-h", "--help"],
+            "allow_interspersed_args": False,
+            "token_normalize_func": spelling,
+            "max_content_width": 120,
+        }
+        super().__init__(*args, context_settings=context, **extra)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The supported options by group, then how many others are known."""
+        by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in self.groups}
+        for item in self.settings.values():
+            if item.built and item.flags:
+                by_group[item.group].append(_help_row(item))
+        for group, rows in by_group.items():
+            with formatter.section(group):
+                formatter.write_dl(rows, col_max=34)
+        with formatter.section("Other"):
+            formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
+        refused = sum(1 for item in self.settings.values() if not item.built)
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"{refused} more settings of torchrun and ft_launcher are not supported; {PROGRAM} says what to use instead."
+            " docs/reference/configuration.md lists all, with environment variables and YAML keys."
+        )
+
+
+class RunCommand(SettingsCommand):
+    """A command whose errors are one sentence on stderr and exit code 2."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
         """Run and exit the process: the body's code, 2 for wrong input, the error's own code for other NvrxErrors."""
@@ -50,24 +84,6 @@ class RunCommand(click.Command):
         except click.Abort:
             code = 130
         sys.exit(int(code or 0))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The supported options by group, then how many others are known."""
-        by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for item in SETTINGS.values():
-            if item.built and item.flags:
-                by_group[item.group].append(_help_row(item))
-        for group, rows in by_group.items():
-            with formatter.section(group):
-                formatter.write_dl(rows, col_max=34)
-        with formatter.section("Other"):
-            formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
-        refused = sum(1 for item in SETTINGS.values() if not item.built)
-        formatter.write_paragraph()
-        formatter.write_text(
-            f"{refused} more settings of torchrun and ft_launcher are not supported; nvrx-run says what to use instead."
-            " docs/reference/configuration.md lists all, with environment variables and YAML keys."
-        )
 
 
 def _help_row(item: Setting) -> tuple[str, str]:
@@ -97,17 +113,17 @@ def _option_name(word: str) -> str:
     return spelling(word.lstrip("-").partition("=")[0])
 
 
-def _option(item: Setting) -> click.Option:
+def setting_option(item: Setting) -> click.Option:
     extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
     if item.form == "repeat":
         extra["multiple"] = True
     return click.Option([item.key, *item.flags], default=None, hidden=not item.built, help=item.help or None, **extra)
 
 
-def _flags_given(ctx: click.Context) -> dict[str, object]:
-    """Values from the command line only: click must not mix in defaults of its own."""
+def flags_given(ctx: click.Context) -> dict[str, Any]:
+    """Values of options on the command line only: click must not mix in defaults of its own."""
     given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
-    return {key: ctx.params[key] for key in given if key in SETTINGS}
+    return {key: ctx.params[key] for key in given if not key.startswith("script")}
 
 
 def nvrx_run_options(body: Body) -> click.Command:
@@ -119,7 +135,7 @@ def nvrx_run_options(body: Body) -> click.Command:
 
     @click.pass_context
     def command(ctx: click.Context, script: str | None, script_args: tuple[str, ...], **_: Any) -> int:
-        resolved = resolve(_flags_given(ctx), os.environ)
+        resolved = resolve(flags_given(ctx), os.environ)
         if resolved.config.launch.print_config:
             click.echo(print_config(resolved))
             return ExitCode.OK
@@ -131,17 +147,11 @@ def nvrx_run_options(body: Body) -> click.Command:
         PROGRAM,
         callback=command,
         params=[
-            *(_option(item) for item in SETTINGS.values() if item.flags),
+            *(setting_option(item) for item in SETTINGS.values() if item.flags),
             click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
             click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
         ],
         help=body.__doc__,
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "allow_interspersed_args": False,
-            "token_normalize_func": spelling,
-            "max_content_width": 120,
-        },
     )
     return click.version_option(__version__, message="nvrx_slurm %(version)s")(made)
 

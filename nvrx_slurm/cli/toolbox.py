@@ -11,6 +11,7 @@ from nvrx_slurm import __version__
 from nvrx_slurm.cli.doctor import doctor
 from nvrx_slurm.cli.health import health
 from nvrx_slurm.cli.logs import logs
+from nvrx_slurm.cli.submit import submit
 from nvrx_slurm.cli.why import why
 from nvrx_slurm.errors import ExitCode
 
@@ -24,6 +25,7 @@ def main() -> None:
 main.add_command(doctor)
 main.add_command(health)
 main.add_command(logs)
+main.add_command(submit)
 main.add_command(why)
 
 

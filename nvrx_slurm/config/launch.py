@@ -69,6 +69,27 @@ class LaunchConfig(Section):
         k.WORDS, (), g.SLURM, flag="--srun-arg", form="repeat",
         help="One more argument for the srun that nvrx-run starts, as in --srun-arg=--exclusive. May be repeated.",
     )  # fmt: skip
+    step_prefix: tuple[str, ...] = setting(
+        k.WORDS, (), g.SLURM, form="repeat",
+        help="One more word before nvrx-run in the step's tasks, as in --step-prefix=apptainer --step-prefix=exec "
+        "--step-prefix=IMAGE. May be repeated.",
+    )  # fmt: skip
+    until_done: bool = setting(
+        k.BOOL, False, g.SLURM, form="switch",
+        help="When the training has not come to its end, requeue the Slurm job: after a warning and after a failure, "
+        "not after 0, 2, 93 or a signal.",
+    )  # fmt: skip
+    chain_failures: int = setting(
+        k.integer(1), 3, g.SLURM, help="So many failures within --chain-failure-window end --until-done and a chain."
+    )
+    chain_failure_window: float = setting(k.POSITIVE_SECONDS, 3600.0, g.SLURM, help="See --chain-failures.")
+    chain_links: str | None = setting(
+        k.optional(k.PATH),
+        None,
+        g.SLURM,
+        flag="",
+        help="File with the ids of the jobs of a chain; nvrx submit sets it.",
+    )
 
     rdzv_backend: str = setting(
         k.choice("c10d", "static"), "c10d", g.RENDEZVOUS, env="pet",
@@ -260,6 +281,10 @@ def contradictions(launch: LaunchConfig) -> Iterator[tuple[bool, str]]:
             (f"--node-rank {launch.node_rank} is not a place among --nnodes {nodes}; give 0 to {nodes.max - 1}"),
         )
     more = (nodes is not None and nodes.max > 1) or launch.spares or launch.node_rank
+    yield (
+        launch.until_done and launch.chain_links is not None,
+        "--until-done and NVRX_CHAIN_LINKS exclude each other; leave out --until-done in a job of nvrx submit --chain",
+    )
     yield launch.standalone and bool(more), "--standalone is one node; remove --nnodes, --spares and --node-rank"
     yield (
         launch.no_python + launch.module + launch.run_path > 1,

@@ -17,7 +17,7 @@ from nvrx_slurm.errors import UsageError
 class Setting:
     """One field of a section; `setting()` declares it."""
 
-    section: str  # "launch" or "ft", as in `Config`
+    section: str  # "launch" or "ft", as in `Config`; "submit"
     name: str  # field name; for "ft" also the YAML key
     kind: Kind
     default: Any
@@ -56,7 +56,7 @@ def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any
     """Declare a field.
 
     `more`: form, no_effect (see `Setting`); flag = the main spelling where it does not follow from the name,
-    "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's) or "both".
+    "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's), "both" or "submit".
     """
     metadata = {"kind": kind, "group": group, "help": help, **more}
     if isinstance(default, dict):
@@ -88,7 +88,8 @@ def _setting_of(section: str, f: Any) -> Setting:
     key = f"ft_{f.name}" if section == "ft" else f.name
     main = more.pop("flag", "--" + key.replace("_", "-"))
     nvrx, pet = "NVRX_" + key.upper(), "PET_" + key.upper()
-    env = {"nvrx": (nvrx,), "pet": (pet,), "both": (nvrx, pet)}[more.pop("env", "nvrx")]
+    names = {"nvrx": (nvrx,), "pet": (pet,), "both": (nvrx, pet), "submit": ("NVRX_SUBMIT_" + key.upper(),)}
+    env = names[more.pop("env", "nvrx")]
     default = f.default if f.default is not MISSING else f.default_factory()
     flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
     return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)

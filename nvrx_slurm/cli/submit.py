@@ -1,0 +1,188 @@
+"""`nvrx submit`: renders an sbatch script for nvrx-run, submits it, and may follow the job to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from nvrx_slurm.cli.options import SettingsCommand, flags_given, setting_option
+from nvrx_slurm.config.groups import GROUPS, GROUPS_SUBMIT
+from nvrx_slurm.config.layers import SETTINGS, Config, resolve
+from nvrx_slurm.config.settings import Setting, settings_of
+from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
+from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
+from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.slurm.api.facts import SlurmError
+from nvrx_slurm.slurm.api.interface import Slurm
+from nvrx_slurm.slurm.script import Surroundings, render
+
+SUBMIT_SETTINGS: dict[str, Setting] = {item.name: item for item in settings_of(SubmitConfig)}
+_HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this command, not the job
+
+
+def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]) -> int:
+    given = flags_given(ctx)
+    config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
+    wanted = resolve_submit({key: value for key, value in given.items() if key in SUBMIT_SETTINGS}, os.environ)
+    for wrong, sentence in wanted.contradictions(config.launch):
+        if wrong:
+            raise UsageError(sentence)
+    words = (script, *script_args) if script else ()
+    if config.launch.dry_run:
+        click.echo(_text(config, wanted, given, words, None, ""), nl=False)
+        return ExitCode.OK
+    if not script:
+        raise UsageError("no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py")
+    _check_script(config, wanted, script)
+    log_dir = Path(config.launch.log_dir)
+    _make(log_dir)
+    slurm = connect()
+    name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
+    links = log_dir.absolute() / name if wanted.chain else None
+    text = _text(config, wanted, given, words, slurm, str(links or ""))
+    jobs = _submit_all(slurm, text, wanted, log_dir, links)
+    _tell(jobs, wanted, config, log_dir)
+    if not wanted.wait:
+        return ExitCode.OK
+    from nvrx_slurm.cli.follow import follow
+
+    return follow(slurm, jobs, [Path(_output(wanted, log_dir, job)) for job in jobs])
+
+
+def _text(
+    config: Config, wanted: SubmitConfig, given: dict[str, Any], words: Sequence[str], slurm: Slurm | None, links: str
+) -> str:
+    signum = config.ft.warning_signal
+    place = Surroundings(
+        venv=_venv(wanted),
+        directory=os.getcwd(),
+        log_dir=os.path.abspath(config.launch.log_dir),
+        links=links,
+        warning_signal="" if signum is None else signum.name.removeprefix("SIG"),
+        requeue="--requeue=expedite" if config.launch.until_done and slurm and _expedites(slurm) else "--requeue",
+    )
+    flags = [word for key, value in given.items() if key in SETTINGS for word in _words(SETTINGS[key], value)]
+    return render(wanted, config.launch, flags, words, place)
+
+
+def _words(item: Setting, value: Any) -> Iterator[str]:
+    """A flag of nvrx-run as it was given here."""
+    if item.name in _HERE_ONLY:
+        return
+    if item.form == "switch":
+        yield item.flags[0]
+    elif item.form == "repeat":
+        yield from (f"{item.flags[0]}={one}" for one in value)
+    else:
+        yield f"{item.flags[0]}={value}"
+
+
+def _venv(wanted: SubmitConfig) -> str:
+    """The environment to activate; "" in a container, and where this Python is in none."""
+    if wanted.venv is not None:
+        path = os.path.abspath(wanted.venv)
+        if not os.path.exists(f"{path}/bin/activate"):
+            raise UsageError(f"--venv {wanted.venv} has no bin/activate; give the directory of a Python environment")
+        return path
+    return sys.prefix if sys.prefix != sys.base_prefix and os.path.exists(f"{sys.prefix}/bin/activate") else ""
+
+
+def _expedites(slurm: Slurm) -> bool:
+    """Whether the cluster requeues at once and keeps the job's nodes for it (Slurm 25.11, sbatch --requeue=expedite)."""
+    config = slurm.config()
+    version = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
+    new = version is not None and (int(version[1]), int(version[2])) >= (25, 11)
+    return new and "enable_expedited_requeue" in config.get("SlurmctldParameters", "").lower()
+
+
+def _check_script(config: Config, wanted: SubmitConfig, script: str) -> None:
+    elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
+    if not elsewhere and not os.path.exists(script):
+        raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
+
+
+def _make(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the log directory {log_dir} cannot be made: {error.strerror}; give another with --log-dir"
+        ) from None
+
+
+def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, links: Path | None) -> list[int]:
+    """Submit the job, or all jobs of the chain; the script is kept beside the logs of each."""
+    rendered = log_dir / f".submit-{secrets.token_hex(4)}.sbatch"
+    try:
+        rendered.write_text(text)
+        jobs: list[int] = []
+        for _ in range(wanted.chain or 1):
+            jobs.append(slurm.submit(rendered, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
+            if links is not None:
+                with links.open("a") as file:
+                    file.write(f"{jobs[-1]}\n")
+            kept = log_dir / str(jobs[-1]) / "submit.sbatch"
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(text)
+    except SlurmError as error:
+        if jobs:
+            raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs))}") from None
+        raise
+    except OSError as error:
+        raise UsageError(f"{error.filename or log_dir}: {error.strerror}; give another --log-dir") from None
+    finally:
+        rendered.unlink(missing_ok=True)
+    return jobs
+
+
+def _tell(jobs: Sequence[int], wanted: SubmitConfig, config: Config, log_dir: Path) -> None:
+    nodes = wanted.all_nodes(config.launch)
+    spares = nodes - config.launch.node_range(nodes).min
+    shape = f"{nodes} node{'s' if nodes > 1 else ''}" + (f", {spares} of them spare" if spares else "")
+    link = f", the first of {len(jobs)} (to {jobs[-1]}) that run one after the other" if len(jobs) > 1 else ""
+    click.echo(f"submitted job {jobs[0]}{link}: {shape}")
+    click.echo(f"script: {log_dir}/{jobs[0]}/submit.sbatch")
+    click.echo(f"output: {_output(wanted, log_dir, jobs[0])}   logs: {log_dir}/{jobs[0]}/")
+    click.echo(f"what happened: nvrx why {log_dir}/{jobs[0]}/r0   end it: scancel {' '.join(map(str, jobs))}")
+
+
+def _output(wanted: SubmitConfig, log_dir: Path, job: int) -> str:
+    return (wanted.output or f"{log_dir}/%x_%j.out").replace("%x", wanted.job_name).replace("%j", str(job))
+
+
+class _Submit(SettingsCommand):
+    """Errors are one sentence on stderr, as those of nvrx-run."""
+
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        try:
+            code = _submit(ctx, ctx.params["script"], ctx.params["script_args"])
+        except NvrxError as error:
+            click.echo(f"nvrx submit: {error}", err=True)
+            code = error.exit_code
+        sys.exit(code)
+
+    groups = (*GROUPS_SUBMIT, *GROUPS)
+    settings = SUBMIT_SETTINGS | SETTINGS
+
+
+submit = _Submit(
+    "submit",
+    params=[
+        *(setting_option(item) for item in (SUBMIT_SETTINGS | SETTINGS).values() if item.flags),
+        click.Argument(["script"], required=False, metavar="SCRIPT"),
+        click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+    ],
+    help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
+
+    All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script; without SCRIPT it is one that takes
+    script and arguments: sbatch FILE SCRIPT [ARGS].
+    """,
+)

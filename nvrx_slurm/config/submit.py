@@ -1,0 +1,142 @@
+"""Settings of `nvrx submit`: what sbatch is asked for. What runs in the job are the flags of `nvrx-run`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nvrx_slurm.config import groups as g
+from nvrx_slurm.config import kinds as k
+from nvrx_slurm.config import values as v
+from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.config.settings import Origin, Section, parsed, setting, settings_of
+
+MAX_LINKS = 1000  # Slurm's MaxJobCount is 10,000 by default
+_JOB_NAME = re.compile(r"[^\s/%\\\"'`$]{1,200}")
+_TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
+
+
+def _job_name(raw: object) -> str:
+    name = k.as_text(raw, "must be a name")
+    if not _JOB_NAME.fullmatch(name):
+        raise ValueError("must be a name without blanks, quotes, / % \\ $ (1 to 200 characters)")
+    return name
+
+
+def _time(raw: object) -> str:
+    text = str(raw).strip()
+    if isinstance(raw, bool) or not _TIME.fullmatch(text):
+        raise ValueError("must be a time limit as sbatch takes it, for example 4:00:00, 1-12 or 30 (minutes)")
+    return text
+
+
+@dataclass(frozen=True)
+class SubmitConfig(Section):
+    """What `nvrx submit` asks Slurm for. None, "" and () leave it to Slurm."""
+
+    section: ClassVar[str] = "submit"
+
+    job_name: str = setting(
+        k.Kind("NAME", _job_name), "nvrx", g.JOB, env="submit", aliases=("-J",), help="Name of the job."
+    )
+    nodes: int | None = setting(
+        k.optional(k.integer(1, v.MAX_NODES)), None, g.JOB, env="submit", aliases=("-N",),
+        help="All nodes of the job: those that train and the spares. Default: MAX of --nnodes, else 1 and the spares.",
+    )  # fmt: skip
+    gpus_per_node: int | None = setting(
+        k.optional(k.integer(0, 1024)), None, g.JOB, env="submit", help="GPUs that Slurm gives each node."
+    )
+    cpus_per_task: int | None = setting(
+        k.optional(k.integer(1, 65535)), None, g.JOB, env="submit", aliases=("-c",),
+        help="CPUs of each node. Default: all, where the job has its nodes for itself.",
+    )  # fmt: skip
+    exclusive: bool = setting(k.BOOL, True, g.JOB, env="submit", help="No other job runs on the nodes of this one.")
+    time: str | None = setting(
+        k.optional(k.Kind("TIME", _time)), None, g.JOB, env="submit",
+        help="Time limit, as sbatch takes it. Default: that of the partition.",
+    )  # fmt: skip
+    warn_time: int = setting(
+        k.integer(0, 65535, "SECONDS"), 120, g.JOB, env="submit",
+        help="Slurm sends the job the warning signal this long before the time limit; longer than the slowest "
+        "checkpoint. 0: none.",
+    )  # fmt: skip
+    partition: str | None = setting(
+        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-p",), help="Partition of the job."
+    )
+    account: str | None = setting(
+        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-A",), help="Account that is charged."
+    )
+    array: str | None = setting(
+        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-a",), help="Make it a job array: 0-9, 1-10%1."
+    )
+    output: str | None = setting(
+        k.optional(k.PATH), None, g.JOB, env="submit", aliases=("-o",),
+        help="File of the job's own output. Default: %x_%j.out in --log-dir.",
+    )  # fmt: skip
+    sbatch_args: tuple[str, ...] = setting(
+        k.WORDS, (), g.JOB, env="submit", flag="--sbatch-arg", form="repeat",
+        help="One more option for sbatch, as in --sbatch-arg=--qos=high. May be repeated.",
+    )  # fmt: skip
+    venv: str | None = setting(
+        k.optional(k.PATH), None, g.JOB, env="submit",
+        help="Python environment that the job activates. Default: the one of this nvrx.",
+    )  # fmt: skip
+    container_image: str | None = setting(
+        k.optional(k.TEXT), None, g.CONTAINER, env="submit", help="Run the training in this image."
+    )
+    container_runtime: str = setting(
+        k.choice("pyxis", "apptainer"), "pyxis", g.CONTAINER, env="submit", help="How it is run: pyxis or apptainer."
+    )
+    container_mounts: str | None = setting(
+        k.optional(k.TEXT), None, g.CONTAINER, env="submit",
+        help="SRC:DST[:FLAGS],... Default: the working directory and --log-dir.",
+    )  # fmt: skip
+    container_workdir: str | None = setting(
+        k.optional(k.PATH), None, g.CONTAINER, env="submit",
+        help="Directory in the container where the script starts. Default: the working directory.",
+    )  # fmt: skip
+    chain: int | None = setting(
+        k.optional(k.integer(2, MAX_LINKS)), None, g.CHAIN, env="submit",
+        help="Submit so many jobs that run one after the other; those that are not needed any more are cancelled.",
+    )  # fmt: skip
+    wait: bool = setting(
+        k.BOOL, False, g.CHAIN, env="submit", form="switch",
+        help="Show the job's output until the job, or chain, ends, and exit with its code.",
+    )  # fmt: skip
+
+    def contradictions(self, launch: LaunchConfig) -> Iterator[tuple[bool, str]]:
+        """Pairs (is it so?, the sentence about it)."""
+        least = launch.node_range(self.all_nodes(launch)).max
+        yield (
+            self.nodes is not None and self.nodes < least,
+            f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares; give at least {least}",
+        )
+        yield (
+            self.chain is not None and launch.until_done,
+            "--chain and --until-done exclude each other; keep one of them",
+        )
+        yield (
+            (self.chain is not None or launch.until_done) and self.array is not None,
+            "--array cannot be a chain, too; leave out --chain, --until-done or --array",
+        )
+        more = self.container_mounts or self.container_workdir
+        yield bool(more) and not self.container_image, "--container-... options need --container-image; give it"
+
+    def all_nodes(self, launch: LaunchConfig) -> int:
+        """Nodes to ask Slurm for."""
+        if self.nodes is not None:
+            return self.nodes
+        return launch.node_range(None).max if launch.nnodes is not None else 1 + (launch.spares or 0)
+
+
+def resolve_submit(flags: Mapping[str, object], environ: Mapping[str, str]) -> SubmitConfig:
+    """Flags by field name (None = not given) > NVRX_SUBMIT_... > defaults. Raises UsageError with one sentence."""
+    values = {}
+    for item in settings_of(SubmitConfig):
+        if flags.get(item.name) is not None:
+            values[item.name] = parsed(item, flags[item.name], Origin("flag", item.flags[0]))
+        elif environ.get(item.env[0]):
+            values[item.name] = parsed(item, environ[item.env[0]], Origin("environment", item.env[0]))
+    return SubmitConfig(**values)

@@ -1,0 +1,71 @@
+"""Whether a chain of jobs goes on: jobs that continue each other until the training is done. Pure.
+
+A link is one life of a job: one Slurm restart of it, or one of several jobs that run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from nvrx_slurm.core.duration import in_words
+from nvrx_slurm.errors import ExitCode
+
+FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
+_FIRST_SIGNAL = 128
+
+
+class Next(Enum):
+    """What becomes of the chain after a link."""
+
+    CONTINUE = "start the next link"
+    END = "start none any more"
+    LEAVE = "let Slurm do what it does after a signal: requeue a preempted job, end a cancelled one"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`failures` (>= 1) of them within `window_s` seconds (> 0) end the chain; 128 + `warning_signum` is none."""
+
+    failures: int
+    window_s: float
+    warning_signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link that is over: its exit code and when it ended (Unix seconds)."""
+
+    code: int
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and the sentence about it."""
+
+    next: Next
+    why: str
+
+
+def decide(links: Iterable[Link], limits: Limits, now_s: float) -> Decision:
+    """What follows the last of `links`, in any order, at `now_s` (Unix seconds). Without links: CONTINUE."""
+    ordered = sorted(links, key=lambda link: link.ended_s)
+    if not ordered:
+        return Decision(Next.CONTINUE, "the first link")
+    code = ordered[-1].code
+    if code in FINAL:
+        return Decision(Next.END, f"the link before ended with {code}: the chain is over")
+    if code == _FIRST_SIGNAL + limits.warning_signum:
+        return Decision(Next.CONTINUE, f"stopped early with {code}, work saved")
+    if code > _FIRST_SIGNAL:
+        return Decision(Next.LEAVE, f"ended by signal {code - _FIRST_SIGNAL}, from outside")
+    recent = sum(_is_failure(link, limits) and now_s - link.ended_s < limits.window_s for link in ordered)
+    if recent >= limits.failures:
+        return Decision(Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up")
+    return Decision(Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}")
+
+
+def _is_failure(link: Link, limits: Limits) -> bool:
+    return link.code not in FINAL and link.code <= _FIRST_SIGNAL

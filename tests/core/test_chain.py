@@ -1,0 +1,52 @@
+"""Whether a chain of jobs goes on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from nvrx_slurm.core.chain import Limits, Link, Next, decide
+
+LIMITS = Limits(failures=3, window_s=3600.0, warning_signum=signal.SIGUSR1)
+NOW = 1_000_000.0
+
+
+def after(*codes: int, apart_s: float = 60.0, limits: Limits = LIMITS) -> Next:
+    """The decision after links with these codes, the last of which ends now."""
+    links = [Link(code, NOW - apart_s * age) for age, code in enumerate(reversed(codes))]
+    return decide(reversed(links), limits, NOW).next
+
+
+@pytest.mark.parametrize("code", [0, 2, 93])
+def test_the_end_of_the_work_ends_the_chain(code: int) -> None:
+    assert after(138, code) is Next.END
+
+
+@pytest.mark.parametrize("code", [1, 94, 95, 96, 97, 138])
+def test_a_failure_or_a_warning_continues_it(code: int) -> None:
+    assert after(code) is Next.CONTINUE
+
+
+@pytest.mark.parametrize("code", [130, 137, 143])
+def test_a_signal_from_outside_is_left_to_slurm(code: int) -> None:
+    assert after(1, code) is Next.LEAVE
+
+
+def test_a_storm_of_failures_ends_it() -> None:
+    assert after(1, 96) is Next.CONTINUE
+    assert after(1, 96, 1) is Next.END
+    assert after(1, 138, 1, 138, 94) is Next.END
+
+
+def test_warnings_and_old_failures_are_no_storm() -> None:
+    assert after(*[138] * 20) is Next.CONTINUE
+    assert after(1, 1, 1, apart_s=2000.0) is Next.CONTINUE
+
+
+def test_without_a_warning_signal_138_is_a_signal_from_outside() -> None:
+    assert after(138, limits=Limits(3, 3600.0, 0)) is Next.LEAVE
+
+
+def test_the_first_link_starts() -> None:
+    assert decide([], LIMITS, NOW).next is Next.CONTINUE
