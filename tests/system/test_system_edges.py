@@ -111,7 +111,7 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
 import os, sys
 from nvrx_slurm.system import processes
 for _ in range(5):
-    processes.start(["sh", "-c", "exec 8>{fifo}; sleep 1000"], os.environ, -3, -3)
+    processes.start(["sh", "-c", "exec 8>{fifo}; exec sleep 1000"], os.environ, -3, -3)
 print("started", flush=True)
 sys.stdin.read()
 """
@@ -124,7 +124,7 @@ sys.stdin.read()
         assert readable(reader.fileno(), 2000) or reader.read() in (b"", None)
     parent.stdin.close()
     parent.stdout.close()
-    left = [p for p in os.listdir("/proc") if p.isdigit() and _command(p).endswith(f"8>{fifo}; sleep 1000")]
+    left = [p for p in os.listdir("/proc") if p.isdigit() and _command(p).endswith(f"8>{fifo}; exec sleep 1000")]
     for pid in left:
         fd = os.pidfd_open(int(pid))
         assert readable(fd, 1000), f"{pid} outlived its parent"
