@@ -19,7 +19,8 @@ from test_tidy import our_files
 
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
 from nvrx_slurm.config.layers import SETTINGS, UNSUPPORTED, resolve
-from nvrx_slurm.config.settings import Setting
+from nvrx_slurm.config.settings import Setting, settings_of
+from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.errors import ExitCode, UsageError
 
 REPO = Path(__file__).resolve().parents[1]
@@ -186,7 +187,8 @@ def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, s
 def test_variables_exist() -> None:
     """NVRX_... and FT_... in the documents are read or set somewhere, or a migration page says that they are not."""
     variable = re.compile(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b")
-    known = {*variable.findall(source_text()), *BY_VARIABLE}
+    of_submit = {name for item in settings_of(SubmitConfig) for name in item.env}
+    known = {*variable.findall(source_text()), *BY_VARIABLE, *of_submit}
     rows = migrating_rows("variable", "class")
     theirs = {name for names, _, status, _ in rows if status == "not needed" for name in names}
     assert len(theirs) > 10

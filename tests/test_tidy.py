@@ -242,6 +242,7 @@ WALL_CLOCK = {
     "nvrx_slurm/agent/cycle_info.py",
     "nvrx_slurm/agent/result.py",
     "nvrx_slurm/attribution/__main__.py",
+    "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/logs/aggregator.py",
     "nvrx_slurm/logs/shipper.py",

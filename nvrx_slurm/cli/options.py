@@ -38,14 +38,15 @@ class SettingsCommand(click.Command):
     groups: Sequence[str] = GROUPS
     settings: Mapping[str, Setting] = SETTINGS
 
-    def __init__(self, *args: Any, **extra: Any) -> None:
+    def __init__(self, name: str, **extra: Any) -> None:
+        """`extra`: as click.Command takes it."""
         context = {
             "help_option_names": ["-h", "--help"],
             "allow_interspersed_args": False,
             "token_normalize_func": spelling,
             "max_content_width": 120,
         }
-        super().__init__(*args, context_settings=context, **extra)
+        super().__init__(name, context, **extra)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The supported options by group, then how many others are known."""
@@ -61,8 +62,8 @@ class SettingsCommand(click.Command):
         refused = sum(1 for item in self.settings.values() if not item.built)
         formatter.write_paragraph()
         formatter.write_text(
-            f"{refused} more settings of torchrun and ft_launcher are not supported; {PROGRAM} says what to use instead."
-            " docs/reference/configuration.md lists all, with environment variables and YAML keys."
+            f"{refused} more settings of torchrun and ft_launcher are not supported; {PROGRAM} says what to use"
+            " instead. docs/reference/configuration.md lists all, with environment variables and YAML keys."
         )
 
 
@@ -114,6 +115,7 @@ def _option_name(word: str) -> str:
 
 
 def setting_option(item: Setting) -> click.Option:
+    """The option of a setting; its value stays text."""
     extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
     if item.form == "repeat":
         extra["multiple"] = True

@@ -41,7 +41,7 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
         return ExitCode.OK
     if not script:
         raise UsageError("no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py")
-    _check_script(config, wanted, script)
+    _check(config, wanted, script)
     log_dir = Path(config.launch.log_dir)
     _make(log_dir)
     slurm = connect()
@@ -96,14 +96,16 @@ def _venv(wanted: SubmitConfig) -> str:
 
 
 def _expedites(slurm: Slurm) -> bool:
-    """Whether the cluster requeues at once and keeps the job's nodes for it (Slurm 25.11, sbatch --requeue=expedite)."""
+    """Whether the cluster requeues at once and keeps the job's nodes for it (sbatch --requeue=expedite, 25.11)."""
     config = slurm.config()
     version = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
     new = version is not None and (int(version[1]), int(version[2])) >= (25, 11)
     return new and "enable_expedited_requeue" in config.get("SlurmctldParameters", "").lower()
 
 
-def _check_script(config: Config, wanted: SubmitConfig, script: str) -> None:
+def _check(config: Config, wanted: SubmitConfig, script: str) -> None:
+    """Before anything is made. Raises UsageError."""
+    _venv(wanted)
     elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
     if not elsewhere and not os.path.exists(script):
         raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
@@ -182,7 +184,7 @@ submit = _Submit(
     ],
     help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
 
-    All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script; without SCRIPT it is one that takes
-    script and arguments: sbatch FILE SCRIPT [ARGS].
+    All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script. Without SCRIPT that takes the
+    script and its arguments: sbatch FILE SCRIPT [ARGS].
     """,
 )

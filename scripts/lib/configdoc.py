@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm.config.groups import GROUPS, GROUPS_REFUSED
+from nvrx_slurm.config.groups import GROUPS, GROUPS_REFUSED, GROUPS_SUBMIT
 from nvrx_slurm.config.layers import SETTINGS
-from nvrx_slurm.config.settings import Setting, shown
+from nvrx_slurm.config.settings import Setting, settings_of, shown
+from nvrx_slurm.config.submit import SubmitConfig
 
 HEAD = """# Configuration
 
@@ -38,6 +39,8 @@ def render() -> str:
     refused = [item for item in SETTINGS.values() if not item.built]
     parts = [HEAD]
     parts += [table for group in GROUPS if (table := _table("##", group, built))]
+    parts.append("## nvrx submit\n\nFlags of `nvrx submit`, which takes those above, too.\n")
+    parts += [_table("###", group, list(settings_of(SubmitConfig))) for group in GROUPS_SUBMIT]
     parts.append("## Known, not supported\n")
     parts += [table for group in (*GROUPS, *GROUPS_REFUSED) if (table := _table("###", group, refused))]
     return "\n".join(parts)

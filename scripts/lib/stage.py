@@ -25,7 +25,7 @@ WORLD_SIZE = (NODES - SPARES) * RANKS_PER_NODE
 HEARTBEAT_TIMEOUT_S = 3
 _FIRST_HEARTBEAT_TIMEOUT_S = 60  # the first step waits for the slowest rank to import torch
 _MAX_RESTARTS = 10
-_TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "ddp.sbatch"
+_SUBMIT_S = 30.0
 
 
 class Stage(Protocol):
@@ -57,7 +57,7 @@ class Stage(Protocol):
 
 @final
 class SlurmStage:
-    """A minicluster below `root`; jobs go through sbatch with the template that users copy."""
+    """A minicluster below `root`; jobs go through nvrx submit."""
 
     title = f"a Slurm cluster of {NODES} nodes on this machine"
 
@@ -71,21 +71,22 @@ class SlurmStage:
         self._cluster.up()
 
     def start(self, directory: Path, script: Sequence[str]) -> str:
-        """sbatch the template."""
+        """nvrx submit."""
         settings = {
-            "NVRX_SPARES": SPARES,
-            "NVRX_NPROC_PER_NODE": RANKS_PER_NODE,
-            "NVRX_MAX_RESTARTS": _MAX_RESTARTS,
-            "NVRX_HEARTBEAT_TIMEOUT": HEARTBEAT_TIMEOUT_S,
-            "NVRX_INITIAL_HEARTBEAT_TIMEOUT": _FIRST_HEARTBEAT_TIMEOUT_S,
-            "NVRX_LOG_DIR": directory / "logs",
+            "--nodes": NODES,
+            "--spares": SPARES,
+            "--nproc-per-node": RANKS_PER_NODE,
+            "--max-restarts": _MAX_RESTARTS,
+            "--ft-rank-heartbeat-timeout": HEARTBEAT_TIMEOUT_S,
+            "--ft-initial-rank-heartbeat-timeout": _FIRST_HEARTBEAT_TIMEOUT_S,
+            "--log-dir": directory / "logs",
+            "--output": directory / "job-%j.out",
+            "--sbatch-arg": f"--chdir={directory}",
         }
-        export = "--export=ALL," + ",".join(f"{name}={value}" for name, value in settings.items())
-        files = [f"--chdir={directory}", f"--output={directory}/job-%j.out"]
-        out = self._cluster.run("sbatch", "--parsable", f"--nodes={NODES}", export, *files, _TEMPLATE, *script)
-        self._job = int(out.strip().split(";")[0])
-        shown = " ".join(f"{name}={value}" for name, value in settings.items())
-        return f"job {self._job}: {shown} sbatch --nodes={NODES} sbatch_templates/{_TEMPLATE.name} {' '.join(script)}"
+        words = ["submit", *(f"{flag}={value}" for flag, value in settings.items()), *script]
+        out = self._cluster.run(sys.executable, "-m", "nvrx_slurm.cli.toolbox", *words, timeout_s=_SUBMIT_S)
+        self._job = int(out.split()[2].rstrip(":"))
+        return f"nvrx {' '.join(words)}\n{out.strip()}"
 
     def ended(self) -> bool:
         """As Slurm says."""

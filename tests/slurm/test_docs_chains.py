@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -64,19 +63,3 @@ def test_a_cancelled_job_does_not_requeue_itself(minicluster: MiniCluster, tmp_p
     minicluster.run("scancel", str(job))
     assert minicluster.wait_job(job, PATIENCE_S).state == "CANCELLED"
     assert minicluster.job(job)["Restarts"] == "0"
-
-
-@pytest.mark.parametrize(
-    ("before", "trains"), [(None, True), (1, True), (138, True), (0, False), (2, False), (93, False)]
-)
-def test_a_link_of_a_chain_looks_at_the_one_before(tmp_path: Path, before: int | None, trains: bool) -> None:
-    """The script itself, with a stub for nvrx-run."""
-    if before is not None:
-        latest = tmp_path / "nvrx_logs/latest"
-        latest.mkdir(parents=True)
-        result = {"code": before, "reason": "of the one before", "first_cause": None}
-        (latest / "result.json").write_text(json.dumps(result, indent=1) + "\n")  # as agent/program.py writes it
-    stub = 'nvrx-run() { echo trains; }; exec() { "$@"; }\n'
-    command = ["bash", "-c", stub + script("last=")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True)
-    assert ("trains" in done.stdout) is trains, done

@@ -47,7 +47,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One step of a job that runs: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name), its nodes."""
+    """A running step: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name), its nodes."""
 
     step_id: str
     name: str
@@ -61,6 +61,6 @@ class NodeFacts:
     name: str
     states: frozenset[str]
     reason: str  # "" = none
-    reason_by: str  # the user that set it; "" = nobody
+    reason_by: str  # the user that set it; "" = none
     address: str  # NodeAddr
     port: int  # of its slurmd; 0 = unknown

@@ -1,0 +1,85 @@
+"""`nvrx submit`: what it renders, and what it refuses, without a Slurm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nvrx_slurm.cli.toolbox import main
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def submit(*words: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["submit", *words], env=env)
+
+
+def rendered(*words: str, env: dict[str, str] | None = None) -> list[str]:
+    done = submit("--dry-run", *words, "train.py", env=env)
+    assert done.exit_code == 0, done.output
+    assert subprocess.run(["bash", "-n"], input=done.output, text=True).returncode == 0
+    return done.output.splitlines()
+
+
+def test_flags_of_nvrx_run_are_handed_on_and_counted(here: Path) -> None:
+    lines = rendered("--nnodes", "4:6", "--ft-rank-heartbeat-timeout", "30", "--srun-arg=--exact", "-r", "3")
+    assert "#SBATCH --nodes=6" in lines
+    flags = [line.strip(" \\") for line in lines if line.startswith("    --")]
+    assert flags == ["--nnodes=4:6", "--ft-rank-heartbeat-timeout=30", "--srun-arg=--exact", "--redirects=3"]
+
+
+def test_variables_and_the_warning_signal(here: Path) -> None:
+    lines = rendered("--ft-warning-signal", "SIGUSR2", env={"NVRX_SUBMIT_PARTITION": "gpu", "NVRX_SPARES": "2"})
+    assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=3", "#SBATCH --signal=USR2@120"} <= set(lines)
+    assert not [line for line in rendered("--ft-warning-signal", "none") if "--signal" in line]
+
+
+def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = 'a b\'; touch pwned; $(touch pwned) "x" #'
+    (here / name).touch()
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # no environment is activated: nvrx-run is the stub below
+    done = submit("--dry-run", f"--sbatch-arg=--comment={name}", "--container-image", name, name, name, "")
+    (here / "nvrx-run").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > argv\n')
+    (here / "nvrx-run").chmod(0o755)
+    (here / "job").write_text(done.output)
+    env = {"PATH": f"{here}:{os.defpath}"}
+    assert subprocess.run(["bash", "job"], env=env, cwd=here).returncode == 0
+    argv = (here / "argv").read_text().split("\0")[:-1]
+    assert argv[-3:] == [name, name, ""]
+    assert f"--srun-arg=--container-image={name}" in argv
+    assert not (here / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        (["--nodes", "2", "--spares", "2", "train.py"], ["--spares 2"]),
+        (["--nodes", "2", "--nnodes", "3", "train.py"], ["--nodes 2", "3"]),
+        (["--time", "soon", "train.py"], ["--time", "soon"]),
+        (["--chain", "1", "train.py"], ["--chain", "2"]),
+        (["--chain", "2", "--until-done", "train.py"], ["--chain", "--until-done"]),
+        (["--chain", "2", "--array", "0-3", "train.py"], ["--array"]),
+        (["--job-name", "a b", "train.py"], ["--job-name"]),
+        (["--container-workdir", "/x", "train.py"], ["--container-image"]),
+        (["--venv", "/nowhere", "train.py"], ["--venv /nowhere"]),
+        (["--ft-rank-heartbeat-timeout", "-1", "train.py"], ["--ft-rank-heartbeat-timeout"]),
+        (["--sbatch-arg=a\nb", "train.py"], ["--sbatch-arg"]),
+        (["nowhere.py"], ["nowhere.py"]),
+        ([], ["script"]),
+    ],
+)
+def test_refuses_in_one_sentence(words: list[str], tokens: list[str]) -> None:
+    done = submit(*words)
+    assert done.exit_code == 2, done.output
+    assert len(done.output.splitlines()) == 1 and all(token in done.output for token in tokens), done.output
+    assert not Path("nvrx_logs").exists()

@@ -1,0 +1,148 @@
+"""`nvrx submit` on a real Slurm: the job, its chain, what ends it, and what the next link is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from minicluster import MiniCluster
+from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, SHUTS_DOWN, Job, Jobs, start_again
+
+pytestmark = pytest.mark.slurm
+
+TRAINS = "print('trained in', os.environ['SLURM_JOB_ID'], flush=True)\n"
+FAILS = "sys.exit(7)\n"
+# Trains until it is warned; in a second life it is done at once.
+STOPS_EARLY = CLIENT + """
+import threading
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    while not client.should_stop():
+        threading.Event().wait(0.05)
+mark("saved")
+client.shutdown_workload_monitoring()
+"""  # fmt: skip
+
+
+def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Job, str]:
+    """`nvrx submit FLAGS worker.py` as a user types it; the (first) job and what was printed."""
+    job = jobs.new(worker)
+    env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | jobs.cluster.env()
+    env |= {"TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
+    done = subprocess.run(
+        [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "submit", *flags, "worker.py"],
+        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    job.job_id = int(done.stdout.split()[2].rstrip(":,"))
+    return job, done.stdout
+
+
+def output(job: Job, job_id: int = 0) -> str:
+    path = job.directory / f"nvrx_logs/nvrx_{job_id or job.job_id}.out"
+    return path.read_text() if path.exists() else ""
+
+
+def chain(job: Job) -> list[int]:
+    """Ids of all jobs of the chain."""
+    (links,) = job.directory.glob("nvrx_logs/chain_*")
+    return [int(line) for line in links.read_text().split()]
+
+
+def ends(jobs: Jobs, job_ids: list[int]) -> list[tuple[str, int]]:
+    found = [jobs.cluster.wait_job(job_id, PATIENCE_S) for job_id in job_ids]
+    return [(end.state, end.exit_code) for end in found]
+
+
+def codes(job: Job, *runs: str) -> list[int]:
+    return [json.loads((job.directory / "nvrx_logs" / run / "result.json").read_text())["code"] for run in runs]
+
+
+def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs) -> None:
+    said = '--comment=it\'s "a, b" #1'
+    job, printed = nvrx_submit(
+        jobs, TRAINS + FAILS, "--nodes", "2", "--spares", "1", "--wait", "-J", "train", "--time", "5",
+        f"--sbatch-arg={said}", "--output", "out_%j", code=1,
+    )  # fmt: skip
+    assert f"trained in {job.job_id}" in (job.directory / f"out_{job.job_id}").read_text()
+    assert f"trained in {job.job_id}" in printed
+    facts = jobs.cluster.job(job.job_id)
+    assert (facts["JobName"], facts["NumNodes"], facts["TimeLimit"]) == ("train", "2", "00:05:00")
+    comment = jobs.cluster.run("squeue", "-h", "-t", "all", "-j", str(job.job_id), "-o", "%k")
+    assert comment.strip() == said.partition("=")[2]
+    rendered = (job.directory / f"nvrx_logs/{job.job_id}/submit.sbatch").read_text()
+    assert rendered.startswith("#!/bin/bash\n#SBATCH --job-name=train\n") and rendered.endswith("    worker.py\n")
+
+
+def test_until_done_requeues_what_was_warned(jobs: Jobs) -> None:
+    job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "2", "--until-done")
+    job.wait_marks("up", 2)
+    jobs.cluster.run("scancel", "--signal=USR1", str(job.job_id))
+    start_again(jobs.cluster, job.job_id)
+    assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
+    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
+
+
+def test_the_time_limit_s_warning_leads_into_the_next_link(jobs: Jobs) -> None:
+    job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done", "--time", "1", "--warn-time", "55")
+    job.wait_marks("saved", 1)
+    start_again(jobs.cluster, job.job_id)
+    assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
+    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
+
+
+def test_a_cancelled_job_is_not_requeued(jobs: Jobs) -> None:
+    job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done")
+    job.wait_marks("up", 1)
+    jobs.cluster.run("scancel", str(job.job_id))
+    assert ends(jobs, [job.job_id])[0][0] == "CANCELLED", output(job)
+    assert jobs.cluster.job(job.job_id)["Restarts"] == "0"
+
+
+@pytest.mark.parametrize(("last", "end"), [(TRAINS, ("COMPLETED", 0)), (SHUTS_DOWN, ("FAILED", 93))])
+def test_a_chain_goes_on_after_a_failure_and_ends_with_the_work(jobs: Jobs, last: str, end: tuple[str, int]) -> None:
+    fails_once = f"if not os.path.exists('failed'):\n    open('failed', 'w')\n    {FAILS}"
+    job, _ = nvrx_submit(jobs, fails_once + last, "--chain", "3", "--nproc-per-node", "2")
+    first, second, third = chain(job)
+    assert ends(jobs, [first]) == [("FAILED", 1)]
+    (got, (left, _)) = ends(jobs, [second, third])
+    assert (got, left) == (end, "CANCELLED"), output(job, second)
+
+
+def test_a_storm_of_failures_ends_the_chain(jobs: Jobs) -> None:
+    job, _ = nvrx_submit(jobs, FAILS, "--chain", "4", "--chain-failures", "2")
+    found = [state for state, _ in ends(jobs, chain(job))]
+    assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
+
+
+def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
+    worker = EXCLUDES_N2.replace("    signal.pause()\n", "    signal.pause()\nsys.exit(7)\n")
+    job, _ = nvrx_submit(jobs, worker, "--nodes", "4", "--spares", "1", "--chain", "2", "--max-restarts", "1")
+    first, second = chain(job)
+    jobs.cluster.run("scontrol", "hold", str(second))
+    assert ends(jobs, [first]) == [("FAILED", 1)], output(job)
+    assert jobs.cluster.job(second)["ExcNodeList"] == "n2", output(job)
+    jobs.cluster.run("scancel", str(second))
+
+
+def test_a_preempted_job_goes_on_in_its_next_life(tmp_path: Path) -> None:
+    """Slurm itself requeues it; nvrx-run must not do it a second time, and must not count it as a failure."""
+    extra = (
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=0",
+        "PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF",
+    )
+    with MiniCluster(tmp_path, 1, extra=extra, kill_wait_s=10) as cluster:
+        jobs = Jobs(cluster)
+        job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done", "--partition", "low")
+        job.wait_marks("up", 1)
+        urgent = cluster.submit("#!/bin/sh\nexit 0\n", "--partition=high", "--exclusive")
+        assert cluster.wait_job(urgent, PATIENCE_S).state == "COMPLETED"
+        start_again(cluster, job.job_id)
+        assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
+        assert cluster.job(job.job_id)["Restarts"] == "1"
+        jobs.check()
