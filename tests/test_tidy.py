@@ -50,7 +50,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "google": ("control/", "health/", "logs/"),
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
-    "pyslurm": ("slurm/control.py",),
+    "pyslurm": ("slurm/api/pyslurm_child.py",),
     "torch": ("inprocess/", "testing/"),
 }
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
     from nvrx_slurm.agent.workers import WorkerSpec
     from nvrx_slurm.attribution.records import AttributionSpec
+    from nvrx_slurm.core.chain import Limits
     from nvrx_slurm.core.logs.cycle_info import CycleFiles
 
 
@@ -59,4 +60,5 @@ class Job:
     attribution: AttributionSpec | None = None  # None: no service, rules only
     logs: LogSpec | None = None  # None: no merged logs
     cycle_info: CycleFiles | None = None  # None: none is written
+    until_done: Limits | None = None  # None: the job is not requeued
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

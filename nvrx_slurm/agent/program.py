@@ -34,6 +34,7 @@ from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.quorum import peer_key, peer_of
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import HEALTH_NAME
 
@@ -232,16 +233,19 @@ class Program:
 
     async def _end_job(self, job_id: int, code: int) -> None:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
+        from nvrx_slurm.core.chain import Link, Next, decide
         from nvrx_slurm.slurm import batch_host
 
+        chain = self._job.until_done
+        again = chain is not None and decide([Link(code, 0.0)], chain, 0.0).next is Next.CONTINUE
         until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
         while asyncio.get_running_loop().time() < until_s:
-            end = partial(batch_host.end_if_gone, job_id, code, tries >= _TRIES_BEFORE_SCANCEL)
+            end = partial(batch_host.end_if_gone, job_id, code, tries >= _TRIES_BEFORE_SCANCEL, again)
             try:
                 if done := await bounded.call_async(end, _ASK_SLURM_S, "Slurm"):
                     self._console.say(done)
                 return
-            except (bounded.Overrun, RuntimeError, OSError) as error:
+            except (bounded.Overrun, RuntimeError, SlurmError) as error:
                 if not tries:
                     self._console.say(f"trying to end job {job_id}, whose batch host may be gone: {error}")
                 tries += 1

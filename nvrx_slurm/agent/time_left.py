@@ -11,6 +11,8 @@ from collections.abc import Callable
 from nvrx_slurm.slurm import control
 from nvrx_slurm.system import bounded
 
+_TIMEOUT_S = 10.0  # of one question
+
 _NO_LIMIT_S = 10 * 365 * 86400.0
 _MARGIN_S = 2.0  # for the thread, above the timeout of its command
 _RETRY_S = 1.0  # a job that ends meanwhile starts no second squeue, which would outlive it
@@ -23,7 +25,7 @@ class TimeLeft:
     because the limit may have been changed: at most twice, each time for at most `timeout_s` seconds.
     """
 
-    def __init__(self, job_id: int | None, timeout_s: float = control.TIMEOUT_S) -> None:
+    def __init__(self, job_id: int | None, timeout_s: float = _TIMEOUT_S) -> None:
         self._job_id = job_id
         self._timeout_s = timeout_s
         self._asked = False
@@ -52,7 +54,7 @@ class TimeLeft:
 
     async def _ask(self, job_id: int, again: bool) -> float | None:
         env = {} if again else os.environ
-        ask = functools.partial(control.time_left_s, job_id, env, timeout_s=self._timeout_s)
+        ask = functools.partial(control.time_left_s, job_id, env)
         try:
             return await bounded.call_async(ask, self._timeout_s + _MARGIN_S, "time left")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started

@@ -25,6 +25,12 @@ _MAX_RESULT_BYTES = 64 << 20
 _RUN = re.compile(r"r(\d{1,9})(?:_\w+)?", re.ASCII)
 
 
+def limits(config: Config) -> Limits:
+    """When a chain is given up, as the flags say."""
+    signum = int(config.ft.warning_signal or 0)
+    return Limits(config.launch.chain_failures, config.launch.chain_failure_window, signum)
+
+
 class Chain:
     """This link's view of its chain."""
 
@@ -32,8 +38,7 @@ class Chain:
         launch = config.launch
         self._job, self._slurm, self._say = context, slurm, say
         self._links_file = Path(launch.chain_links) if launch.chain_links else None
-        signum = int(config.ft.warning_signal or 0)
-        self._limits = Limits(launch.chain_failures, launch.chain_failure_window, signum)
+        self._limits = limits(config)
 
     def begin(self, log_dir: Path) -> int | None:
         """The exit code of a link that has nothing to do, because an earlier one ended the chain; None: start."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import glob
 import json
 import os
-import re
-import shutil
 import sys
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import click
 
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
+from nvrx_slurm.slurm.control import seconds
 from nvrx_slurm.system import trust
 from nvrx_slurm.system.bounded_process import Ended, run
 
@@ -23,7 +21,6 @@ PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healt
 _MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog, prolog/epilog and prolog/healthcheck
 _STOP_TIMEOUT_S = 15.0  # default of --workers-stop-timeout
 _HOOK_SH_S = 60.0  # for hook.sh to answer
-_SCONTROL_S = 10.0
 _LONGEST_FILE = 65536
 _TITLES = {
     "job": "Can a job run on this node?",
@@ -70,12 +67,11 @@ def _text(name: str, lines: list[Line]) -> str:
 
 def examine(hooks: str = "") -> dict[str, list[Line]]:
     """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says. scontrol is looked up in PATH."""
-    from nvrx_slurm.slurm import drain
+    from nvrx_slurm.slurm.api import connect
 
-    slurm, problem = dict[str, str](), ""  # `scontrol show config` by name; {} if Slurm does not answer
+    slurm, problem = dict[str, str](), ""  # slurm.conf by name; {} if Slurm does not answer
     try:
-        path = drain.find(shutil.which("scontrol") or "")
-        slurm = parse_config(drain.Scontrol(path, "localhost", time.monotonic() + _SCONTROL_S).config())
+        slurm = connect().config()
     except NvrxError as error:
         problem = str(error)
     directory = os.path.realpath(hooks) if hooks else _directory(slurm)
@@ -99,7 +95,7 @@ def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
         yield Line("slurm", FAIL, f"scontrol does not answer: {problem}", "run this on a node of the cluster")
         return
     yield Line("slurm", OK, f"Slurm {slurm.get('SLURM_VERSION', 'of unknown version')}")
-    kill_wait_s = _seconds(slurm, "KillWait", 30)
+    kill_wait_s = seconds(slurm, "KillWait", 30)
     text = f"{kill_wait_s:g} s from SIGTERM to SIGKILL at scancel and the time limit"
     advice = f"slurm.conf: KillWait=30; until then --workers-stop-timeout below {kill_wait_s:g}"
     yield _judged("kill-wait", text, kill_wait_s < _STOP_TIMEOUT_S, WARN, text, advice)
@@ -143,7 +139,7 @@ def _slurm_conf(slurm: dict[str, str], directory: str) -> Iterator[Line]:
     text = "a job whose prolog fails is held or ends"
     advice = "slurm.conf: SchedulerParameters=...,nohold_on_prolog_fail and JobRequeue=1"
     yield _judged("requeue", "a job whose prolog fails is started elsewhere", bad, WARN, text, advice)
-    interval_s = _seconds(slurm, "HealthCheckInterval", 0)
+    interval_s = seconds(slurm, "HealthCheckInterval", 0)
     text = "HealthCheckInterval=0: the periodic hook never runs, and no node is taken back"
     advice = "slurm.conf: HealthCheckInterval=300"
     yield _judged("health-check-interval", f"every {interval_s:g} s", interval_s == 0, FAIL, text, advice)
@@ -180,20 +176,6 @@ def _site_file(named: str) -> Line:
     except NvrxError as error:
         return Line("site-file", FAIL, str(error), "until then no hook checks anything")
     return Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}")
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """`scontrol show config` by name; "(null)" is "". The values of Prolog[0], Prolog[1], ... are joined by blanks."""
-    found: dict[str, str] = {}
-    for name, value in re.findall(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", text, re.MULTILINE):
-        found[name] = f"{found.get(name, '')} {value.replace('(null)', '')}".strip()
-    return found
-
-
-def _seconds(slurm: dict[str, str], key: str, otherwise: float) -> float:
-    """The number in a value of slurm.conf such as "30 sec"."""
-    found = re.match(r"\d+", slurm.get(key, ""))
-    return float(found[0]) if found else otherwise
 
 
 def _scripts(setting: str) -> list[str]:

@@ -51,7 +51,7 @@ def _wait(slurm: Slurm, job_id: int, output: Path) -> JobFacts | None:
             except NoAnswer:
                 job = None
             if job is not None:
-                if job.state in _OVER and "COMPLETING" not in job.flags and "REQUEUED" not in job.flags:
+                if job.state in _OVER:
                     _show(output, shown)
                     return job
                 word = f"{job.state} ({job.reason})" if job.reason and job.state == "PENDING" else job.state

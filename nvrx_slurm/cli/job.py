@@ -62,6 +62,11 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         from nvrx_slurm.cli.attribution import attribution_spec
 
         attribution = attribution_spec(config, slurm, env, directory, logs, hosts)
+    until_done = None
+    if config.launch.until_done:
+        from nvrx_slurm.cli.chain import limits
+
+        until_done = limits(config)
     return Job(
         node,
         directory,
@@ -84,6 +89,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         logs=logs,
         attribution=attribution,
         cycle_info=info,
+        until_done=until_done,
         may_yield=slurm is None and config.launch.node_rank is None and config.launch.rdzv_conf.is_host is None,
     )
 

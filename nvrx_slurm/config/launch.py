@@ -69,6 +69,11 @@ class LaunchConfig(Section):
         k.WORDS, (), g.SLURM, flag="--srun-arg", form="repeat",
         help="One more argument for the srun that nvrx-run starts, as in --srun-arg=--exclusive. May be repeated.",
     )  # fmt: skip
+    slurm_api: str = setting(
+        k.choice("auto", "cli", "pyslurm"), "auto", g.SLURM,
+        help="How Slurm is asked: by its command line tools (cli), by pyslurm, or (auto) by pyslurm where it is "
+        "installed for the cluster's version.",
+    )  # fmt: skip
     step_prefix: tuple[str, ...] = setting(
         k.WORDS, (), g.SLURM, form="repeat",
         help="One more word before nvrx-run in the step's tasks, as in --step-prefix=apptainer --step-prefix=exec "

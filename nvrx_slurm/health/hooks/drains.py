@@ -22,7 +22,8 @@ from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import Finding, NodeView, Verdict
 
 if TYPE_CHECKING:
-    from nvrx_slurm.slurm.drain import Note, Scontrol  # that module is needed for a drain only
+    from nvrx_slurm.slurm.api.cli import CommandLine  # needed for a drain only
+    from nvrx_slurm.slurm.api.facts import NodeFacts
 
 SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still take effect
 _SCONTROL_S = 10.0  # for both calls of a drain together; the prolog has less
@@ -64,24 +65,24 @@ def parse(text: str) -> Reason | None:
     return Reason(tuple(found[1].split(",")), found[2]) if found else None
 
 
-def may_drain(note: Note) -> bool:
+def may_drain(note: NodeFacts) -> bool:
     """Whether the node is in service. A drain or a reason of others is never overwritten."""
     return bool(note.states) and not note.states & _OUT
 
 
-def ours(note: Note) -> Reason | None:
+def ours(note: NodeFacts) -> Reason | None:
     """The reason if root drained the node with a reason of ours and its state is plainly drained; else None."""
-    if note.who != "root" or "DRAIN" not in note.states or not note.states <= _PLAIN:
+    if note.reason_by != "root" or "DRAIN" not in note.states or not note.states <= _PLAIN:
         return None
     return parse(note.reason)
 
 
-def may_be_ours(note: Note) -> bool:
+def may_be_ours(note: NodeFacts) -> bool:
     """Whether we drained the node, even if it is in maintenance, does not respond or reboots now."""
-    return note.who == "root" and parse(note.reason) is not None and not may_drain(note)
+    return note.reason_by == "root" and parse(note.reason) is not None and not may_drain(note)
 
 
-def extended(note: Note, checks: Iterable[str]) -> str:
+def extended(note: NodeFacts, checks: Iterable[str]) -> str:
     """Our reason with `checks` added; "" if they are in it already or the drain is not ours."""
     why = parse(note.reason) if may_be_ours(note) else None
     missing = [check for check in dict.fromkeys(checks) if why and check not in why.checks]
@@ -157,16 +158,16 @@ class Drains:
         asked_s = cache.now_s()
         try:
             self.record.update(checks)  # first: the periodic hook may run at the same time
-            scontrol = self._scontrol()
-            note = scontrol.note()
+            slurm = self._slurm()
+            note = slurm.nodes([self._name])[self._name]
             if not may_drain(note):
                 states = "+".join(sorted(note.states))
                 self._say(syslog.LOG_NOTICE, f"not drained for {why!r}: it is {states} already ({note.reason})")
                 if both := extended(note, checks):
-                    scontrol.set_reason(both)
+                    slurm.set_reason(self._name, both)
                     self._say(syslog.LOG_ERR, f"drained for more: {both}")
                 return True
-            scontrol.drain(why)
+            slurm.drain(self._name, why)
         except (NvrxError, ImportError) as error:  # ImportError: a module is missing, or others can change it
             self._say(syslog.LOG_ERR, f"the node cannot be drained for {why!r}: {error}")
             return False
@@ -178,7 +179,7 @@ class Drains:
         """Our reason if the node is plainly drained by us. Asks slurmctld, and records a drain that is not ours."""
         asked_s = cache.now_s()
         try:
-            note = self._scontrol().note()
+            note = self._slurm().nodes([self._name])[self._name]
         except NvrxError as error:
             self._say(syslog.LOG_WARNING, f"cannot tell whether this node is drained: {error}")
             return None
@@ -190,10 +191,10 @@ class Drains:
         """Take the node back unless its reason or record has changed while the checks ran. `text`: for the log."""
         asked_s = cache.now_s()
         try:
-            scontrol = self._scontrol()
-            if ours(scontrol.note()) != why or self.record.read() != recorded:
+            slurm = self._slurm()
+            if ours(slurm.nodes([self._name])[self._name]) != why or self.record.read() != recorded:
                 return
-            scontrol.undrain()
+            slurm.undrain(self._name)
         except NvrxError as error:
             self._say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
             return
@@ -201,8 +202,9 @@ class Drains:
         if late := self.record.update(since_s=asked_s):  # another hook saw the node drained still
             self.drain([Finding(check, Verdict.FAIL, "failed while the node was taken back") for check in late])
 
-    def _scontrol(self) -> Scontrol:
-        from nvrx_slurm.slurm.drain import Scontrol, find
+    def _slurm(self) -> CommandLine:
+        from nvrx_slurm.slurm.api.cli import CommandLine
+        from nvrx_slurm.slurm.api.tools import Tools, find
 
         until_s = min(self._until_s - _MARGIN_S, time.monotonic() + _SCONTROL_S)
-        return Scontrol(find(self._path), self._name, until_s)
+        return CommandLine(Tools(trusted=find(self._path), until_s=until_s))

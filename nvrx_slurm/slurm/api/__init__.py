@@ -1,11 +1,41 @@
-"""`connect` gives the one interface to Slurm (see interface.Slurm). Being built in branch s14-api."""
+"""The one way to Slurm: `connect()` gives a backend with the methods of `interface.Slurm`.
+
+Backends are pyslurm, where it is installed for this cluster's version, and Slurm's command line tools. Both give the
+same answers and errors (`facts`). All calls block and are bounded. No call is made on the way of a restart.
+"""
 
 from __future__ import annotations
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api.interface import Slurm
 
+_process: dict[str, Slurm] = {}  # the backend of this process, by the choice it was made for
+_choice = "auto"
 
-def connect(choice: str = "auto") -> Slurm:
+
+def choose(choice: str) -> None:
+    """What --slurm-api says: auto, cli or pyslurm. To be called before `connect`, once."""
+    global _choice
+    _choice = choice
+
+
+def connect() -> Slurm:
+    """The backend of this process. Raises UsageError where pyslurm was asked for and does not work."""
+    if _choice not in _process:
+        _process[_choice] = _made(_choice)
+    return _process[_choice]
+
+
+def _made(choice: str) -> Slurm:
+    # Imported here: most processes never ask Slurm.
     from nvrx_slurm.slurm.api.cli import CommandLine
 
+    if choice != "cli":
+        from nvrx_slurm.slurm.api import by_pyslurm
+
+        found, why = by_pyslurm.load()
+        if found is not None:
+            return found
+        if choice == "pyslurm":
+            raise UsageError(f"--slurm-api pyslurm: {why}; install it for this cluster's version, or use cli")
     return CommandLine()

@@ -23,6 +23,10 @@ class NotAllowed(SlurmError):
     """This user may not do that on this cluster."""
 
 
+class NotInstalled(SlurmError):
+    """There is no Slurm here, or it cannot be run."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobFacts:
     """One job. States are Slurm's long words in upper case; unknown ones are kept as they are."""
@@ -30,8 +34,7 @@ class JobFacts:
     job_id: int
     name: str
     user: str
-    state: str  # the base state: "PENDING", "RUNNING", "COMPLETED", ...
-    flags: frozenset[str]  # {"COMPLETING", "REQUEUED", ...}
+    state: str  # "PENDING", "RUNNING", "COMPLETING", "COMPLETED", ...
     reason: str  # why it waits: "Priority", "JobHeldUser", ...; "" = none
     nodes: tuple[str, ...]  # allocated now; () while it waits
     excluded: tuple[str, ...]

@@ -37,7 +37,7 @@ class Slurm(Protocol):
         """Send `signum` to the tasks of one step ("7.0"), or of all steps without the batch script."""
 
     def cancel(self, job_id: int) -> None:
-        """scancel the job; of an array's first id all its tasks."""
+        """scancel the job; of an array's id all its tasks. One that has ended, or is not known, is no error."""
 
     def requeue(self, job_id: int) -> None:
         """End the job and put it back into the queue."""

@@ -1,0 +1,177 @@
+"""The backend by pyslurm, which runs in a child process of its own.
+
+What it does not do better is inherited from the command line tools: `config`, `submit` and `complete`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from nvrx_slurm.slurm import nodelist
+from nvrx_slurm.slurm.api import text
+from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotInstalled, NotKnown, SlurmError, StepFacts
+from nvrx_slurm.slurm.api.tools import TIMEOUT_S
+from nvrx_slurm.system import bounded_process
+
+_MAX_BYTES = 64 << 20  # of an answer
+_CHUNK_BYTES = 1 << 20
+
+
+def load() -> tuple[PySlurm | None, str]:
+    """The backend, or None and why not: pyslurm has to be installed, to load, and to be of the cluster's version."""
+    if find_spec("pyslurm") is None:
+        return None, "pyslurm is not installed"
+    found = PySlurm()
+    try:
+        mine, cluster = found.ask("version")
+    except SlurmError as error:
+        found.close()
+        return None, f"pyslurm does not work: {error}"
+    if mine.split(".")[:2] != cluster.split(".")[:2]:
+        found.close()
+        return None, f"pyslurm {mine} does not match Slurm {cluster}"
+    return found, ""
+
+
+class PySlurm(CommandLine):
+    """See interface.Slurm. The child starts at the first question, and again after one that it did not answer."""
+
+    name = "pyslurm"
+    _child: subprocess.Popen[bytes] | None = None
+
+    def ask(self, call: str, *args: Any) -> Any:
+        """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
+        with self.tools.turn.take(TIMEOUT_S):
+            until_s = time.monotonic() + TIMEOUT_S
+            try:
+                line = self._exchange(json.dumps({"call": call, "args": args}).encode() + b"\n", until_s)
+                found = json.loads(line)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise NotInstalled(f"pyslurm's process ended or is broken: {error}") from None
+            except NoAnswer:
+                self.close()
+                raise
+        if "error" in found:
+            raise text.error(str(found["error"]))
+        return found["ok"]
+
+    def _exchange(self, request: bytes, until_s: float) -> bytes:
+        if self._child is None or self._child.poll() is not None:
+            self.close()
+            argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.pyslurm_child"]
+            if sys.version_info < (3, 11):
+                argv.remove("-P")
+            self._child = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            )
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(request)
+        answer = bytearray()
+        while not answer.endswith(b"\n"):
+            if not bounded_process.wait([child.stdout.fileno()], until_s):
+                raise NoAnswer(f"pyslurm did not answer within {TIMEOUT_S:g} s")
+            more = os.read(child.stdout.fileno(), _CHUNK_BYTES)
+            if not more or len(answer) > _MAX_BYTES:
+                raise OSError("no answer" if not more else "too long an answer")
+            answer += more
+        return bytes(answer)
+
+    def close(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
+
+    # --- questions --------------------------------------------------------------------------------------------
+
+    def job(self, job_id: int) -> JobFacts:
+        """By Job.load."""
+        return _job(self.ask("job", job_id))
+
+    def jobs(self, user: str = "") -> list[JobFacts]:
+        """By Jobs.load."""
+        found = map(_job, self.ask("jobs"))
+        return [job for job in found if not user or job.user == user]
+
+    def steps(self, job_id: int) -> list[StepFacts]:
+        """By JobSteps.load."""
+        try:
+            found = self.ask("steps", job_id)
+        except NotKnown:
+            return []
+        return [StepFacts(step_id, name, tuple(nodelist.expand(nodes))) for step_id, name, nodes in found]
+
+    def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
+        """By Node.load, Nodes.load."""
+        wanted = [text.node_name(name) for name in names]
+        rows = self.ask("nodes", wanted)
+        found = {row[0]: NodeFacts(row[0], frozenset(row[1].replace("*", "").split("+")), *row[2:]) for row in rows}
+        if missing := [name for name in wanted if name not in found]:
+            raise NotKnown(f"Slurm: node {missing[0]} not found")
+        return found
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def signal(self, job_id: int, signum: int, step: str = "") -> None:
+        """By send_signal."""
+        self.ask("signal", job_id, signum, step)
+
+    def cancel(self, job_id: int) -> None:
+        """By Job.cancel."""
+        with suppress(NotKnown):  # it has ended
+            self.ask("cancel", job_id)
+
+    def requeue(self, job_id: int) -> None:
+        """By Job.requeue."""
+        self.ask("requeue", job_id)
+
+    def hold(self, job_id: int) -> None:
+        """By Job.hold."""
+        self.ask("hold", job_id)
+
+    def release(self, job_id: int) -> None:
+        """By Job.release."""
+        self.ask("release", job_id)
+
+    def update_job(
+        self,
+        job_id: int,
+        *,
+        excluded: Sequence[str] | None = None,
+        time_limit_min: int | None = None,
+        comment: str | None = None,
+    ) -> None:
+        """By Job.modify."""
+        names = None if excluded is None else [text.node_name(name) for name in excluded]
+        changes = {"excluded_nodes": names, "time_limit": time_limit_min, "comment": comment}
+        self.ask("update_job", job_id, {name: value for name, value in changes.items() if value is not None})
+
+    def drain(self, node: str, reason: str) -> None:
+        """By Node.modify."""
+        self.ask("update_node", text.node_name(node), {"state": "DRAIN", "reason": reason})
+
+    def set_reason(self, node: str, reason: str) -> None:
+        """By Node.modify."""
+        self.ask("update_node", text.node_name(node), {"reason": reason})
+
+    def undrain(self, node: str) -> None:
+        """By Node.modify."""
+        self.ask("update_node", text.node_name(node), {"state": "UNDRAIN"})
+
+
+def _job(plain: dict[str, Any]) -> JobFacts:
+    for name in ("nodes", "excluded"):
+        plain[name] = tuple(nodelist.expand(plain[name]))
+    return JobFacts(**plain)

@@ -1,0 +1,81 @@
+"""Ends a job that has lost its batch host, by slurm_complete_job of libslurm, which works for the job's owner, too.
+
+libslurm can end the process that loads it, so a child process calls it: this module is its program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import re
+import signal
+import sys
+
+from nvrx_slurm.slurm.api import text
+from nvrx_slurm.slurm.api.facts import NoAnswer
+from nvrx_slurm.system import bounded_process
+
+TIMEOUT_S = 20.0  # libslurm itself waits for MessageTimeout, 10 s by default
+_NO_VAL = 0xFFFFFFFE  # slurm.h
+
+
+def run(job_id: int, code: int, version: str, plugins: str) -> None:
+    """End the job with `code` (0..255). `version`, `plugins`: SLURM_VERSION and PluginDir. Raises SlurmError."""
+    argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.completion", str(job_id), str(code), version, plugins]
+    if sys.version_info < (3, 11):
+        argv.remove("-P")
+    ended = bounded_process.run(argv, os.environ, TIMEOUT_S)
+    if ended.code in (0, -signal.SIGTERM, -signal.SIGKILL):  # Slurm ends this step with the job
+        return
+    if ended.code is None:
+        raise NoAnswer(f"slurm_complete_job did not end within {TIMEOUT_S:g} s")
+    said = ended.stderr.decode(errors="replace").strip() or f"slurm_complete_job ended with {ended.code}"
+    raise text.error(said.splitlines()[-1])
+
+
+# --- in the child process -------------------------------------------------------------------------------------------
+
+
+class _StepId(ctypes.Structure):
+    """slurm_step_id_t of slurm.h, 25.11 and 26.05."""
+
+    _fields_ = (("sluid", ctypes.c_uint64), *((name, ctypes.c_uint32) for name in ("job", "het_comp", "step")))
+
+
+def _job(job_id: int, version: str) -> ctypes.c_uint32 | ctypes._Pointer[_StepId]:
+    """What this Slurm's slurm_complete_job takes: from 25.11 on a pointer to a step's id, before it a job's number."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < (25, 11):
+        return ctypes.c_uint32(job_id)
+    return ctypes.pointer(_StepId(0, job_id, _NO_VAL, _NO_VAL))
+
+
+def _library(plugins: str) -> ctypes.CDLL:
+    """libslurm of this Slurm: in its PluginDir, or where the linker finds it. Raises OSError."""
+    folders = plugins.split(":") if plugins else []
+    candidates = [path for folder in folders for path in glob.glob(f"{folder}/libslurmfull*.so")]
+    for path in (*candidates, "libslurm.so"):
+        try:
+            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # its plugins need its symbols
+        except OSError as error:
+            last = error
+    raise last
+
+
+def _complete(job_id: int, code: int, version: str, plugins: str) -> str:
+    """Call slurm_complete_job. Returns Slurm's reason against it, "" if there is none. Raises OSError."""
+    slurm = _library(plugins)
+    if hasattr(slurm, "slurm_init"):  # from 22.05 on
+        slurm.slurm_init(None)
+    if slurm.slurm_complete_job(_job(job_id, version), ctypes.c_uint32(code << 8)) == 0:  # as wait(2) tells a code
+        return ""
+    slurm.slurm_strerror.restype = ctypes.c_char_p
+    return (slurm.slurm_strerror(slurm.slurm_get_errno()) or b"unknown error").decode(errors="replace")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_complete(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]) or 0)
+    except OSError as failed:
+        sys.exit(str(failed))

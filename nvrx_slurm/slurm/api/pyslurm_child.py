@@ -1,0 +1,122 @@
+"""The program in which pyslurm runs: its import can end a process, and it changes how libraries are loaded.
+
+Reads one request per line on stdin, {"call": NAME, "args": [...]}, and answers one line, {"ok": RESULT} or
+{"error": TEXT}. Ends when stdin does. A request that takes longer than its alarm ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+ALARM_S = 30  # above the bound of the parent, which kills this process; for a parent that is gone
+
+os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"  # slurm_init would run at import, and end the process without a config
+_out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libslurm prints is no answer
+
+import pyslurm  # noqa: E402
+
+
+def _job(job_id: int) -> dict[str, Any]:
+    return _facts(pyslurm.Job.load(job_id))
+
+
+def _jobs() -> list[dict[str, Any]]:
+    return [_facts(job) for job in pyslurm.Jobs.load().values()]
+
+
+def _facts(job: Any) -> dict[str, Any]:
+    runs = job.state == "RUNNING"
+    left_s = math.inf if job.time_limit is None else float(job.run_time_remaining or 0)
+    return {
+        "job_id": job.id,
+        "name": job.name or "",
+        "user": job.user_name or "",
+        "state": job.state,
+        "reason": "" if job.state_reason in (None, "None") else job.state_reason,
+        "nodes": job.allocated_nodes or "",
+        "excluded": job.excluded_nodes or "",
+        "restarts": job.requeue_count or 0,
+        "requeue": bool(job.is_requeueable),
+        "batch_host": job.batch_host or "",
+        "time_left_s": left_s if runs else None,
+        "exit_code": 128 + job.exit_code_signal if job.exit_code_signal else job.exit_code or 0,
+        "comment": job.comment or "",
+        "array_job_id": job.array_id or 0,
+        "array_task": str(job.array_tasks_waiting or ("" if job.array_task_id is None else job.array_task_id)),
+    }
+
+
+def _steps(job_id: int) -> list[tuple[str, str, str]]:
+    steps = pyslurm.JobSteps.load(job_id).values()
+    return [(f"{job_id}.{step.id}", step.name or "", ",".join(step.allocated_nodes or [])) for step in steps]
+
+
+def _nodes(names: list[str]) -> list[tuple[str, str, str, str, str, int]]:
+    nodes = [pyslurm.Node.load(names[0])] if len(names) == 1 else pyslurm.Nodes.load().values()
+    wanted = set(names)
+    return [
+        (node.name, node.state, node.reason or "", node.reason_user or "", node.address or "", node.slurmd_port or 0)
+        for node in nodes
+        if not wanted or node.name in wanted
+    ]
+
+
+def _signal(job_id: int, signum: int, step: str) -> None:
+    if not step:
+        pyslurm.Job(job_id).send_signal(signum, steps="children")
+        return
+    name = step.partition(".")[2]
+    pyslurm.JobStep(job_id, int(name) if name.isdigit() else name).send_signal(signum)
+
+
+def _update_job(job_id: int, changes: dict[str, Any]) -> None:
+    pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(**changes))
+
+
+def _update_node(name: str, changes: dict[str, str]) -> None:
+    pyslurm.Node.load(name).modify(pyslurm.Node(**changes))
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "job": _job,
+    "jobs": _jobs,
+    "steps": _steps,
+    "nodes": _nodes,
+    "signal": _signal,
+    "cancel": lambda job_id: pyslurm.Job(job_id).cancel(),
+    "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
+    "hold": lambda job_id: pyslurm.Job(job_id).hold(),
+    "release": lambda job_id: pyslurm.Job(job_id).release(),
+    "update_job": _update_job,
+    "update_node": _update_node,
+    "version": lambda: [pyslurm.__version__, pyslurm.slurmctld.Config.load().version],
+}
+
+
+def _answer(line: str) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        return {"ok": _CALLS[request["call"]](*request["args"])}
+    except (pyslurm.PyslurmError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"error": str(error) or type(error).__name__}
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    signal.alarm(ALARM_S)
+    pyslurm.slurm_init()
+    for line in sys.stdin:
+        signal.alarm(ALARM_S)
+        print(json.dumps(_answer(line)), file=_out, flush=True)
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Reads what Slurm's tools print, and makes words for them. Pure, and tolerant: 22.05 to 26.05 print different fields.
+
+An unknown field or state says nothing. A missing field that is needed raises SlurmError with its name. Free texts (job
+names, comments, reasons) may hold blanks, newlines and `Key=`: the first of equal keys counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from nvrx_slurm.slurm import nodelist
+from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotAllowed, NotKnown, SlurmError, StepFacts
+
+_DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
+_KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
+_SETTING = re.compile(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", re.MULTILINE)
+_SET_BY = re.compile(r"\s*\[([^\[\]@]*)@[^\[\]]*\]$")
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
+# Short forms behind a state (sinfo(1), "NODE STATE CODES").
+_MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
+_NOTHING = frozenset({"", "(null)", "None", "N/A"})
+# What slurm_strerror(3) says, in words that no version has changed.
+_KINDS = (
+    (
+        NotKnown,
+        re.compile(
+            r"invalid job id|not found|does not exist|invalid node name|job/step already completing or completed", re.I
+        ),
+    ),
+    (NotAllowed, re.compile(r"access/permission denied|access denied|permission denied|not permitted", re.I)),
+    (
+        NoAnswer,
+        re.compile(
+            r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
+            r"temporarily|authentication|munge|communication|shutting down|busy",
+            re.I,
+        ),
+    ),
+)
+
+
+def error(said: str) -> SlurmError:
+    """The error for what a tool, or libslurm, says: one sentence of at most 200 characters."""
+    text = " ".join(said.split())[:200] or "it does not say why"
+    kind = next((kind for kind, words in _KINDS if words.search(text)), SlurmError)
+    return kind(f"Slurm: {text}")
+
+
+def node_name(name: str) -> str:
+    """`name`, if it names exactly one node: scontrol takes lists, and ALL for all nodes. Raises SlurmError."""
+    if not _NODE_NAME.fullmatch(name) or name.upper() == "ALL":
+        raise SlurmError(f"{name!r} is not the name of a node")
+    return name
+
+
+def fields(record: str) -> dict[str, str]:
+    """KEY=VALUE of one record of `scontrol show ... -o`; "" where Slurm prints a word for nothing."""
+    keys = list(_KEY.finditer(record))
+    ends = [*(key.start() for key in keys), len(record)][1:]
+    found: dict[str, str] = {}
+    for key, end in zip(keys, ends, strict=True):
+        value = record[key.end() : end].strip()
+        found.setdefault(key[1], "" if value in _NOTHING else value)
+    return found
+
+
+def records(text: str, first: str) -> Iterator[dict[str, str]]:
+    """The records of `scontrol show ... -o`, each of which begins with the field `first`."""
+    starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield fields(text[start:end])
+
+
+def job(text: str, job_id: int) -> JobFacts:
+    """The job with this id in `scontrol show job ID -o`; of an array, whose id its last task has, the first record."""
+    found = list(records(text, "JobId"))
+    if not found:
+        raise SlurmError(f"Slurm's answer about job {job_id} has no field JobId: {text[:80]!r}")
+    return job_facts(next((one for one in found if one.get("JobId") == str(job_id)), found[0]))
+
+
+def jobs(text: str, user: str) -> list[JobFacts]:
+    """All jobs of `scontrol show job -o`, of `user` if it is given. A record that is cut off is left out."""
+    found = []
+    for one in records(text, "JobId"):
+        if "JobState" in one and (not user or _user(one) == user):
+            found.append(job_facts(one))
+    return found
+
+
+def job_facts(one: Mapping[str, str]) -> JobFacts:
+    """A job, from the fields of its record. Raises SlurmError for a missing field."""
+    code, _, signum = _need(one, "ExitCode").partition(":")
+    state = _need(one, "JobState").split(",")[0]
+    return JobFacts(
+        job_id=_number(_need(one, "JobId")),
+        name=one.get("JobName", ""),
+        user=_user(one),
+        state=state,
+        reason=one.get("Reason", ""),
+        nodes=tuple(nodelist.expand(one.get("NodeList", ""))),
+        excluded=tuple(nodelist.expand(one.get("ExcNodeList", ""))),
+        restarts=_number(one.get("Restarts", "0")),
+        requeue=one.get("Requeue", "0") == "1",
+        batch_host=one.get("BatchHost", "") if one.get("BatchFlag", "1") != "0" else "",
+        time_left_s=_time_left_s(one) if state == "RUNNING" else None,
+        exit_code=128 + _number(signum) if _number(signum) else _number(code),
+        comment=one.get("Comment", ""),
+        array_job_id=_number(one.get("ArrayJobId", "0")),
+        array_task=one.get("ArrayTaskId", "").partition("%")[0],
+    )
+
+
+def steps(text: str) -> list[StepFacts]:
+    """Of `squeue --steps -h -o "%i|%N|%j"`. A name may hold anything, so it comes last."""
+    found = []
+    for line in text.splitlines():
+        parts = line.strip().split("|", 2)
+        if len(parts) == 3:
+            found.append(StepFacts(parts[0], parts[2], tuple(nodelist.expand(parts[1]))))
+    return found
+
+
+def nodes(text: str) -> dict[str, NodeFacts]:
+    """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
+    found: dict[str, NodeFacts] = {}
+    for line in text.splitlines():
+        if not line.startswith("NodeName="):
+            continue
+        one = fields(line)
+        name, state = one["NodeName"], one.get("State", "")
+        words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
+        if not words:
+            raise SlurmError(f"Slurm's answer about node {name} has no field State: {line[:80]!r}")
+        reason = one.get("Reason", "")
+        by = _SET_BY.search(reason)
+        found[name] = NodeFacts(
+            name,
+            frozenset(words),
+            reason[: by.start()] if by else reason,
+            by[1] if by else "",
+            one.get("NodeAddr", ""),
+            _number(one.get("Port", "0")),
+        )
+    return found
+
+
+def config(text: str) -> dict[str, str]:
+    """`scontrol show config` by name. The values of Prolog[0], Prolog[1], ... are joined by blanks."""
+    found: dict[str, str] = {}
+    for name, value in _SETTING.findall(text):
+        found[name] = f"{found.get(name, '')} {value.replace('(null)', '')}".strip()
+    return found
+
+
+def seconds(text: str) -> float | None:
+    """ "D-HH:MM:SS", "HH:MM:SS", "MM:SS", UNLIMITED (inf); None for anything else."""
+    if text == "UNLIMITED":
+        return math.inf
+    if not (found := _DURATION.fullmatch(text)):
+        return None
+    days, hours, minutes, rest = (int(number or 0) for number in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+
+
+def _time_left_s(one: Mapping[str, str]) -> float | None:
+    limit_s, run_s = seconds(one.get("TimeLimit", "")), seconds(one.get("RunTime", ""))
+    return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
+
+
+def _user(one: Mapping[str, str]) -> str:
+    return one.get("UserId", "").partition("(")[0]
+
+
+def _need(one: Mapping[str, str], name: str) -> str:
+    if name not in one:
+        raise SlurmError(f"Slurm's answer about job {one.get('JobId', '?')} has no field {name}")
+    return one[name]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
