@@ -1,0 +1,103 @@
+"""What nvrx-run needs of Slurm, on every version that is here: Debian's 22.05 and the builds of ../shared/slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slurm_builds
+from hooked_cluster import HookedCluster
+from minicluster import MiniCluster
+from nvrx_job import PATIENCE_S, Job, Jobs, kill, start_again
+from test_nvrx_run_warning import STAYS
+
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
+
+TWO_AND_A_SPARE = "--spares=1 --nproc-per-node=1 --max-restarts=2"
+ONCE = "if CYCLE == 0:\n    signal.pause()\n"
+
+
+@pytest.fixture(scope="module", params=["", *slurm_builds.VERSIONS], ids=lambda version: version or "22.05")
+def hooked(request: pytest.FixtureRequest, needs_slurm: None) -> Iterator[HookedCluster]:
+    """Three nodes of one version, with our hooks."""
+    if reason := MiniCluster.available(request.param):
+        pytest.skip(reason)
+    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
+    cluster = HookedCluster(root, request.param)
+    cluster.slurm.up()
+    try:
+        yield cluster
+    finally:
+        stray = cluster.slurm.down()
+    assert stray == [] and cluster.slurm.scan() == []
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
+    """Makes jobs on three idle nodes."""
+    hooked.mend()
+    hooked.slurm.reset()
+    made = Jobs(hooked.slurm)
+    yield made
+    made.check()
+
+
+def submit(jobs: Jobs, worker: str, flags: str = "", sbatch: tuple[str, ...] = ()) -> Job:
+    return jobs.submit(worker, f"{TWO_AND_A_SPARE} {flags}", 3, sbatch)
+
+
+def test_a_killed_rank_is_restarted(jobs: Jobs) -> None:
+    job = submit(jobs, ONCE)
+    kill(job.wait_marks("up", 2, cycle=0)[1].pid, signal.SIGKILL)
+    end = job.wait_end()
+    assert (end.state, end.exit_code, job.result()["restarts_used"]) == ("COMPLETED", 0, 1), job.said()
+
+
+def test_a_spare_replaces_the_batch_host(jobs: Jobs) -> None:
+    job = submit(jobs, ONCE)
+    job.wait_marks("up", 2, cycle=0)
+    assert jobs.cluster.kill_node("n1")
+    assert {mark.node for mark in job.wait_marks("up", 2, cycle=1)} == {"n2", "n3"}
+    end = job.wait_end()
+    assert (end.state, end.exit_code, job.result()["code"]) == ("COMPLETED", 0, 0), job.said()
+
+
+def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
+    job = submit(jobs, STAYS, sbatch=("--requeue",))
+    job.wait_marks("ready", 2)
+    jobs.cluster.run("scontrol", "requeue", str(job.job_id))
+    start_again(job.cluster, job.job_id)
+    job.wait_marks("ready", 4)
+    assert [mark.rank for mark in job.marks("term")] == [0, 1]
+    tree = job.directory / "nvrx_logs" / str(job.job_id)
+    assert '"code": 143' in (tree / "r0" / "result.json").read_text()
+    assert job.run_dir.resolve() == tree / "r1"
+    jobs.cluster.run("scancel", str(job.job_id))
+    assert job.wait_end().state == "CANCELLED"
+
+
+def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
+    """From squeue in 22.05, and from SLURM_JOB_END_TIME since."""
+    leaves = STAYS.partition("while True")[0] + "client.shutdown_workload_monitoring()\n"
+    job = submit(jobs, leaves, "--ft-warn-before-end=58", ("--time=1",))
+    end = job.wait_end()
+    assert [mark.rank for mark in job.marks("told")] == [0, 1]
+    assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 138, 138), job.said()
+
+
+def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> None:
+    hooked.break_("fan", "n1")
+    job = jobs.cluster.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")
+    hooked.wait_log(f"n1 job {job}: drained")
+    start_again(jobs.cluster, job)
+    assert jobs.cluster.wait_job(job, PATIENCE_S).state == "COMPLETED"
+    assert jobs.cluster.output(job) in ("ran on n2\n", "ran on n3\n")
+    note = hooked.note("n1")
+    assert "DRAIN" in note.states and (note.reason, note.who) == ("nvrx:fan:the fan is broken", "root")
+    jobs.cluster.reset()
