@@ -23,7 +23,7 @@ SLURM_B = {
     "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py", "test_nvrx_run_inprocess.py",
     "test_nvrx_run_codes.py",
 }  # fmt: skip
-SLURM_C = {"test_every_version.py"}  # bring clusters of their own up
+SLURM_C = {"test_every_version.py", "test_ordinary_user.py"}  # bring clusters of their own up
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -79,6 +79,7 @@ class MiniCluster:
         self.root = Path(root).absolute()
         self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra), slurm)
         self.die_with_owner = die_with_owner
+        self.uid: int | None = None  # clients run as this user (and group), where this process is root's
         self._inits: dict[str, Process] = {}  # "munged", "slurmctld", "n1", ...
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # the inits that this process started and reaps
         self._lifeline: tuple[int, int] | None = None
@@ -304,7 +305,8 @@ class MiniCluster:
         try:
             done = subprocess.run(
                 command, env=self._environment(), cwd=self.root, stdin=subprocess.DEVNULL, capture_output=True,
-                text=True, timeout=timeout_s, check=True,
+                text=True, timeout=timeout_s, check=True, user=self.uid, group=self.uid,
+                extra_groups=None if self.uid is None else (),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise MiniClusterError(f"minicluster: {' '.join(command)} took more than {timeout_s:g} s.") from None
