@@ -1,4 +1,4 @@
-"""A user who is not root, on a cluster of root's daemons: his job survives, and Slurm's rules hold for him."""
+"""A user without privileges, on a cluster of root's daemons: the job survives, and Slurm's rules hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if CYCLE == 0 and "SLURM_RESTART_COUNT" not in os.environ:
 
 
 class UsersJobs(Jobs):
-    """Jobs that the user submits, with files of his own."""
+    """Jobs that the user submits, with files of that user."""
 
     python: Path
 
@@ -65,7 +65,7 @@ def python() -> Path:
         except (OSError, subprocess.CalledProcessError):
             continue
         return one
-    pytest.skip(f"neither {sys.executable} nor {usual} runs for a user who is not root")
+    pytest.skip(f"neither {sys.executable} nor {usual} runs for a user without privileges")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJ
     shutil.rmtree(cluster_root / "jobs")
 
 
-def test_his_job_survives_and_he_may_only_what_slurm_lets_him(jobs: UsersJobs) -> None:
+def test_the_job_survives_and_what_is_forbidden_hurts_nothing(jobs: UsersJobs) -> None:
     job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1 --max-restarts=2", 3, ("--requeue", "--time=5"))
     ready = job.wait_marks("ready", 2)
 
@@ -95,7 +95,7 @@ def test_his_job_survives_and_he_may_only_what_slurm_lets_him(jobs: UsersJobs) -
         with pytest.raises(MiniClusterError, match=REFUSED):
             jobs.cluster.run("scontrol", "update", *forbidden)
     assert set(jobs.cluster.status().values()) == {"up", "mixed"}
-    jobs.cluster.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=4")  # less is his right
+    jobs.cluster.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=4")  # a shorter one is allowed
 
     kill(ready[0].pid, signal.SIGKILL)
     end = job.wait_end()
@@ -104,7 +104,7 @@ def test_his_job_survives_and_he_may_only_what_slurm_lets_him(jobs: UsersJobs) -
     assert {path.stat().st_uid for path in job.run_dir.rglob("*")} == {NOBODY}
 
 
-def test_he_may_requeue_his_own_job_and_no_other(jobs: UsersJobs) -> None:
+def test_the_user_may_requeue_own_jobs_only(jobs: UsersJobs) -> None:
     job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1", 3, ("--requeue",))
     job.wait_marks("ready", 2)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
