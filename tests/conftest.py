@@ -28,7 +28,7 @@ SLURM_C = {"test_every_version.py", "test_ordinary_user.py"}  # bring clusters o
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist's --dist loadgroup the tests on a real Slurm run on three workers, each with its own clusters."""
+    """With pytest-xdist's --dist loadgroup the tests on a real Slurm run on three workers, each with own clusters."""
     for item in items:
         if item.get_closest_marker("slurm"):
             group = "slurm-c" if item.path.name in SLURM_C else "slurm-b" if item.path.name in SLURM_B else "slurm-a"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dgx
@@ -20,6 +23,20 @@ OWN = """#!/bin/sh
 if [ -e {root}/$1-hangs-$SLURMD_NODENAME ]; then exec /bin/sleep 600; fi
 if [ -e {root}/$1-$SLURMD_NODENAME ]; then echo "the $1 is broken"; exit 1; fi
 """
+
+
+@contextmanager
+def running(slurm: str = "") -> Iterator[HookedCluster]:
+    """Such a cluster of this version, up; nothing of it is left afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
+    cluster = HookedCluster(root, slurm)
+    cluster.slurm.up()
+    try:
+        yield cluster
+    finally:
+        stray = cluster.slurm.down()
+    assert stray == [] and cluster.slurm.scan() == []
+    shutil.rmtree(root)
 
 
 class HookedCluster:

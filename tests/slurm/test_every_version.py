@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import slurm_builds
-from hooked_cluster import HookedCluster
-from minicluster import MiniCluster
+from hooked_cluster import HookedCluster, running
 from nvrx_job import CLIENT, PATIENCE_S, Job, Jobs, kill, start_again
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
@@ -35,20 +30,11 @@ client.shutdown_workload_monitoring()
 """  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["", *slurm_builds.VERSIONS], ids=lambda version: version or "22.05")
-def hooked(request: pytest.FixtureRequest, needs_slurm: None) -> Iterator[HookedCluster]:
+@pytest.fixture(scope="module")
+def hooked(slurm_version: str) -> Iterator[HookedCluster]:
     """Three nodes of one version, with our hooks."""
-    if reason := MiniCluster.available(request.param):
-        pytest.skip(reason)
-    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
-    cluster = HookedCluster(root, request.param)
-    cluster.slurm.up()
-    try:
+    with running(slurm_version) as cluster:
         yield cluster
-    finally:
-        stray = cluster.slurm.down()
-    assert stray == [] and cluster.slurm.scan() == []
-    shutil.rmtree(root)
 
 
 @pytest.fixture

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hooked_cluster import HookedCluster as Cluster
+from hooked_cluster import running
 from nvrx_job import PATIENCE_S, start_again
 
 from nvrx_slurm.health.hooks import drains as drain
@@ -23,15 +21,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="S
 
 @pytest.fixture(scope="module")
 def hooked(needs_slurm: None) -> Iterator[Cluster]:
-    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
-    cluster = Cluster(root)
-    cluster.slurm.up()
-    try:
+    with running() as cluster:
         yield cluster
-    finally:
-        stray = cluster.slurm.down()
-    assert stray == [] and cluster.slurm.scan() == []
-    shutil.rmtree(root)
 
 
 @pytest.fixture
