@@ -30,14 +30,15 @@ SLURM_B = {
     "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py", "test_nvrx_run_inprocess.py",
     "test_nvrx_run_codes.py",
 }  # fmt: skip
+SLURM_C = {"test_every_version.py", "test_ordinary_user.py"}  # bring clusters of their own up
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist's --dist loadgroup the tests on a real Slurm run on two workers, each with its own cluster."""
+    """With pytest-xdist's --dist loadgroup the tests on a real Slurm run on three workers, each with own clusters."""
     for item in items:
         if item.get_closest_marker("slurm"):
-            group = "slurm-b" if item.path.name in SLURM_B else "slurm-a"
+            group = "slurm-c" if item.path.name in SLURM_C else "slurm-b" if item.path.name in SLURM_B else "slurm-a"
             item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -76,6 +76,7 @@ def preflight_spec(config: Config) -> PreflightSpec:
         "pci_topo_file": ft.pci_topo_file,
         "link_state_path": ft.link_state_path_template,
         "link_downed_path": ft.link_down_path_template,
+        "storage_hang_is_failure": "true" if ft.storage_hang_is_failure else "",
     }
     told += [f"--expect={name}={value}" for name, value in expected.items() if value]
     return PreflightSpec(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.types import Node, Plan
 
+LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerContract:

@@ -23,7 +23,7 @@ from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.run_dir import ERROR_FILE, Logs, RunDir
 from nvrx_slurm.agent.signals import ENDING
-from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
+from nvrx_slurm.agent.worker_env import LOCAL_RANK_MACRO, WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, processes
@@ -209,7 +209,8 @@ class Workers:
     # --- one worker ---------------------------------------------------------------------------------------------
 
     def _argv(self, local_rank: int) -> list[str]:
-        return [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *self._spec.argv]
+        argv = [word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self._spec.argv]
+        return [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *argv]
 
     def _hold(self) -> None:
         """Start the next workers' interpreters. Where that fails, they are started when they are needed."""

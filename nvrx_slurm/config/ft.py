@@ -212,6 +212,11 @@ class FaultToleranceConfig(AttributionSettings):
         flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )  # fmt: skip
+    storage_hang_is_failure: bool = setting(
+        k.BOOL, False, g.HEALTH,
+        help="A mount or storage path that does not answer in time fails its check, and the node is left out. "
+        "Caution: a slow server can cost the job all its nodes.",
+    )  # fmt: skip
 
     @property
     def is_progress_tracking_enabled(self) -> bool:

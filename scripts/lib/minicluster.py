@@ -1,9 +1,9 @@
 """A real Slurm cluster on this one machine, private and short-lived: for tests, the demo and people.
 
-munged, slurmctld and N slurmds run from Debian's packages with their own directory, key, socket and ports on
-loopback; nothing outside that directory is touched, so several clusters live side by side. Each daemon runs below
-its own init (see `minicluster_init`), which makes "everything of node n3" an exact set of processes, also for
-another program that attaches through ``state.json``.
+munged, slurmctld and N slurmds run from Debian's packages, or from a later build (see `slurm_builds`), with their
+own directory, key, socket and ports on loopback; nothing outside that directory is touched, so several clusters live
+side by side. Each daemon runs below its own init (see `minicluster_init`), which makes "everything of node n3" an
+exact set of processes, also for another program that attaches through ``state.json``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import final
 
 import minicluster_conf as conf
 import minicluster_init as init
+import slurm_builds as builds
 from minicluster_init import Process
 
 from nvrx_slurm.errors import NvrxError, UsageError
@@ -61,7 +62,8 @@ class MiniCluster:
     root: a directory for this cluster only, made 0700 by `up`; at most 71 bytes. nodes: 1..64 (n1..nN).
     cpus_per_node: as Slurm sees them. kill_wait_s: KillWait. die_with_owner: also end when this Python process
     ends, however it ends (for tests); otherwise the cluster lives until `down`, by whatever process.
-    extra: more lines for slurm.conf. Raises UsageError for bad arguments. Also a context manager (up ... down).
+    extra: more lines for slurm.conf. slurm: a version of `slurm_builds`, or "" for Debian's.
+    Raises UsageError for bad arguments. Also a context manager (up ... down).
     """
 
     def __init__(
@@ -72,10 +74,12 @@ class MiniCluster:
         kill_wait_s: int = 30,
         die_with_owner: bool = False,
         extra: tuple[str, ...] = (),
+        slurm: str = "",
     ) -> None:
         self.root = Path(root).absolute()
-        self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra))
+        self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra), slurm)
         self.die_with_owner = die_with_owner
+        self.uid: int | None = None  # clients run as this user (and group), where this process is root's
         self._inits: dict[str, Process] = {}  # "munged", "slurmctld", "n1", ...
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # the inits that this process started and reaps
         self._lifeline: tuple[int, int] | None = None
@@ -84,9 +88,11 @@ class MiniCluster:
     # --- life ---------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def available() -> str | None:
-        """None when this machine can run a minicluster, else the sentence that says why not."""
-        missing = [tool for tool in _TOOLS if shutil.which(tool, path=_search_path()) is None]
+    def available(slurm: str = "") -> str | None:
+        """None when this machine can run a minicluster of this version, else the sentence that says why not."""
+        if slurm and not builds.installed(slurm):
+            return builds.unavailable(slurm)  # None: `up` installs it
+        missing = [tool for tool in _TOOLS if shutil.which(tool, path=_search_path(slurm)) is None]
         if missing:
             return f"Slurm is not installed ({', '.join(missing)} missing): apt-get install slurmctld slurmd munge."
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
@@ -102,7 +108,7 @@ class MiniCluster:
             settings = state["settings"]
             cluster = cls(
                 Path(root), settings["nodes"], settings["cpus_per_node"], settings["kill_wait_s"],
-                extra=tuple(settings["extra"]),
+                extra=tuple(settings["extra"]), slurm=settings["slurm"],
             )  # fmt: skip
             cluster._inits = {name: Process(*entry) for name, entry in state["inits"].items()}
         except FileNotFoundError:
@@ -117,10 +123,11 @@ class MiniCluster:
         Raises UsageError where Slurm is missing or a cluster runs in `root` already, MiniClusterError when it is not
         up within `timeout_s` seconds; nothing is left running then.
         """
-        if reason := self.available():
+        if reason := self.available(self.settings.slurm):
             raise UsageError(f"minicluster: {reason}")
         if self.scan():
             raise UsageError(f"minicluster: {self.root} has a running cluster; run down first or use another one.")
+        builds.install(self.settings.slurm)
         deadline = time.monotonic() + timeout_s
         self._make_files()
         if self.die_with_owner:
@@ -289,7 +296,8 @@ class MiniCluster:
 
     def env(self) -> dict[str, str]:
         """What to add to the environment so that sbatch, srun, squeue, scontrol speak to this cluster."""
-        return {"SLURM_CONF": str(self.conf)}  # which names the private munged, too (AuthInfo)
+        # slurm.conf names the private munged, too (AuthInfo).
+        return {"SLURM_CONF": str(self.conf), "PATH": _search_path(self.settings.slurm)}
 
     def run(self, *argv: str | Path, timeout_s: float = _CLIENT_S) -> str:
         """Standard output of a Slurm client; MiniClusterError with its words when it fails or takes too long."""
@@ -297,7 +305,8 @@ class MiniCluster:
         try:
             done = subprocess.run(
                 command, env=self._environment(), cwd=self.root, stdin=subprocess.DEVNULL, capture_output=True,
-                text=True, timeout=timeout_s, check=True,
+                text=True, timeout=timeout_s, check=True, user=self.uid, group=self.uid,
+                extra_groups=None if self.uid is None else (),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise MiniClusterError(f"minicluster: {' '.join(command)} took more than {timeout_s:g} s.") from None
@@ -377,6 +386,8 @@ class MiniCluster:
         ports = conf.free_ports(1 + self.settings.nodes)
         text = conf.render_slurm_conf(self.root, self.settings, ports, getpass.getuser(), host)
         self.conf.write_text(text)
+        if self.settings.slurm:  # since 23.11 slurmd looks for a cgroup plugin that the machine may not have
+            (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 
     def _munged_command(self) -> list[str]:
         """--force: munged refuses a socket that not all users can reach, and this one is private."""
@@ -389,7 +400,7 @@ class MiniCluster:
     def _environment(self) -> dict[str, str]:
         """This process's environment without any other job's or cluster's variables."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "PMI", _MARK))}
-        return {**clean, "PATH": _search_path(), **self.env()}
+        return {**clean, **self.env()}
 
     def _start(self, name: str, *command: str) -> None:
         """Start one daemon below its init, in a session of its own, and record it in state.json."""
@@ -446,8 +457,10 @@ class MiniCluster:
         return healthy and fields.get("SlurmdStartTime", "") >= since
 
 
-def _search_path() -> str:
-    return f"{os.environ.get('PATH', '')}:{_PATH_EXTRA}".lstrip(":")
+def _search_path(slurm: str) -> str:
+    """PATH with the programs of this version before all others."""
+    usual = builds.without_builds(os.environ.get("PATH", ""))
+    return ":".join(filter(None, [*builds.bins(slurm), usual, _PATH_EXTRA]))
 
 
 def _alive(one: Process | None) -> bool:

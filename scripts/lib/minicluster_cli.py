@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import slurm_builds
 from minicluster import MiniCluster
 from minicluster_init import Process
 
@@ -35,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=4, help="1..64 (default: %(default)s)")
     up.add_argument("--cpus-per-node", type=int, default=16, help="as Slurm sees them (default: %(default)s)")
     up.add_argument("--kill-wait", type=int, default=30, help="seconds from SIGTERM to SIGKILL (default: %(default)s)")
+    versions = ", ".join(slurm_builds.VERSIONS)
+    up.add_argument("--slurm", default="", metavar="VERSION", help=f"{versions} (default: Debian's)")
     commands.add_parser("down", parents=[common], help="end the cluster and all its jobs at once")
     commands.add_parser("status", parents=[common], help="one line per daemon and node")
     commands.add_parser("env", parents=[common], help='for: eval "$(scripts/minicluster env)"')
@@ -44,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(args: argparse.Namespace) -> None:
-    cluster = MiniCluster(args.dir, args.nodes, args.cpus_per_node, args.kill_wait).up()
+    cluster = MiniCluster(args.dir, args.nodes, args.cpus_per_node, args.kill_wait, slurm=args.slurm).up()
     print(f"# {args.nodes} nodes up in {args.dir}; end them with: scripts/minicluster down --dir {args.dir}")
     print(_exports(cluster))
 

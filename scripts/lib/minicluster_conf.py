@@ -21,13 +21,14 @@ class Settings:
 
     nodes: 1..64, named n1..nN. cpus_per_node: CPUs that Slurm believes each node has, 1..1024 (the real ones are
     shared by all). kill_wait_s: slurm.conf's KillWait, seconds from SIGTERM to SIGKILL, 1..65533.
-    extra: lines appended to slurm.conf, for tests of special settings.
+    extra: lines appended to slurm.conf, for tests of special settings. slurm: "" for Debian's, else a version.
     """
 
     nodes: int = 4
     cpus_per_node: int = 16
     kill_wait_s: int = 30
     extra: tuple[str, ...] = ()
+    slurm: str = ""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (

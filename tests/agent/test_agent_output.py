@@ -145,10 +145,11 @@ def test_ways_to_start_and_arguments(rig: Rig, flag: str, program: str) -> None:
     script = rig.script("say(json.dumps([__name__, sys.argv[1:]]))", "prog.py")
     (rig.dir / "wrapper").write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
     (rig.dir / "wrapper").chmod(0o755)
-    given = ("--nnodes", "a b", "-m", "$HOME", "")
-    one = rig.run(program, flag, args=given)
+    given = ["--nnodes", "a b", "-m", "$HOME", "", "--out=${local_rank}/of-${local_rank}"]
+    one = rig.run(program, flag, "--nproc-per-node=2", args=given)
     assert one.wait() == 0
-    assert json.loads(rig.log(0, 0, "out")) == ["__main__", list(given)]
+    for rank in (0, 1):
+        assert json.loads(rig.log(0, rank, "out")) == ["__main__", [*given[:-1], f"--out={rank}/of-{rank}"]]
 
 
 # --- the environment of workers -------------------------------------------------------------------------------------

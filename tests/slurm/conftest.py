@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import slurm_builds
 from minicluster import MiniCluster
 from nvrx_job import Jobs
+
+
+@pytest.fixture(scope="module", params=["", *slurm_builds.VERSIONS], ids=lambda version: version or "22.05")
+def slurm_version(request: pytest.FixtureRequest, needs_slurm: None) -> str:
+    """The tests of a module that use it run on each version that is here: for MiniCluster(..., slurm=slurm_version)."""
+    version: str = request.param
+    if reason := MiniCluster.available(version):
+        pytest.skip(reason)
+    return version
 
 
 @pytest.fixture

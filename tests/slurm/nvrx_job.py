@@ -179,13 +179,13 @@ class Jobs:
 
         TMPDIR: what a lost node leaves in it goes with the cluster's directory.
         """
-        return (f"--export=ALL,PATH={_path()},TEST_JOB={job.directory},TMPDIR={job.directory}",)
+        return (f"--export=ALL,PATH={self._path()},TEST_JOB={job.directory},TMPDIR={job.directory}",)
 
     def srun(self, job: Job, *words: str, code: int = 0) -> str:
         """srun directly, without a batch script; returns its output and errors. `code`: what it must exit with."""
         argv = ["srun", f"--chdir={job.directory}", *words]
         env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | self.cluster.env()
-        env |= {"PATH": _path(), "TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
+        env |= {"PATH": self._path(), "TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
         done = subprocess.run(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=PATIENCE_S, check=False,
@@ -198,9 +198,8 @@ class Jobs:
         for job in self._made:
             job.assert_nothing_left()
 
-
-def _path() -> str:
-    return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    def _path(self) -> str:
+        return f"{Path(sys.executable).parent}:{self.cluster.env()['PATH']}"
 
 
 def kill(pid: int, signum: signal.Signals) -> None:

@@ -4,112 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
-import dgx
 import pytest
-from minicluster import MiniCluster
-from nvrx_job import PATIENCE_S, start_again, wait_in
+from hooked_cluster import HookedCluster as Cluster
+from hooked_cluster import running
+from nvrx_job import PATIENCE_S, start_again
 
 from nvrx_slurm.health.hooks import drains as drain
-from nvrx_slurm.slurm.drain import Note, parse_note
+from nvrx_slurm.slurm.drain import Note
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
-
-REPO = Path(__file__).resolve().parents[2]
-# Of the site: fails on the nodes for which there is a file FLAG-NODE.
-OWN = """#!/bin/sh
-if [ -e {root}/$1-hangs-$SLURMD_NODENAME ]; then exec /bin/sleep 600; fi
-if [ -e {root}/$1-$SLURMD_NODENAME ]; then echo "the $1 is broken"; exit 1; fi
-"""
-
-
-class Cluster:
-    """Three nodes with all our hooks; `break_`ing a check `fan` is noticed by prolog and epilog, `disk` by the
-    periodic hook."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.facts = root / "facts"
-        self.facts.mkdir()
-        self._install()
-        extra = (
-            f"Prolog={root}/hooks/prolog",
-            f"Epilog={root}/hooks/epilog",
-            f"HealthCheckProgram={root}/hooks/healthcheck",
-            "HealthCheckInterval=3",
-            "PrologFlags=Alloc,DeferBatch",
-            "PrologEpilogTimeout=60",
-            "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,nohold_on_prolog_fail",
-        )
-        self.slurm = MiniCluster(root / "mc", nodes=3, kill_wait_s=5, die_with_owner=True, extra=extra)
-
-    def _install(self) -> None:
-        root = self.root
-        shutil.copytree(REPO / "prolog", root / "hooks")
-        dgx.build(root / "dgx")
-        (root / "dgx" / "run").mkdir(exist_ok=True)
-        script = root / "own"
-        script.write_text(OWN.format(root=self.facts))
-        script.chmod(0o755)
-        own = [
-            {"name": "fan", "run": [str(script), "fan"], "when": ["prolog", "epilog"], "budget": 2,
-             "on_unknown": "drain"},
-            {"name": "disk", "run": [str(script), "disk"], "when": ["periodic"]},
-        ]  # fmt: skip
-        hooks = {"allow_skip": ["fan"]}
-        (root / "health.yaml").write_text(json.dumps({"own": own, "hooks": hooks}))
-        (root / "hooks" / "hooks.conf").write_text(
-            f"PYTHON={sys.executable}\nPACKAGE={REPO}\nCONFIG={root}/health.yaml\nLOG={root}/log\n"
-            f"SYSROOT={root}/dgx\nSLURM_CONF={root}/mc/slurm.conf\n"
-        )
-
-    def break_(self, what: str, node: str) -> None:
-        (self.facts / f"{what}-{node}").touch()
-
-    def mend(self) -> None:
-        for file in self.facts.iterdir():
-            file.unlink()
-
-    def note(self, node: str) -> Note:
-        return parse_note(self.slurm.run("scontrol", "show", "node", node, "-o"))
-
-    def log(self) -> list[str]:
-        file = self.root / "log"
-        return file.read_text().splitlines() if file.exists() else []
-
-    def wait_log(self, words: str, after: int = 0) -> str:
-        """Wait until a hook logs a line with `words`, after `after` lines; returns it."""
-
-        def found() -> list[str]:
-            return [line for line in self.log()[after:] if words in line]
-
-        came = wait_in(self.root, lambda: bool(found()), PATIENCE_S)
-        assert came, f"never logged: {words!r}, but\n" + "\n".join(line for line in self.log() if " job " in line)
-        return found()[0]
-
-    def wait_round(self, node: str) -> None:
-        """Wait until the periodic hook has begun and ended on `node` from now on."""
-        for _ in range(2):
-            self.wait_log(f"nvrx-periodic: {node}: pass", len(self.log()))
 
 
 @pytest.fixture(scope="module")
 def hooked(needs_slurm: None) -> Iterator[Cluster]:
-    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
-    cluster = Cluster(root)
-    cluster.slurm.up()
-    try:
+    with running() as cluster:
         yield cluster
-    finally:
-        stray = cluster.slurm.down()
-    assert stray == [] and cluster.slurm.scan() == []
-    shutil.rmtree(root)
 
 
 @pytest.fixture

@@ -14,9 +14,12 @@ _choice = "auto"
 
 
 def choose(choice: str) -> None:
-    """What --slurm-api says: auto, cli or pyslurm. To be called before `connect`, once."""
+    """What --slurm-api says: auto, cli or pyslurm. The next `connect` makes a new backend."""
     global _choice
     _choice = choice
+    for made in _process.values():
+        made.close()
+    _process.clear()
 
 
 def connect() -> Slurm:

@@ -1,0 +1,93 @@
+"""What nvrx-run needs of Slurm, on every version that is here: Debian's 22.05 and the builds of ../shared/slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from hooked_cluster import HookedCluster, running
+from nvrx_job import CLIENT, PATIENCE_S, Job, Jobs, kill, start_again
+
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
+
+TWO_AND_A_SPARE = "--spares=1 --nproc-per-node=1 --max-restarts=2"
+TWO_CYCLES_STAY = "if CYCLE < 2:\n    signal.pause()\n"
+FIRST_LIFE_STAYS = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+mark("ready")
+if "SLURM_RESTART_COUNT" not in os.environ:
+    signal.pause()
+"""
+UNTIL_TOLD = CLIENT + """
+import select
+while not client.should_stop():
+    select.select([], [], [], 0.02)
+mark("told")
+client.shutdown_workload_monitoring()
+"""  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hooked(slurm_version: str) -> Iterator[HookedCluster]:
+    """Three nodes of one version, with our hooks."""
+    with running(slurm_version) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
+    """Makes jobs on three idle nodes."""
+    hooked.mend()
+    hooked.slurm.reset()
+    made = Jobs(hooked.slurm)
+    yield made
+    made.check()
+
+
+def submit(jobs: Jobs, worker: str, flags: str = "", sbatch: tuple[str, ...] = ()) -> Job:
+    return jobs.submit(worker, f"{TWO_AND_A_SPARE} {flags}", 3, sbatch)
+
+
+def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs) -> None:
+    job = submit(jobs, TWO_CYCLES_STAY)
+    kill(job.wait_marks("up", 2, cycle=0)[1].pid, signal.SIGKILL)
+    assert {mark.node for mark in job.wait_marks("up", 2, cycle=1)} == {"n1", "n2"}
+    assert jobs.cluster.kill_node("n1")
+    assert {mark.node for mark in job.wait_marks("up", 2, cycle=2)} == {"n2", "n3"}
+    end = job.wait_end()
+    assert (end.state, end.exit_code, job.result()["restarts_used"]) == ("COMPLETED", 0, 2), job.said()
+
+
+def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
+    job = submit(jobs, FIRST_LIFE_STAYS, sbatch=("--requeue",))
+    job.wait_marks("ready", 2)
+    jobs.cluster.run("scontrol", "requeue", str(job.job_id))
+    start_again(job.cluster, job.job_id)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    tree = job.directory / "nvrx_logs" / str(job.job_id)
+    assert [json.loads((tree / life / "result.json").read_text())["code"] for life in ("r0", "r1")] == [143, 0]
+    assert job.run_dir.resolve() == tree / "r1"
+
+
+def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
+    """From squeue in 22.05, and from SLURM_JOB_END_TIME since."""
+    job = submit(jobs, UNTIL_TOLD, "--ft-warn-before-end=58", ("--time=1",))
+    end = job.wait_end()
+    assert [mark.rank for mark in job.marks("told")] == [0, 1]
+    assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 138, 138), job.said()
+
+
+def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> None:
+    hooked.break_("fan", "n1")
+    job = jobs.cluster.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")
+    hooked.wait_log(f"n1 job {job}: drained")
+    start_again(jobs.cluster, job)
+    assert jobs.cluster.wait_job(job, PATIENCE_S).state == "COMPLETED"
+    assert jobs.cluster.output(job) in ("ran on n2\n", "ran on n3\n")
+    note = hooked.note("n1")
+    assert "DRAIN" in note.states and (note.reason, note.who) == ("nvrx:fan:the fan is broken", "root")
+    jobs.cluster.reset()

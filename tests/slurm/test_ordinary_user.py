@@ -1,0 +1,119 @@
+"""A user without privileges, on a cluster of root's daemons: the job survives, and Slurm's rules hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from minicluster import MiniCluster, MiniClusterError
+from nvrx_job import Job, Jobs, kill, start_again
+
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")]
+
+NOBODY = 65534
+REPO = Path(__file__).resolve().parents[2]
+PACKAGES = f"{REPO}:{sysconfig.get_path('purelib')}"
+REFUSED = "Invalid user id|Access/permission denied"  # slurm_errno.h; which one depends on the request
+FIRST_CYCLE_STAYS = """
+mark(f"uid={os.getuid()}")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if CYCLE == 0 and "SLURM_RESTART_COUNT" not in os.environ:
+    mark("ready")
+    signal.pause()
+"""
+
+
+class UsersJobs(Jobs):
+    """Jobs that the user submits, with files of that user."""
+
+    python: Path
+
+    def new(self, worker: str) -> Job:
+        job = super().new(worker)
+        launcher = job.directory / "bin" / "nvrx-run"
+        launcher.parent.mkdir()
+        launcher.write_text(f'#!/bin/sh\nexec {self.python} -m nvrx_slurm.cli.run "$@"\n')
+        launcher.chmod(0o755)
+        os.chown(job.directory, NOBODY, NOBODY)
+        return job
+
+    def environment(self, job: Job) -> tuple[str, ...]:
+        path = f"{job.directory}/bin:{self.cluster.env()['PATH']}"
+        mine = f"PATH={path},HOME={job.directory},TEST_JOB={job.directory},TMPDIR={job.directory}"
+        return (f"--export=ALL,PYTHONPATH={PACKAGES},{mine}",)
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """A Python of this version that the user may run; the one of this virtual environment may be below /root."""
+    usual = Path("/usr/bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    for one in (Path(sys.executable), usual):
+        argv = [str(one), "-c", "import nvrx_slurm.cli.run"]
+        env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
+        try:
+            subprocess.run(
+                argv, env=env, user=NOBODY, group=NOBODY, extra_groups=(), cwd="/", timeout=60, check=True,
+                capture_output=True,
+            )  # fmt: skip
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return one
+    pytest.skip(f"neither {sys.executable} nor {usual} runs for a user without privileges")
+
+
+@pytest.fixture
+def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJobs]:
+    """Makes the user's jobs on three nodes."""
+    with MiniCluster(cluster_root, nodes=3, kill_wait_s=5, die_with_owner=True):
+        cluster_root.chmod(0o711)
+        (cluster_root / "jobs").chmod(0o1777)
+        user = MiniCluster.attach(cluster_root)
+        user.uid = NOBODY
+        made = UsersJobs(user)
+        made.python = python
+        yield made
+        made.check()
+    shutil.rmtree(cluster_root / "jobs")
+
+
+def test_the_job_survives_and_what_is_forbidden_hurts_nothing(jobs: UsersJobs) -> None:
+    job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1 --max-restarts=2", 3, ("--requeue", "--time=5"))
+    ready = job.wait_marks("ready", 2)
+
+    for forbidden in (
+        ("NodeName=n1", "State=DRAIN", "Reason=mine"),
+        ("NodeName=n1", "State=DOWN", "Reason=mine"),
+        (f"JobId={job.job_id}", "TimeLimit=10"),
+    ):
+        with pytest.raises(MiniClusterError, match=REFUSED):
+            jobs.cluster.run("scontrol", "update", *forbidden)
+    assert set(jobs.cluster.status().values()) == {"up", "mixed"}
+    jobs.cluster.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=4")  # a shorter one is allowed
+
+    kill(ready[0].pid, signal.SIGKILL)
+    end = job.wait_end()
+    assert (end.state, end.exit_code, job.result()["restarts_used"]) == ("COMPLETED", 0, 1), job.said()
+    assert len(job.marks(f"uid={NOBODY}")) == 4
+    assert {path.stat().st_uid for path in job.run_dir.rglob("*")} == {NOBODY}
+
+
+def test_the_user_may_requeue_own_jobs_only(jobs: UsersJobs) -> None:
+    job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1", 3, ("--requeue",))
+    job.wait_marks("ready", 2)
+    jobs.cluster.run("scontrol", "requeue", str(job.job_id))
+    jobs.cluster.wait_job(job.job_id, 60, until="PENDING")
+    start_again(jobs.cluster, job.job_id)
+    end = job.wait_end()
+    assert (end.state, end.exit_code, job.result()["slurm_restart_count"]) == ("COMPLETED", 0, 1), job.said()
+
+    roots = MiniCluster.attach(jobs.cluster.root).submit("#!/bin/sh\nsleep 600\n", "--hold", "--requeue")
+    with pytest.raises(MiniClusterError, match=REFUSED):
+        jobs.cluster.run("scontrol", "requeue", str(roots))
+    assert jobs.cluster.job(roots)["Restarts"] == "0"
