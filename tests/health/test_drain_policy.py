@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.health.check import Finding, Verdict
 from nvrx_slurm.health.hooks import drains as drain
-from nvrx_slurm.slurm.control import parse_fields
-from nvrx_slurm.slurm.drain import Note, Scontrol, SlurmError, find, parse_note
+from nvrx_slurm.slurm.api import text as slurm_text
+from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.facts import NodeFacts, SlurmError
+from nvrx_slurm.slurm.api.tools import Tools, find
+
+
+def parse_note(line: str) -> NodeFacts:
+    return slurm_text.nodes(line)["n1"]
+
 
 NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
 
@@ -24,9 +31,9 @@ def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
     text = drain.reason(Finding(check, Verdict.FAIL, said) for check, said in failed)
     assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
     line = f"NodeName=n1 State=IDLE+DRAIN CPUAlloc=0 Reason={text} [root@2026-11-21T12:00:00] Comment=none"
-    assert parse_fields(line)["Comment"] == "none"
+    assert slurm_text.fields(line)["Comment"] == "none"
     note = parse_note(line)
-    assert note.states == {"IDLE", "DRAIN"} and note.who == "root"
+    assert note.states == {"IDLE", "DRAIN"} and note.reason_by == "root"
     why = drain.ours(note)
     assert why is not None and why.checks == tuple(dict.fromkeys(check for check, _ in failed))
     assert len(why.text) <= drain.MAX_TEXT
@@ -65,7 +72,7 @@ OURS = "nvrx:lustre:/sys/fs/lustre/health_check says 'NOT HEALTHY'"
         ("IDLE+DRAIN", OURS, "alice", False), ("IDLE+DRAIN", f"see {OURS}", "root", False),
         ("IDLE+DRAIN", OURS.upper(), "root", False), ("IDLE+DRAIN", "", "root", False), ("IDLE", OURS, "root", False),
         ("DOWN+DRAIN", OURS, "root", False), ("DOWN*+DRAIN", OURS, "root", False), ("IDLE+FAIL", OURS, "root", False),
-        ("IDLE+DRAIN+MAINT", OURS, "root", False), ("IDLE*+DRAIN", OURS, "root", False), ("", OURS, "root", False),
+        ("IDLE+DRAIN+MAINT", OURS, "root", False), ("IDLE*+DRAIN", OURS, "root", False),
         ("IDLE+DRAIN+REBOOT_ISSUED", OURS, "root", False), ("IDLE+DRAIN+REBOOT@", OURS, "root", False),
         ("IDLE+DRAIN+POWERED_DOWN", OURS, "root", False), ("IDLE+DRAIN+MAINTENANCE", OURS, "root", False),
     ],
@@ -85,29 +92,30 @@ def test_unknown_and_not_applicable_are_no_recovery() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "note"),
+    ("line", "states", "reason", "by"),
     [
-        ("NodeName=n1 State=IDLE", Note(frozenset({"IDLE"}), "", "")),
-        ("NodeName=n1 State=IDLE+DRAIN Reason=x y [slurm@Unknown]", Note(frozenset({"IDLE", "DRAIN"}), "x y", "slurm")),
-        ("NodeName=n1 State=IDLE+DRAIN Reason=no user", Note(frozenset({"IDLE", "DRAIN"}), "no user", "")),
-        ("", Note(frozenset(), "", "")),
-        ("slurm_load_node error", Note(frozenset(), "", "")),
+        ("NodeName=n1 State=IDLE", {"IDLE"}, "", ""),
+        ("NodeName=n1 State=IDLE+DRAIN Reason=x y [slurm@Unknown]", {"IDLE", "DRAIN"}, "x y", "slurm"),
+        ("NodeName=n1 State=IDLE+DRAIN Reason=no user", {"IDLE", "DRAIN"}, "no user", ""),
     ],
 )
-def test_what_slurm_says_of_a_node(line: str, note: Note) -> None:
-    assert parse_note(line) == note
+def test_what_slurm_says_of_a_node(line: str, states: set[str], reason: str, by: str) -> None:
+    note = parse_note(line)
+    assert (note.states, note.reason, note.reason_by) == (states, reason, by)
 
 
 @pytest.mark.parametrize("name", ["", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"])
 def test_only_one_node_is_ever_named(name: str) -> None:
     with pytest.raises(SlurmError, match="is not the name of a node"):
-        Scontrol("/bin/echo", name, 0.0)
+        CommandLine(Tools(trusted="/bin/echo")).drain(name, "x")
 
 
-def scontrol(path: Path, body: str, within_s: float = 60.0) -> Scontrol:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return Scontrol(str(path), "n1", time.monotonic() + within_s)
+def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
+    """What `scontrol show node n1` says, of a scontrol of this body, as hooks ask."""
+    if body:
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    return CommandLine(Tools(trusted=str(path), until_s=time.monotonic() + within_s)).nodes(["n1"])["n1"]
 
 
 @pytest.mark.parametrize(
@@ -118,19 +126,22 @@ def scontrol(path: Path, body: str, within_s: float = 60.0) -> Scontrol:
         ("head -c 2000000 /dev/zero", 60.0, "1048576 bytes"),
         ("echo no access >&2; exit 1", 60.0, "no access"),
         ("head -c 2000000 /dev/zero >&2; exit 3", 60.0, "failed"),
+        ("echo NodeName=n1", 60.0, "State"),
+        ("echo NodeName=n2 State=IDLE", 60.0, "n1"),
+        ("echo slurm_load_node error", 60.0, "n1"),
     ],
 )
 def test_scontrol_that_does_not_work(tmp_path: Path, body: str, within_s: float, said: str) -> None:
     with pytest.raises(SlurmError, match=said):
-        scontrol(tmp_path / "scontrol", body, within_s).note()
+        note(tmp_path / "scontrol", body, within_s)
 
 
 def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SlurmError, match="cannot be run"):
-        Scontrol(str(tmp_path / "none"), "n1", time.monotonic() + 60).note()
+        note(tmp_path / "none")
     with pytest.raises(SlurmError, match="cannot be run"):
-        Scontrol(str(tmp_path), "n1", time.monotonic() + 60).note()
-    monkeypatch.setattr("nvrx_slurm.slurm.drain.SCONTROL", (str(tmp_path / "none"),))
+        note(tmp_path)
+    monkeypatch.setattr("nvrx_slurm.slurm.api.tools.PLACES", (str(tmp_path / "none"),))
     with pytest.raises(SlurmError, match="set SCONTROL"):
         find()
 
@@ -138,5 +149,5 @@ def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path: Path) -> None:
     """And without SLURM_TIME_FORMAT, in the language of machines."""
     line = "NodeName=n1 State=IDLE Reason=$LC_ALL-$SLURM_TIME_FORMAT"
-    found = scontrol(tmp_path / "scontrol", f'echo a warning >&2; echo "{line}"').note()
-    assert found == Note(frozenset({"IDLE"}), "C-", "")
+    found = note(tmp_path / "scontrol", f'echo a warning >&2; echo "{line}"')
+    assert (found.states, found.reason) == ({"IDLE"}, "C-")

@@ -68,11 +68,11 @@ def test_all_checks_that_failed_are_in_the_reason(hooks: Hooks) -> None:
     ("note", "said"),
     [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"),
      (drained("keep: a fan"), "already"), ("NodeName=n1 State=DOWN* Reason=Not responding", "already"),
-     ("junk", "does not tell"), ("NodeName=n2 State=IDLE", "does not tell")],
+     ("junk", "does not name"), ("NodeName=n2 State=IDLE", "does not name")],
 )  # fmt: skip
 def test_a_drain_and_a_reason_of_others_are_never_overwritten(hooks: Hooks, note: str, said: str) -> None:
     """A node whose note cannot be read may be drained by others. The exit code keeps the job away, and Slurm drains."""
-    unknown = int(said == "does not tell")
+    unknown = int(said == "does not name")
     hooks.slurm_says(note)
     hooks.break_lustre()
     for hook, code in (("prolog", 1), ("epilog", unknown), ("healthcheck", 0)):
@@ -181,7 +181,7 @@ def test_the_site_decides_what_is_taken_back(
 
 def test_a_module_that_is_not_trusted_changes_no_verdict(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain needs more modules than the checks: without them the exit code makes Slurm drain."""
-    monkeypatch.setitem(sys.modules, "nvrx_slurm.slurm.drain", None)  # import raises ImportError
+    monkeypatch.setitem(sys.modules, "nvrx_slurm.slurm.api.cli", None)  # import raises ImportError
     hooks.break_lustre()
     for hook in ("prolog", "epilog"):
         ran = hooks.run(hook, **FAILED)

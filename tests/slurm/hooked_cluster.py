@@ -15,7 +15,8 @@ import slurm_builds
 from minicluster import MiniCluster
 from nvrx_job import PATIENCE_S, wait_in
 
-from nvrx_slurm.slurm.drain import Note, parse_note
+from nvrx_slurm.slurm.api import text
+from nvrx_slurm.slurm.api.facts import NodeFacts
 
 REPO = Path(__file__).resolve().parents[2]
 # Of the site: fails on the nodes for which there is a file FLAG-NODE.
@@ -87,8 +88,8 @@ class HookedCluster:
         for file in self.facts.iterdir():
             file.unlink()
 
-    def note(self, node: str) -> Note:
-        return parse_note(self.slurm.run("scontrol", "show", "node", node, "-o"))
+    def note(self, node: str) -> NodeFacts:
+        return text.nodes(self.slurm.run("scontrol", "show", "node", node, "-o"))[node]
 
     def log(self) -> list[str]:
         file = self.root / "log"

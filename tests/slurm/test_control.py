@@ -1,39 +1,28 @@
-"""Slurm's tools: parsers on output of several versions, and the edge with missing, failing and slow tools."""
+"""What nvrx-run asks Slurm, where tools are missing, fail or hang, and on a real cluster."""
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from minicluster import MiniCluster
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import control, nodelist
-
-NODE_22_05 = (
-    "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUTot=16 CPULoad=0.13 AvailableFeatures=(null) "
-    "NodeAddr=127.0.0.1 NodeHostName=localhost Port=12369 Version=22.05.8 OS=Linux 6.1 #1 SMP Debian = 1 "
-    "RealMemory=1 State=IDLE ThreadsPerCore=1 Reason=test [root@2026-11-21T08:29:45]\n"
-)
-NODE_24_11 = (
-    "NodeName=gpu-7 Arch=aarch64 NodeAddr=10.0.0.7 NodeHostName=gpu-7 Version=24.11.5 "
-    "State=IDLE+DRAIN+NOT_RESPONDING ThreadsPerCore=1 Partitions=a,b BootTime=Unknown Comment=(null) "
-    "Reason=NHC: State=broken disk [root@2026-11-21T08:29:45]\n"
-)
+from nvrx_slurm.slurm import api, control, nodelist
+from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.facts import NoAnswer
+from nvrx_slurm.slurm.api.tools import Tools
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("1-02:03:04\n", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED\n", math.inf),
-        ("INVALID", None), ("NOT_SET", None), ("", None), ("N/A", None), ("nonsense", None),
-        ("INVALID\n10:00\n", 600.0), ("365-00:00:00", 31536000.0),
-    ],
-)  # fmt: skip
-def test_time_left(text: str, seconds: float | None) -> None:
-    assert control.parse_time_left(text) == seconds
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Without the back-off after what earlier tests did."""
+    api.choose("cli")
+    yield
+    api.choose("auto")
 
 
 def test_time_left_from_the_environment_needs_no_tool() -> None:
@@ -42,24 +31,9 @@ def test_time_left_from_the_environment_needs_no_tool() -> None:
     assert control.time_left_s(1, {"SLURM_JOB_END_TIME": "1700000100"}) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("KillOnBadExit           = 0\nKillWait                = 17 sec\n", 17.0), ("KillWait = 90", 90.0),
-        ("", 30.0), ("MaxKillWait = 3 sec\n", 30.0), ("KillWait = (null)", 30.0),
-    ],
-)  # fmt: skip
-def test_kill_wait(text: str, seconds: float) -> None:
-    assert control.parse_kill_wait(text) == seconds
-
-
-def test_fields_and_node_states_of_several_versions() -> None:
-    assert control.parse_fields(NODE_22_05)["OS"] == "Linux 6.1 #1 SMP Debian = 1"
-    text = NODE_22_05 + NODE_24_11 + "NodeName=n3 State=DOWN*+DRAIN\nnonsense\n"
-    found = control.parse_node_states(text)
-    drained = {"DRAIN", "NOT_RESPONDING"}
-    assert found == {"n1": {"IDLE"}, "gpu-7": {"IDLE", *drained}, "n3": {"DOWN", *drained}}
-    assert [control.is_gone(states) for states in found.values()] == [False, False, True]
+@pytest.mark.parametrize(("value", "seconds"), [("17 sec", 17.0), ("90", 90.0), ("", 30.0), ("x", 30.0)])
+def test_kill_wait(value: str, seconds: float) -> None:
+    assert control.seconds({"KillWait": value}, "KillWait", 30.0) == seconds
 
 
 def _tool(folder: Path, name: str, text: str) -> None:
@@ -71,7 +45,7 @@ def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert control.time_left_s(1, {}) is None
     assert control.kill_wait_s() == 30.0
-    assert control.node_states(["n1"]) is None
+    assert control.job_nodes(1) is None and control.step_id(1, "x") is None
     assert control.node_address("localhost") == "localhost"
     with pytest.raises(UsageError, match=r"node no-such-node\.invalid: .* NodeAddr"):
         control.node_address("no-such-node.invalid")
@@ -83,12 +57,23 @@ def test_node_addr_where_the_name_does_not_resolve(monkeypatch: pytest.MonkeyPat
     assert control.node_address("no-such-node.invalid") == "127.0.0.1"
 
 
-def test_failing_and_slow_tools_answer_nothing_in_bounded_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _tool(tmp_path, "squeue", "echo 10:00; exit 1")
-    _tool(tmp_path, "scontrol", "exec sleep 60")
+def test_slow_tools_are_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _tool(tmp_path, "scontrol", f"echo asked >> {tmp_path}/asked; exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert control.time_left_s(1, {}) is None
-    assert control.node_states(["n1"], timeout_s=0.1) is None
+    slurm = CommandLine(Tools(timeout_s=0.2))
+    for _ in range(5):
+        with pytest.raises(NoAnswer):
+            slurm.job(1)
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two at once would find the lock directory there."""
+    _tool(tmp_path, "squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|n1|x'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    slurm = CommandLine()
+    with ThreadPoolExecutor(4) as pool:
+        assert [len(steps) for steps in pool.map(slurm.steps, range(8))] == [1] * 8
 
 
 @pytest.mark.slurm
@@ -97,13 +82,11 @@ def test_against_a_real_cluster(minicluster: MiniCluster, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     assert control.kill_wait_s() == 5.0
     assert control.node_address("n3") == "127.0.0.1"
-    assert control.node_states(["n1", "n2"]) == {"n1": {"IDLE"}, "n2": {"IDLE"}}
     job = minicluster.submit("#!/bin/sh\nsleep 60\n", "--time=10")
     minicluster.wait_job(job, 20, until="RUNNING")
     left = control.time_left_s(job, {})
     assert left is not None and 500 < left <= 600
     minicluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
-    states = control.node_states(["n4"])
-    assert states is not None and control.is_gone(states["n4"])
+    assert control.is_gone(api.connect().nodes(["n4"])["n4"].states)
     for text in ("n[01-03,7]-ib[0-1]", "a[8-11],b,c[9-10]", "n[08-12]", "x[1-2]y[03-04]", "n1,n1"):
         assert nodelist.expand(text) == minicluster.run("scontrol", "show", "hostnames", text).split()

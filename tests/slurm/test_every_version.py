@@ -89,5 +89,5 @@ def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> N
     assert jobs.cluster.wait_job(job, PATIENCE_S).state == "COMPLETED"
     assert jobs.cluster.output(job) in ("ran on n2\n", "ran on n3\n")
     note = hooked.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.who) == ("nvrx:fan:the fan is broken", "root")
+    assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")
     jobs.cluster.reset()

@@ -62,7 +62,7 @@ class PySlurm(CommandLine):
                 self.close()
                 raise
         if "error" in found:
-            raise text.error(str(found["error"]))
+            raise text.error(f"pyslurm's {call}", str(found["error"]))
         return found["ok"]
 
     def _exchange(self, request: bytes, until_s: float) -> bytes:

@@ -31,7 +31,7 @@ def run(job_id: int, code: int, version: str, plugins: str) -> None:
     if ended.code is None:
         raise NoAnswer(f"slurm_complete_job did not end within {TIMEOUT_S:g} s")
     said = ended.stderr.decode(errors="replace").strip() or f"slurm_complete_job ended with {ended.code}"
-    raise text.error(said.splitlines()[-1])
+    raise text.error("slurm_complete_job", said.splitlines()[-1])
 
 
 # --- in the child process -------------------------------------------------------------------------------------------

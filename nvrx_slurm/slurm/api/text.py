@@ -1,7 +1,7 @@
 """Reads what Slurm's tools print, and makes words for them. Pure, and tolerant: 22.05 to 26.05 print different fields.
 
-An unknown field or state says nothing. A missing field that is needed raises SlurmError with its name. Free texts (job
-names, comments, reasons) may hold blanks, newlines and `Key=`: the first of equal keys counts.
+An unknown field or state says nothing. A missing field that is needed raises SlurmError with its name. Texts of users
+may hold blanks, newlines and `Key=`. Of equal keys the first counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotAllowed
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
+# Texts of users, from their key to the next key of Slurm's.
+_TEXTS = {
+    "JobId": {
+        "JobName": re.compile(r"\sJobName=(.*?)\sUserId=", re.DOTALL),
+        "Comment": re.compile(r"\sWorkDir=.*?\sComment=(.*?)\sStdErr=", re.DOTALL),
+    },
+    "NodeName": {"Reason": re.compile(r"\sReason=(.*?\s\[[^\[\]@]*@[^\[\]]*\])", re.DOTALL)},
+}
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _SET_BY = re.compile(r"\s*\[([^\[\]@]*)@[^\[\]]*\]$")
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -29,7 +37,10 @@ _KINDS = (
             r"invalid job id|not found|does not exist|invalid node name|job/step already completing or completed", re.I
         ),
     ),
-    (NotAllowed, re.compile(r"access/permission denied|access denied|permission denied|not permitted", re.I)),
+    (
+        NotAllowed,
+        re.compile(r"access/permission denied|access denied|permission denied|not permitted|invalid user id", re.I),
+    ),
     (
         NoAnswer,
         re.compile(
@@ -41,11 +52,11 @@ _KINDS = (
 )
 
 
-def error(said: str) -> SlurmError:
-    """The error for what a tool, or libslurm, says: one sentence of at most 200 characters."""
-    text = " ".join(said.split())[:200] or "it does not say why"
+def error(by: str, said: str) -> SlurmError:
+    """The error for what `by` (a tool, or libslurm) says: one sentence with at most 200 characters of it."""
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(said.split())[:200]) or "it does not say why"
     kind = next((kind for kind, words in _KINDS if words.search(text)), SlurmError)
-    return kind(f"Slurm: {text}")
+    return kind(f"{by} failed: {text}")
 
 
 def node_name(name: str) -> str:
@@ -69,8 +80,10 @@ def fields(record: str) -> dict[str, str]:
 def records(text: str, first: str) -> Iterator[dict[str, str]]:
     """The records of `scontrol show ... -o`, each of which begins with the field `first`."""
     starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        yield fields(text[start:end])
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
+        record = text[start:end]
+        chosen = {name: found[1] for name, pattern in _TEXTS[first].items() if (found := pattern.search(record))}
+        yield fields(record) | chosen
 
 
 def job(text: str, job_id: int) -> JobFacts:
@@ -126,14 +139,11 @@ def steps(text: str) -> list[StepFacts]:
 def nodes(text: str) -> dict[str, NodeFacts]:
     """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
-    for line in text.splitlines():
-        if not line.startswith("NodeName="):
-            continue
-        one = fields(line)
+    for one in records(text, "NodeName"):
         name, state = one["NodeName"], one.get("State", "")
         words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
         if not words:
-            raise SlurmError(f"Slurm's answer about node {name} has no field State: {line[:80]!r}")
+            raise SlurmError(f"Slurm's answer about node {name} has no field State")
         reason = one.get("Reason", "")
         by = _SET_BY.search(reason)
         found[name] = NodeFacts(

@@ -1,0 +1,134 @@
+"""Answers of Slurm's tools, as several versions print them, cut off, and with texts that users choose."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.slurm.api import text
+from nvrx_slurm.slurm.api.facts import NoAnswer, NotAllowed, NotKnown, SlurmError
+
+NODES = (
+    "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUTot=16 CPULoad=0.13 AvailableFeatures=(null) "
+    "NodeAddr=127.0.0.1 NodeHostName=localhost Port=12369 Version=22.05.8 OS=Linux 6.1 #1 SMP Debian = 1 "
+    "RealMemory=1 State=IDLE ThreadsPerCore=1 Reason=test [root@2026-11-21T08:29:45]\n"
+    "NodeName=gpu-7 Arch=aarch64 NodeAddr=10.0.0.7 NodeHostName=gpu-7 Version=24.11.5 "
+    "State=IDLE+DRAIN+NOT_RESPONDING ThreadsPerCore=1 Partitions=a,b BootTime=Unknown Comment=(null) "
+    "Reason=NHC: State=broken disk [root@2026-11-21T08:29:45]\n"
+    "NodeName=n3 State=DOWN*+DRAIN+NEW_IN_2030 Shiny=1\nnonsense\n"
+)
+JOB = (
+    "JobId=7 ArrayJobId=5 ArrayTaskId=2 JobName={name} UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A Priority=1 "
+    "Nice=0 Account=(null) QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=3 BatchFlag=1 "
+    "Reboot=0 ExitCode=0:0 RunTime=00:01:00 TimeLimit=1-00:00:00 TimeMin=N/A Partition=main ReqNodeList=(null) "
+    "ExcNodeList=n[3-4] NodeList=n[1-2] BatchHost=n1 NumNodes=2 Command=/x SubmitLine=sbatch x WorkDir=/ "
+    "Comment={comment} StdErr= StdOut=/dev/null\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("1-02:03:04", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED", math.inf),
+        ("INVALID", None), ("NOT_SET", None), ("", None), ("N/A", None), ("nonsense", None),
+        ("365-00:00:00", 31536000.0), ("Partition_Limit", None),
+    ],
+)  # fmt: skip
+def test_durations(said: str, seconds: float | None) -> None:
+    assert text.seconds(said) == seconds
+
+
+def test_nodes_of_several_versions() -> None:
+    found = text.nodes(NODES)
+    new = {"NEW_IN_"}  # of a state that is not known
+    drained = {"DRAIN", "NOT_RESPONDING"}
+    assert {name: one.states for name, one in found.items()} == {
+        "n1": {"IDLE"}, "gpu-7": {"IDLE", *drained}, "n3": {"DOWN", *new, *drained},
+    }  # fmt: skip
+    assert (found["n1"].address, found["n1"].port) == ("127.0.0.1", 12369)
+    assert (found["gpu-7"].reason, found["gpu-7"].reason_by) == ("NHC: State=broken disk", "root")
+    with pytest.raises(SlurmError, match="n9.*State"):
+        text.nodes("NodeName=n9 Arch=x86_64\n")
+
+
+def test_a_job() -> None:
+    job = text.job(JOB.format(name="train", comment="x"), 7)
+    assert (job.job_id, job.user, job.state, job.reason, job.restarts, job.requeue) == (
+        7,
+        "ann",
+        "RUNNING",
+        "",
+        3,
+        True,
+    )
+    assert (job.nodes, job.excluded, job.batch_host) == (("n1", "n2"), ("n3", "n4"), "n1")
+    assert (job.time_left_s, job.exit_code, job.array_job_id, job.array_task) == (86340.0, 0, 5, "2")
+    ended = JOB.replace("RUNNING", "FAILED").replace("ExitCode=0:0", "ExitCode=0:9")
+    assert (text.job(ended, 7).exit_code, text.job(ended, 7).time_left_s) == (137, None)
+
+
+@pytest.mark.parametrize(
+    "said", ['it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "x" * (1 << 20), "JobId=9 x", "a,b;c|d"]
+)
+def test_texts_of_users(said: str) -> None:
+    job = text.job(JOB.format(name=said, comment=said), 7)
+    assert (job.name, job.comment) == (said, said)
+    assert (job.job_id, job.user, job.state) == (7, "ann", "RUNNING")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(JOB)), st.text(max_size=80))
+def test_a_cut_off_or_wrong_answer_is_one_sentence(cut: int, tail: str) -> None:
+    for parse in (
+        lambda said: text.job(said, 7),
+        text.nodes,
+        text.steps,
+        text.config,
+        lambda said: text.jobs(said, ""),
+    ):
+        try:
+            parse(JOB[:cut] + tail)
+        except SlurmError as error:
+            assert str(error).isprintable() and len(str(error)) < 400
+    with pytest.raises(SlurmError, match="JobState|JobId|ExitCode"):
+        text.job(JOB[: min(cut, JOB.index(" JobState"))], 7)
+
+
+def test_other_jobs_are_left_out() -> None:
+    both = JOB + JOB.replace("JobId=7", "JobId=8").replace("UserId=ann", "UserId=bob") + "JobId=9 JobName=cut"
+    assert [job.job_id for job in text.jobs(both, "")] == [7, 8]
+    assert [job.job_id for job in text.jobs(both, "bob")] == [8]
+    assert text.job(both, 8).user == "bob"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified", NotKnown),
+        ("Node zz not found", NotKnown),
+        ("slurm_update error: Invalid node name specified", NotKnown),
+        ("slurm_update error: Invalid user id", NotAllowed),
+        ("slurm_update error: Access/permission denied", NotAllowed),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", NoAnswer),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", NoAnswer),
+        ("slurm_load_jobs error: Zero Bytes were transmitted or received", NoAnswer),
+        ("Job is no longer pending execution for job 1", SlurmError),
+        ("", SlurmError),
+        ("\x1b[2J\0 odd", SlurmError),
+    ],
+)
+def test_errors_by_what_slurm_says(said: str, kind: type[SlurmError]) -> None:
+    error = text.error("scontrol", said)
+    assert type(error) is kind and str(error).isprintable()
+
+
+def test_a_thousand_nodes() -> None:
+    line = NODES.splitlines(keepends=True)[0]
+    many = "".join(line.replace("n1 ", f"n{i} ", 1) for i in range(1000))
+    began = time.process_time()
+    assert len(text.nodes(many)) == 1000
+    assert time.process_time() - began < 5.0  # scripts/bench has the figure
