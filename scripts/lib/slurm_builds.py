@@ -41,10 +41,10 @@ def unavailable(version: str) -> str | None:
         return None
     if version not in VERSIONS:
         return f"there is no build of Slurm {version}; use one of {', '.join(VERSIONS)}, or none for Debian's."
-    if not (_builds() / "install").exists():
-        return f"Slurm {version} is not here: {_builds()}/install is missing; name the builds by NVRX_SLURM_BUILDS."
+    if not (builds() / "install").exists():
+        return f"Slurm {version} is not here: {builds()}/install is missing; name the builds by NVRX_SLURM_BUILDS."
     if not os.access(_HOME, os.W_OK):
-        return f"Slurm {version} is not unpacked in {_HOME}, which needs root: run {_builds()}/install {version}."
+        return f"Slurm {version} is not unpacked in {_HOME}, which needs root: run {builds()}/install {version}."
     return None
 
 
@@ -68,15 +68,16 @@ def _unpack(version: str) -> None:
     (_HOME / f"slurm-{version}/sbin/slurmctld").unlink(missing_ok=True)
     try:
         subprocess.run(
-            [str(_builds() / "install"), version], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            [str(builds() / "install"), version], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=_INSTALL_S, check=True,
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
-        raise UsageError(f"minicluster: {_builds()}/install {version} failed: {error.stderr.strip()}") from None
+        raise UsageError(f"minicluster: {builds()}/install {version} failed: {error.stderr.strip()}") from None
     except subprocess.TimeoutExpired:
-        raise UsageError(f"minicluster: {_builds()}/install {version} took more than {_INSTALL_S:g} s.") from None
+        raise UsageError(f"minicluster: {builds()}/install {version} took more than {_INSTALL_S:g} s.") from None
 
 
-def _builds() -> Path:
+def builds() -> Path:
+    """The folder with the builds and the wheel of pyslurm."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "slurm"
     return Path(os.environ.get("NVRX_SLURM_BUILDS") or beside)

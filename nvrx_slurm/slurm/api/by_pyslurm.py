@@ -15,11 +15,9 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.cli import CommandLine
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotInstalled, NotKnown, SlurmError, StepFacts
-from nvrx_slurm.slurm.api.tools import TIMEOUT_S
 from nvrx_slurm.system import bounded_process
 
 _MAX_BYTES = 64 << 20  # of an answer
@@ -50,8 +48,9 @@ class PySlurm(CommandLine):
 
     def ask(self, call: str, *args: Any) -> Any:
         """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
-        with self.tools.turn.take(TIMEOUT_S):
-            until_s = time.monotonic() + TIMEOUT_S
+        bound_s = self.tools.timeout_s
+        with self.tools.turn.take(bound_s):
+            until_s = time.monotonic() + bound_s
             try:
                 line = self._exchange(json.dumps({"call": call, "args": args}).encode() + b"\n", until_s)
                 found = json.loads(line)
@@ -80,7 +79,7 @@ class PySlurm(CommandLine):
         answer = bytearray()
         while not answer.endswith(b"\n"):
             if not bounded_process.wait([child.stdout.fileno()], until_s):
-                raise NoAnswer(f"pyslurm did not answer within {TIMEOUT_S:g} s")
+                raise NoAnswer(f"pyslurm did not answer within {self.tools.timeout_s:g} s")
             more = os.read(child.stdout.fileno(), _CHUNK_BYTES)
             if not more or len(answer) > _MAX_BYTES:
                 raise OSError("no answer" if not more else "too long an answer")
@@ -111,7 +110,7 @@ class PySlurm(CommandLine):
             found = self.ask("steps", job_id)
         except NotKnown:
             return []
-        return [StepFacts(step_id, name, tuple(nodelist.expand(nodes))) for step_id, name, nodes in found]
+        return [StepFacts(step_id, name, text.hosts(nodes)) for step_id, name, nodes in found]
 
     def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
         """By Node.load, Nodes.load."""
@@ -173,5 +172,5 @@ class PySlurm(CommandLine):
 
 def _job(plain: dict[str, Any]) -> JobFacts:
     for name in ("nodes", "excluded"):
-        plain[name] = tuple(nodelist.expand(plain[name]))
+        plain[name] = text.hosts(plain[name])
     return JobFacts(**plain)

@@ -57,7 +57,7 @@ def _library(plugins: str) -> ctypes.CDLL:
     candidates = [path for folder in folders for path in glob.glob(f"{folder}/libslurmfull*.so")]
     for path in (*candidates, "libslurm.so"):
         try:
-            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # its plugins need its symbols
+            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins need its symbols
         except OSError as error:
             last = error
     raise last
@@ -70,8 +70,9 @@ def _complete(job_id: int, code: int, version: str, plugins: str) -> str:
         slurm.slurm_init(None)
     if slurm.slurm_complete_job(_job(job_id, version), ctypes.c_uint32(code << 8)) == 0:  # as wait(2) tells a code
         return ""
+    error = slurm.slurm_get_errno() if hasattr(slurm, "slurm_get_errno") else ctypes.get_errno()
     slurm.slurm_strerror.restype = ctypes.c_char_p
-    return (slurm.slurm_strerror(slurm.slurm_get_errno()) or b"unknown error").decode(errors="replace")
+    return (slurm.slurm_strerror(error) or b"unknown error").decode(errors="replace")
 
 
 if __name__ == "__main__":

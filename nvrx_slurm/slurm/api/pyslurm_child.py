@@ -54,7 +54,12 @@ def _facts(job: Any) -> dict[str, Any]:
 
 
 def _steps(job_id: int) -> list[tuple[str, str, str]]:
-    steps = pyslurm.JobSteps.load(job_id).values()
+    try:
+        steps = pyslurm.JobSteps.load(job_id).values()
+    except (KeyError, pyslurm.RPCError) as error:
+        if isinstance(error, KeyError) or "step info" in str(error):  # the job has none, now
+            return []
+        raise
     return [(f"{job_id}.{step.id}", step.name or "", ",".join(step.allocated_nodes or [])) for step in steps]
 
 
@@ -73,7 +78,7 @@ def _signal(job_id: int, signum: int, step: str) -> None:
         pyslurm.Job(job_id).send_signal(signum, steps="children")
         return
     name = step.partition(".")[2]
-    pyslurm.JobStep(job_id, int(name) if name.isdigit() else name).send_signal(signum)
+    pyslurm.JobStep.load(job_id, int(name) if name.isdigit() else name).send_signal(signum)  # without load: no effect
 
 
 def _update_job(job_id: int, changes: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotAllowed, NotKnown, SlurmError, StepFacts
 
@@ -19,7 +20,7 @@ _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
 _TEXTS = {
     "JobId": {
         "JobName": re.compile(r"\sJobName=(.*?)\sUserId=", re.DOTALL),
-        "Comment": re.compile(r"\sWorkDir=.*?\sComment=(.*?)\sStdErr=", re.DOTALL),
+        "Comment": re.compile(r"\sWorkDir=.*?\sComment=(.*?)\s+StdErr=", re.DOTALL),
     },
     "NodeName": {"Reason": re.compile(r"\sReason=(.*?\s\[[^\[\]@]*@[^\[\]]*\])", re.DOTALL)},
 }
@@ -113,8 +114,8 @@ def job_facts(one: Mapping[str, str]) -> JobFacts:
         user=_user(one),
         state=state,
         reason=one.get("Reason", ""),
-        nodes=tuple(nodelist.expand(one.get("NodeList", ""))),
-        excluded=tuple(nodelist.expand(one.get("ExcNodeList", ""))),
+        nodes=hosts(one.get("NodeList", "")),
+        excluded=hosts(one.get("ExcNodeList", "")),
         restarts=_number(one.get("Restarts", "0")),
         requeue=one.get("Requeue", "0") == "1",
         batch_host=one.get("BatchHost", "") if one.get("BatchFlag", "1") != "0" else "",
@@ -132,7 +133,7 @@ def steps(text: str) -> list[StepFacts]:
     for line in text.splitlines():
         parts = line.strip().split("|", 2)
         if len(parts) == 3:
-            found.append(StepFacts(parts[0], parts[2], tuple(nodelist.expand(parts[1]))))
+            found.append(StepFacts(parts[0], parts[2], hosts(parts[1])))
     return found
 
 
@@ -165,6 +166,14 @@ def config(text: str) -> dict[str, str]:
     return found
 
 
+def hosts(listed: str) -> tuple[str, ...]:
+    """The nodes of a list such as "n[1-2]"; () for "". Raises SlurmError for one that is cut off."""
+    try:
+        return tuple(nodelist.expand(listed))
+    except UsageError as wrong:
+        raise SlurmError(f"Slurm's answer has a wrong {wrong}") from None
+
+
 def seconds(text: str) -> float | None:
     """ "D-HH:MM:SS", "HH:MM:SS", "MM:SS", UNLIMITED (inf); None for anything else."""
     if text == "UNLIMITED":
@@ -186,7 +195,7 @@ def _user(one: Mapping[str, str]) -> str:
 
 def _need(one: Mapping[str, str], name: str) -> str:
     if name not in one:
-        raise SlurmError(f"Slurm's answer about job {one.get('JobId', '?')} has no field {name}")
+        raise SlurmError(f"Slurm's answer about job {_number(one.get('JobId', ''))} has no field {name}")
     return one[name]
 
 

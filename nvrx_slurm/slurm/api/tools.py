@@ -55,7 +55,8 @@ class Tools:
         if ended.truncated and not ended.code:
             raise SlurmError(f"{call} says more than {_limit_bytes(self.trusted)} bytes")
         if ended.code:
-            raise text.error(call, said.decode(errors="replace"))
+            # Some refusals go to stdout, behind what was found.
+            raise text.error(call, (said or ended.stdout.rstrip().rpartition(b"\n")[2]).decode(errors="replace"))
         return ended.stdout.decode(errors="replace")
 
     def _fork(self, argv: list[str], bound_s: float) -> tuple[bounded_process.Ended, bytes]:

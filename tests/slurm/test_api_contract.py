@@ -1,0 +1,210 @@
+"""The same questions and changes to each backend and version of Slurm: the same answers and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import slurm_builds
+from minicluster import MiniCluster
+from minicluster_init import signal_process
+
+from nvrx_slurm.slurm import api
+from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
+from nvrx_slurm.slurm.api.interface import Slurm
+
+pytestmark = pytest.mark.slurm
+
+PYSLURM = "25.11"  # the version of the wheel
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    slurm_version: str,
+) -> Iterator[MiniCluster]:
+    """Three nodes of one version, for all tests here."""
+    root = Path("/tmp", f"nvrx-api-{os.getpid()}-{slurm_version or 'debian'}")
+    with MiniCluster(root, 3, kill_wait_s=5, die_with_owner=True, slurm=slurm_version) as running:
+        yield running
+    shutil.rmtree(root)
+
+
+@pytest.fixture(params=["cli", "pyslurm"])
+def slurm(
+    request: pytest.FixtureRequest,
+    cluster: MiniCluster,
+    slurm_version: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Slurm]:
+    """A backend, as `connect` gives it."""
+    for name, value in cluster.env().items():
+        monkeypatch.setenv(name, value)
+    if request.param == "pyslurm":
+        wheel = next(slurm_builds.builds().glob("pyslurm-*.whl"), None) if slurm_version == PYSLURM else None
+        if wheel is None or f"-cp{sys.version_info.major}{sys.version_info.minor}-" not in wheel.name:
+            pytest.skip(f"there is no pyslurm for Slurm {slurm_version or '22.05'} and this Python")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/slurm-{slurm_version}/lib")
+    api.choose("auto")
+    found = api.connect()
+    assert found.name == request.param
+    cluster.reset()
+    yield found
+    api.choose("auto")
+
+
+def until(ask: Callable[[], object], what: str) -> None:
+    """Ask until it is so, as a user would."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not ask():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.sh"
+    path.write_text(
+        "#!/bin/sh\n#SBATCH --nodes=2 --time=10 --requeue --output=/dev/null\n"
+        f"cd {tmp_path}; srun --job-name='a step' --output=/dev/null sh -c 'trap \"touch got\" USR1; "
+        "touch ready.$SLURM_PROCID; while true; do sleep 0.1; done'\n"
+    )
+    return path
+
+
+def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: Path) -> None:
+    job_id = slurm.submit(script, ["--hold", '--job-name=it\'s "a" job', "--exclude=n3"])
+    job = slurm.job(job_id)
+    assert (job.name, job.user, job.state, job.reason) == ('it\'s "a" job', "root", "PENDING", "JobHeldUser")
+    assert (job.nodes, job.excluded, job.restarts, job.requeue, job.time_left_s) == ((), ("n3",), 0, True, None)
+
+    slurm.update_job(job_id, excluded=["n1"], time_limit_min=5, comment='b = "c", d')
+    slurm.release(job_id)
+    until(lambda: slurm.job(job_id).state == "RUNNING", "it runs")
+    job = slurm.job(job_id)
+    assert (job.nodes, job.batch_host, job.excluded, job.comment) == (("n2", "n3"), "n2", ("n1",), 'b = "c", d')
+    assert job.time_left_s is not None and 200 < job.time_left_s <= 300
+    with pytest.raises(SlurmError):
+        slurm.update_job(job_id, excluded=["n3"])  # only while it waits
+
+    until(lambda: len(slurm.steps(job_id)) == 2, "both steps run")
+    steps = {step.step_id: step for step in slurm.steps(job_id)}
+    assert set(steps) == {f"{job_id}.batch", f"{job_id}.0"}
+    assert (steps[f"{job_id}.0"].name, steps[f"{job_id}.0"].nodes) == ("a step", ("n2", "n3"))
+    until(lambda: len(list(tmp_path.glob("ready.?"))) == 2, "both tasks wait for it")
+    slurm.signal(job_id, signal.SIGUSR1, f"{job_id}.0")
+    until((tmp_path / "got").exists, "the step got the signal")
+    (tmp_path / "got").unlink()
+    slurm.signal(job_id, signal.SIGUSR1)
+    until((tmp_path / "got").exists, "the step got the signal of the job")
+
+    slurm.requeue(job_id)
+    until(lambda: slurm.job(job_id).state == "PENDING", "it waits again")
+    assert slurm.job(job_id).restarts == 1
+    slurm.hold(job_id)
+    until(lambda: slurm.job(job_id).reason.startswith("JobHeld"), "it is held")
+    assert job_id in [one.job_id for one in slurm.jobs("root")] and slurm.jobs("nobody") == []
+    slurm.cancel(job_id)
+    slurm.cancel(job_id)
+    until(lambda: slurm.job(job_id).state == "CANCELLED", "it is cancelled")
+    assert slurm.steps(job_id) == []
+
+
+def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path) -> None:
+    code, killed, lost = (script.with_name(name) for name in ("code", "killed", "lost"))
+    for path, line in ((code, "exit 93"), (killed, "kill -9 $$"), (lost, "exec sleep 600")):
+        path.write_text(f"#!/bin/sh\n#SBATCH --output=/dev/null\n{line}\n")
+    jobs = [slurm.submit(path) for path in (code, killed, lost)]
+    until(lambda: slurm.job(jobs[2]).state == "RUNNING", "it runs")
+    slurm.complete(jobs[2], 7)
+    until(lambda: all(slurm.job(one).state in ("FAILED", "COMPLETED") for one in jobs), "all end")
+    assert [slurm.job(one).exit_code for one in jobs] == [93, 137, 7]
+
+
+def test_nodes(slurm: Slurm) -> None:
+    assert {name: one.states for name, one in slurm.nodes().items()} == dict.fromkeys(("n1", "n2", "n3"), {"IDLE"})
+    assert slurm.nodes(["n1"])["n1"].address == "127.0.0.1" and slurm.nodes(["n1"])["n1"].port > 0
+    slurm.drain("n2", 'a "broken", b=c disk')
+    note = slurm.nodes(["n2", "n3"])["n2"]
+    assert (note.states, note.reason, note.reason_by) == ({"IDLE", "DRAIN"}, 'a "broken", b=c disk', "root")
+    slurm.set_reason("n2", "another")
+    assert slurm.nodes(["n2"])["n2"].reason == "another"
+    slurm.undrain("n2")
+    until(lambda: slurm.nodes(["n2"])["n2"].states == {"IDLE"}, "it is in service")
+
+
+def test_the_configuration(slurm: Slurm, slurm_version: str) -> None:
+    config = slurm.config()
+    assert config["KillWait"].startswith("5") and not config.get("Epilog")
+    assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
+
+
+def test_what_is_not_known(slurm: Slurm) -> None:
+    for ask in (
+        lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.hold(99999),
+        lambda: slurm.update_job(99999, comment="x"), lambda: slurm.signal(99999, signal.SIGUSR1, "99999.0"),
+        lambda: slurm.nodes(["n1", "zz"]), lambda: slurm.nodes(["zz"]), lambda: slurm.drain("zz", "x"),
+        lambda: slurm.complete(99999, 0),
+    ):  # fmt: skip
+        with pytest.raises(NotKnown):
+            ask()
+    assert slurm.steps(99999) == []
+
+
+def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
+    if slurm.name == "cli":
+        pytest.skip("compared where pyslurm is")
+    other = CommandLine()
+    slurm.submit(script, ["--hold", "--job-name=a\nb, c='d'", "--array=1-3%2", "--comment= e=f"])
+    running = slurm.submit(script)
+    until(lambda: len(slurm.steps(running)) == 2, "it runs")
+
+    def plain(one: Slurm) -> list[object]:
+        jobs = sorted(one.jobs(), key=lambda job: job.job_id)
+        return [
+            [dataclasses.replace(job, time_left_s=None) for job in jobs],
+            sorted(one.steps(running), key=str),
+            one.nodes(),
+            one.config(),
+        ]
+
+    assert plain(slurm) == plain(other)
+    for job in slurm.jobs():
+        slurm.cancel(job.job_id)
+
+
+def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster) -> None:
+    """It costs bounded time, is asked seldom, and answers again when it is back."""
+    assert isinstance(slurm, CommandLine)
+    slurm.tools.timeout_s = 0.5
+    stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
+    assert stopped
+    try:
+        for ask in (lambda: slurm.job(1), lambda: slurm.nodes(), lambda: slurm.config()):
+            with pytest.raises(NoAnswer):
+                ask()
+    finally:
+        for one in stopped:
+            signal_process(one, signal.SIGCONT)
+    until(lambda: _answers(slurm), "it answers again")
+
+
+def _answers(slurm: Slurm) -> bool:
+    try:
+        return bool(slurm.nodes())
+    except NoAnswer:
+        return False
