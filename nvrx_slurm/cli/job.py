@@ -33,7 +33,12 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     slurm = here.slurm
     nodes = node_range(config, slurm)
     meeting = rendezvous.meeting(config, slurm, nodes, env)
-    node = rendezvous.node(config, slurm, meeting, workers_per_node(config, slurm, env))
+    domain = ""
+    if config.ft.segment:
+        from nvrx_slurm.cli.domain import domain as domain_of
+
+        domain = domain_of(config, slurm, env)
+    node = rendezvous.node(config, slurm, meeting, workers_per_node(config, slurm, env), domain)
     directory = run_dir(config, slurm, env)
     preflight = preflight_spec(config)
     agent = AgentSettings(
@@ -128,6 +133,7 @@ def _coordinator(
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
+        segment=_segment(config, nodes),
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=config.ft.hang_exclude,
         attributes=bool(config.ft.attribution_service),
@@ -144,6 +150,16 @@ def _coordinator(
         warning_signum=agent.warning_signum,
         expected=expected,
     )
+
+
+def _segment(config: Config, nodes: NodeRange) -> int:
+    segment = config.ft.segment or 0
+    if segment and nodes.min % segment:
+        raise UsageError(
+            f"--ft-segment {segment} does not divide the {nodes.min} nodes that train (MIN of --nnodes, or all less"
+            " --spares); change one of them"
+        )
+    return segment
 
 
 def _restart_limits(config: Config) -> RestartLimits:

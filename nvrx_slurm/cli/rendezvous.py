@@ -82,7 +82,7 @@ def may_host(config: Config, slurm: SlurmContext | None, found: Meeting) -> bool
     return launch.node_rank == 0 if launch.node_rank is not None else _is_ours(found.endpoints[0][0])
 
 
-def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, nproc: int) -> Node:
+def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, nproc: int, domain: str = "") -> Node:
     """This node, as the coordinator will know it."""
     launch, host = config.launch, socket.gethostname()
     rank, address = launch.node_rank, launch.local_addr or ""
@@ -100,7 +100,7 @@ def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, npro
         rank = _group_rank(os.environ) if rank is None else rank
         address = address or (endpoint_host if _is_ours(endpoint_host) else _towards(*found.endpoints[0]))
     name = f"{host}-{rank}" if slurm is None and found is not None else f"{rank}"
-    return Node(f"{name}-{secrets.token_hex(4)}", rank, host, address, nproc, order)
+    return Node(f"{name}-{secrets.token_hex(4)}", rank, host, address, nproc, order, domain=domain)
 
 
 def _slurm_rank(config: Config, slurm: SlurmContext) -> int:

@@ -224,9 +224,10 @@ class LaunchConfig(Section):
     infra_rank_from_nodename: bool = unsupported(
         k.BOOL, False, g.SLURM, "leave it out, nodes keep the order of Slurm", flag=""
     )
-    replacement_group_id: str | None = unsupported(
-        k.optional(k.TEXT), None, g.SLURM, "leave it out, nodes are replaced one by one", flag=""
-    )
+    replacement_group_id: str | None = setting(
+        k.optional(k.TEXT), None, g.SLURM, flag="",
+        help="With --ft-segment: name of this node's domain where its GPUs do not tell one.",
+    )  # fmt: skip
 
     def node_range(self, slurm_nodes: int | None = None) -> NodeRange:
         """How many nodes train (`min`) and may take part (`max`).

@@ -40,6 +40,7 @@ class SlurmContext:
     cluster_name: str = ""
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
+    block: str = ""  # its block there
     cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
 
     @property
@@ -77,6 +78,7 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
         cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
         conf=env.get("SLURM_CONF", ""),
         order=_order(env),
+        block=_block(env),
         cross_procid=_number(env, "CROSS_SLURM_PROCID") if env.get("CROSS_SLURM_PROCID") else None,
     )
 
@@ -146,3 +148,9 @@ def _order(env: Mapping[str, str]) -> tuple[int, ...]:
         return ()
     block, _, node = env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")
     return tuple(int(number[:18]) for part in (block, node) for number in re.findall(r"[0-9]+", part))
+
+
+def _block(env: Mapping[str, str]) -> str:
+    if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
+        return ""
+    return env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")[0][:64]

@@ -139,6 +139,17 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
     return Fabric(state, int(info.status), degraded(info.healthMask))
 
 
+@by_gpu("ClusterUUID")
+def cluster_uuids(nvml: ModuleType, handle: Any) -> str | None:
+    """The NVLink domain of a GPU as 32 hexadecimal digits; None where it is in none."""
+    from ctypes import byref  # loaded by then
+
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    uuid = bytes(info.clusterUuid).hex()
+    return uuid if uuid.strip("0") else None
+
+
 def degraded(mask: int) -> tuple[str, ...]:
     """The bad news in a health mask of the fabric."""
     return tuple(name for name, (at, width, bad) in _FABRIC_HEALTH.items() if bad(mask >> at & width))

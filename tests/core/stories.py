@@ -175,7 +175,7 @@ def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
 
 def _register(rank: int, life: int, rest: str) -> t.Register:
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
-    node, port = a_node(rank, life), 1000 + rank
+    node, port = replace(a_node(rank, life), domain=f"rack {rank // 4}"), 1000 + rank
     if rest in ("", "preparing"):
         return t.Register(node, port, None, t.Doing(rest or "idle"))
     rest, peers = rest.removesuffix(" peers"), rest.endswith(" peers")  # the plan of a job of three nodes, led by 0

@@ -5,6 +5,7 @@ All checks look only at what changed, so that a run with 10,000 nodes can afford
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -293,20 +294,38 @@ class Invariants:
         else:
             for node_id in active.values():
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
-            chosen = set(active.values())
-            for group_rank, node_id in reign.active.items():
-                free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
-                stays = free or active[group_rank] == node_id
-                self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
-            before = set(reign.active.values())
-            promoted = [reign.connected[n].infra_rank for _, n in sorted(active.items()) if n not in before]
-            self.check(promoted == sorted(promoted), "spares are not promoted in infra order")
-            spares = [reign.connected[n].infra_rank for n in receivers - chosen]
-            passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
-            self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
+            if self._world.settings.segment:
+                self._check_segments(reign, active)
+            else:
+                self._check_order(reign, active, receivers)
         reign.active = active
         for node_id in active.values():
             reign.busy[node_id] = plan.cycle
+
+    def _check_segments(self, reign: _Reign, active: dict[int, str]) -> None:
+        """Each segment is in one domain; one that has all its nodes stays."""
+        size = self._world.settings.segment
+        for first in range(0, len(active), size):
+            ranks = range(first, first + size)
+            domains = {reign.connected[active[g]].domain for g in ranks}
+            self.check(len(domains) == 1, f"group ranks {ranks} are in {domains}")
+            whole = all(g in reign.active and reign.can_run(reign.active[g]) for g in ranks)
+            stays = not whole or all(active[g] == reign.active[g] for g in ranks)
+            self.check(stays, f"the segment {ranks} could go on, but is not let")
+
+    def _check_order(self, reign: _Reign, active: dict[int, str], receivers: set[str]) -> None:
+        """Survivors keep their group ranks; spares are promoted in infra order."""
+        chosen = set(active.values())
+        for group_rank, node_id in reign.active.items():
+            free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
+            stays = free or active[group_rank] == node_id
+            self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
+        before = set(reign.active.values())
+        promoted = [reign.connected[n].infra_rank for _, n in sorted(active.items()) if n not in before]
+        self.check(promoted == sorted(promoted), "spares are not promoted in infra order")
+        spares = [reign.connected[n].infra_rank for n in receivers - chosen]
+        passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
+        self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
 
     def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
         """All hear one end, and it is the right one."""
@@ -337,8 +356,11 @@ class Invariants:
             self.check(not core.job.quorum.elected, f"a coordinator with a quorum says {end.reason}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
-            able = sum(self._is_able(agent, coordinator) for agent in world.living_agents())
-            self.check(able < core.settings.min_nodes, f"too few nodes, but {able} are able: {end.reason}")
+            able = [agent for agent in world.living_agents() if self._is_able(agent, coordinator)]
+            size = world.settings.segment or 1
+            racks = Counter(agent.core.node.domain if world.settings.segment else "" for agent in able)
+            enough = size * sum(count // size for count in racks.values()) >= core.settings.min_nodes
+            self.check(not enough, f"too few nodes, but {len(able)} are able: {end.reason}")
         else:
             self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
         harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)

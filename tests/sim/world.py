@@ -51,6 +51,7 @@ class WorldSettings:
     limits: RestartLimits = field(default_factory=RestartLimits)
     join_timeout_s: float = 60.0
     absent: Sequence[int] = ()  # infra ranks of nodes that never come up
+    segment: int = 0  # --ft-segment; hosts are in domains of six
     time_limit_s: float = 0.0  # of the allocation; the coordinator warns 10 s before it and stops 5 s before; 0 = none
 
     @property
@@ -182,6 +183,7 @@ class World:
             s.max_restarts,
             s.agent.policy,
             s.limits,
+            segment=s.segment,
             hang_collect_s=s.agent.hang_collect_s,
             hang_exclude=s.seed % 2 > 0,
             has_preflight=True,

@@ -8,10 +8,11 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.job.placement import Placement, place
+from nvrx_slurm.core.job.placement import Placement, complete_segments, place
 from nvrx_slurm.core.machine import Tick, earliest
 from nvrx_slurm.errors import ExitCode
 
+_DOMAINS_SHOWN = 8
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
 
 
@@ -100,13 +101,28 @@ class Gathering(JobPart):
         if 0 < len(self.job.members) < self.job.settings.min_nodes:
             self._announce(now)
 
+    def _is_enough(self) -> bool:
+        """Whether the nodes that are ready make a plan."""
+        members, s = self.job.members, self.job.settings
+        if members.ready < s.min_nodes or not s.segment:
+            return members.ready >= s.min_nodes
+        return complete_segments(members.ready_in.values(), s.segment) >= s.min_nodes // s.segment
+
     def _announce(self, now: float) -> None:
         self.announce_at = None
         more = self.job.settings.min_nodes - self.job.members.ready
-        self.say(f"{self._missing()}; waiting up to {self.join_by - now:.0f} s for {more} more")
+        some = f" for {more} more" if more > 0 else ""
+        self.say(f"{self._missing()}; waiting up to {self.join_by - now:.0f} s{some}")
 
     def _missing(self) -> str:
-        return self.job.members.missing(self.job.settings.expected, self.job.settings.min_nodes)
+        members, s = self.job.members, self.job.settings
+        found = members.missing(s.expected, s.min_nodes)
+        if not s.segment:
+            return found
+        there = complete_segments(members.ready_in.values(), s.segment)
+        ready = [f"{size} in {domain}" for domain, size in sorted(members.ready_in.items()) if size]
+        sizes = ", ".join(ready[:_DOMAINS_SHOWN])
+        return f"{found}; {there} of {s.min_nodes // s.segment} segments of {s.segment} nodes are complete ({sizes})"
 
     # --- planning -------------------------------------------------------------------------------------------
 
@@ -115,7 +131,7 @@ class Gathering(JobPart):
         job, s, state = self.job, self.job.settings, self.core.state
         if state is Phase.PAUSED:
             return
-        if job.members.ready < s.min_nodes:
+        if not self._is_enough():
             if state is Phase.LAST_CALL:
                 self._wait(now)
         elif not job.fresh or job.members.ready >= job.nodes_left or self._are_all_here():
@@ -136,7 +152,7 @@ class Gathering(JobPart):
             return
         ready = job.members.ready_nodes()
         most = min(len(ready), s.max_active or len(ready)) if job.min_healthy else s.min_nodes
-        placement = place(ready, job.assignment.places, max(most, s.min_nodes))
+        placement = place(ready, job.assignment.places, max(most, s.min_nodes), s.segment)
         assert placement is not None  # enough nodes are ready
         if job.fresh and s.tracks_progress:
             self.core.emit(ev.ReadProgress(-1))

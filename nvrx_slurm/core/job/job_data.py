@@ -72,6 +72,7 @@ class CoordinatorSettings:
     max_restarts: int = 0  # per job
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
     limits: RestartLimits = RestartLimits()
+    segment: int = 0  # so many neighbouring group ranks are in one NVLink domain; divides min_nodes; 0 = off
     max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
     hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class Members(dict[str, Member]):
         super().__init__()
         self._holders: dict[str, str] = {}  # `peer_key` -> node_id of the latest life
         self.ready = 0  # how many have no workers
+        self.ready_in: Counter[str] = Counter()  # of them, by domain
 
     def same_place(self, node: Node) -> Member | None:
         """The connected member that `node` replaces: the same agent life, or the same infra rank."""
@@ -40,7 +42,7 @@ class Members(dict[str, Member]):
         """Add a member, or note what has become of it."""
         self.remove(node.node_id)
         self[node.node_id] = Member(node, port, busy)
-        self.ready += busy == READY
+        self._count(node, busy == READY)
         self._holders[peer_key(node)] = node.node_id
 
     def remove(self, node_id: str) -> Member | None:
@@ -48,7 +50,7 @@ class Members(dict[str, Member]):
         member = self.pop(node_id, None)
         if member is None:
             return None
-        self.ready -= member.busy == READY
+        self._count(member.node, -(member.busy == READY))
         if self._holders.get(peer_key(member.node)) == node_id:
             del self._holders[peer_key(member.node)]
         return member
@@ -61,8 +63,12 @@ class Members(dict[str, Member]):
     def set_busy(self, node_id: str, cycle: int) -> None:
         """Note that a member may run workers of `cycle`, or with READY that it runs none."""
         member = self[node_id]
-        self.ready += (cycle == READY) - (member.busy == READY)
+        self._count(member.node, (cycle == READY) - (member.busy == READY))
         member.busy = cycle
+
+    def _count(self, node: Node, more: int) -> None:
+        self.ready += more
+        self.ready_in[node.domain] += more
 
     def may_run(self, node_id: str) -> bool:
         """Whether it is connected and may have workers."""
