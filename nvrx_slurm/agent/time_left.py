@@ -15,19 +15,18 @@ _TIMEOUT_S = 10.0  # of one question
 
 _NO_LIMIT_S = 10 * 365 * 86400.0
 _MARGIN_S = 2.0  # for the thread, above the timeout of its command
-_RETRY_S = 1.0  # a job that ends meanwhile starts no second squeue, which would outlive it
+_RETRY_S = 1.0  # a job that ends meanwhile starts no second one, which would outlive it
 
 
 class TimeLeft:
     """Asks for the seconds until Slurm ends job `job_id`; None = there is no Slurm.
 
-    The first answer is the environment's where Slurm tells it there (23.02 and later). After that squeue is asked,
-    because the limit may have been changed: at most twice, each time for at most `timeout_s` seconds.
+    The first answer is the environment's where Slurm tells it there (23.02 and later). After that Slurm is asked,
+    because the limit may have been changed: at most twice, each time for at most 10 s.
     """
 
-    def __init__(self, job_id: int | None, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, job_id: int | None) -> None:
         self._job_id = job_id
-        self._timeout_s = timeout_s
         self._asked = False
         self._task: asyncio.Task[None] | None = None  # the loop keeps only weak references
 
@@ -36,7 +35,7 @@ class TimeLeft:
         self._task = asyncio.ensure_future(self._tell(answer))
 
     def close(self) -> None:
-        """Ask no more. A squeue that runs is left to end by itself or with the orphans of the workers."""
+        """Ask no more. A tool that runs is left to end by itself or with the orphans of the workers."""
         if self._task is not None:
             self._task.cancel()
 
@@ -45,7 +44,7 @@ class TimeLeft:
         left_s = None
         if self._job_id is not None:
             left_s = await self._ask(self._job_id, again)
-            if left_s is None:  # a busy controller; or the squeue was killed with the orphans of a failed worker
+            if left_s is None:  # a busy controller; or the tool was killed with the orphans of a failed worker
                 await asyncio.sleep(_RETRY_S)
                 left_s = await self._ask(self._job_id, again)
         if left_s == math.inf:
@@ -56,6 +55,6 @@ class TimeLeft:
         env = {} if again else os.environ
         ask = functools.partial(control.time_left_s, job_id, env)
         try:
-            return await bounded.call_async(ask, self._timeout_s + _MARGIN_S, "time left")
+            return await bounded.call_async(ask, _TIMEOUT_S + _MARGIN_S, "time left")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started
             return None

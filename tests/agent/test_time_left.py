@@ -10,11 +10,15 @@ import pytest
 
 from nvrx_slurm.agent import time_left
 from nvrx_slurm.agent.time_left import TimeLeft
+from nvrx_slurm.slurm import api
+from nvrx_slurm.slurm.api.cli import CommandLine
+
+SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
 
 
-def fake_squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    tool = folder / "squeue"
-    tool.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\n{text}\n")
+def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    tool = folder / "scontrol"
+    tool.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\n{SAYS}\n{text}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
@@ -27,12 +31,13 @@ def count(folder: Path) -> int:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_left, "_RETRY_S", 0.0)
+    api.choose("cli")  # without the back-off after another test
 
 
-def answers(job_id: int | None, times: int, timeout_s: float = 10.0) -> list[float | None]:
+def answers(job_id: int | None, times: int) -> list[float | None]:
     async def story() -> list[float | None]:
         got: asyncio.Queue[float | None] = asyncio.Queue()
-        clock = TimeLeft(job_id, timeout_s)
+        clock = TimeLeft(job_id)
         found = []
         for _ in range(times):
             clock.ask(got.put_nowait)
@@ -44,7 +49,7 @@ def answers(job_id: int | None, times: int, timeout_s: float = 10.0) -> list[flo
 
 
 def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_squeue(tmp_path, monkeypatch, "echo 1:40")
+    fake_scontrol(tmp_path, monkeypatch, "says 00:01:40")
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
     first, second, third = answers(7, 3)
     assert first is not None and 900 < first <= 1000
@@ -53,19 +58,22 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("job_id", "squeue", "times", "found", "asked"),
+    ("job_id", "script", "times", "found", "asked"),
     [
-        (7, "echo UNLIMITED", 2, [None, time_left._NO_LIMIT_S], 2),  # no limit, which replaces an old one
-        (7, "test -e {0}/again && echo 2:00; touch {0}/again", 1, [120.0], 2),
-        (7, "exec sleep 1000", 1, [None], 2),
-        (None, "echo 2:00", 2, [None, None], 0),
+        (7, "says UNLIMITED", 2, [None, time_left._NO_LIMIT_S], 2),  # no limit, which replaces an old one
+        (7, "test -e {0}/again && says 00:02:00; touch {0}/again", 1, [120.0], 2),
+        (7, "exec sleep 1000", 1, [None], 1),  # one that does not answer is not asked again at once
+        (None, "says 00:02:00", 2, [None, None], 0),
     ],
     ids=["no limit", "asked twice", "hangs", "outside Slurm"],
 )
-def test_squeue_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int | None, squeue: str, times: int,
+def test_slurm_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int | None, script: str, times: int,
     found: list[float | None], asked: int,
 ) -> None:  # fmt: skip
-    fake_squeue(tmp_path, monkeypatch, squeue.format(tmp_path))
-    assert answers(job_id, times, timeout_s=0.5 if "sleep" in squeue else 10.0) == found
+    fake_scontrol(tmp_path, monkeypatch, script.format(tmp_path))
+    slurm = api.connect()
+    assert isinstance(slurm, CommandLine)
+    slurm.tools.timeout_s = 0.5 if "sleep" in script else 10.0
+    assert answers(job_id, times) == found
     assert count(tmp_path) == asked
