@@ -27,10 +27,10 @@ if [ -e {root}/$1-$SLURMD_NODENAME ]; then echo "the $1 is broken"; exit 1; fi
 
 
 @contextmanager
-def running(slurm: str = "") -> Iterator[HookedCluster]:
+def running(slurm: str = "", prolog_only: bool = False) -> Iterator[HookedCluster]:
     """Such a cluster of this version, up; nothing of it is left afterwards."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
-    cluster = HookedCluster(root, slurm)
+    cluster = HookedCluster(root, slurm, prolog_only)
     cluster.slurm.up()
     try:
         yield cluster
@@ -44,20 +44,23 @@ class HookedCluster:
     """Three nodes with all our hooks; `break_`ing a check `fan` is noticed by prolog and epilog, `disk` by the
     periodic hook."""
 
-    def __init__(self, root: Path, slurm: str = "") -> None:
+    def __init__(self, root: Path, slurm: str, prolog_only: bool) -> None:
         self.root = root
         self.facts = root / "facts"
         self.facts.mkdir()
         self._install(slurm)
         extra = (
             f"Prolog={root}/hooks/prolog",
-            f"Epilog={root}/hooks/epilog",
-            f"HealthCheckProgram={root}/hooks/healthcheck",
-            "HealthCheckInterval=3",
             "PrologFlags=Alloc,DeferBatch",
             "PrologEpilogTimeout=60",
             "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,nohold_on_prolog_fail",
         )
+        others = (
+            f"Epilog={root}/hooks/epilog",
+            f"HealthCheckProgram={root}/hooks/healthcheck",
+            "HealthCheckInterval=3",
+        )
+        extra += () if prolog_only else others
         self.slurm = MiniCluster(root / "mc", nodes=3, kill_wait_s=5, die_with_owner=True, extra=extra, slurm=slurm)
 
     def _install(self, slurm: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from hooked_cluster import HookedCluster, running
-from nvrx_job import CLIENT, PATIENCE_S, Job, Jobs, kill, start_again
+from nvrx_job import CLIENT, PATIENCE_S, Jobs, kill, start_again
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
@@ -32,8 +32,8 @@ client.shutdown_workload_monitoring()
 
 @pytest.fixture(scope="module")
 def hooked(slurm_version: str) -> Iterator[HookedCluster]:
-    """Three nodes of one version, with our hooks."""
-    with running(slurm_version) as cluster:
+    """Three nodes of one version, with our prolog."""
+    with running(slurm_version, prolog_only=True) as cluster:
         yield cluster
 
 
@@ -47,12 +47,8 @@ def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
     made.check()
 
 
-def submit(jobs: Jobs, worker: str, flags: str = "", sbatch: tuple[str, ...] = ()) -> Job:
-    return jobs.submit(worker, f"{TWO_AND_A_SPARE} {flags}", 3, sbatch)
-
-
 def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs) -> None:
-    job = submit(jobs, TWO_CYCLES_STAY)
+    job = jobs.submit(TWO_CYCLES_STAY, TWO_AND_A_SPARE, 3)
     kill(job.wait_marks("up", 2, cycle=0)[1].pid, signal.SIGKILL)
     assert {mark.node for mark in job.wait_marks("up", 2, cycle=1)} == {"n1", "n2"}
     assert jobs.cluster.kill_node("n1")
@@ -62,8 +58,8 @@ def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs) -
 
 
 def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
-    job = submit(jobs, FIRST_LIFE_STAYS, sbatch=("--requeue",))
-    job.wait_marks("ready", 2)
+    job = jobs.submit(FIRST_LIFE_STAYS, nodes=1, sbatch=("--requeue",))
+    job.wait_marks("ready", 1)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
     start_again(job.cluster, job.job_id)
     end = job.wait_end()
@@ -75,7 +71,7 @@ def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
 
 def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
     """From squeue in 22.05, and from SLURM_JOB_END_TIME since."""
-    job = submit(jobs, UNTIL_TOLD, "--ft-warn-before-end=58", ("--time=1",))
+    job = jobs.submit(UNTIL_TOLD, "--spares=1 --ft-warn-before-end=58", 3, ("--time=1",))
     end = job.wait_end()
     assert [mark.rank for mark in job.marks("told")] == [0, 1]
     assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 138, 138), job.said()
