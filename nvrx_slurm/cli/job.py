@@ -81,7 +81,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
             node.nproc,
             directory,
             worker_argv(config, script, args),
-            slurm is not None,
+            slurm,
             info.current if info is not None else "",
         ),
         agent,
