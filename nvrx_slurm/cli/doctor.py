@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import pwd
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -67,11 +68,11 @@ def _text(name: str, lines: list[Line]) -> str:
 
 def examine(hooks: str = "") -> dict[str, list[Line]]:
     """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says. scontrol is looked up in PATH."""
-    from nvrx_slurm.slurm.api import connect
+    from nvrx_slurm.slurm import api
 
     slurm, problem = dict[str, str](), ""  # slurm.conf by name; {} if Slurm does not answer
     try:
-        slurm = connect().config()
+        slurm = api.connect().config()
     except NvrxError as error:
         problem = str(error)
     directory = os.path.realpath(hooks) if hooks else _directory(slurm)
@@ -94,7 +95,12 @@ def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
     if not slurm:
         yield Line("slurm", FAIL, f"scontrol does not answer: {problem}", "run this on a node of the cluster")
         return
+    from nvrx_slurm.slurm import api
+
     yield Line("slurm", OK, f"Slurm {slurm.get('SLURM_VERSION', 'of unknown version')}")
+    tools = {"cli": "its command line tools", "pyslurm": "pyslurm"}[api.connect().name]
+    yield Line("slurm-api", OK, f"Slurm is asked by {tools}: {api.why()}")
+    yield from _rights(slurm)
     kill_wait_s = seconds(slurm, "KillWait", 30)
     text = f"{kill_wait_s:g} s from SIGTERM to SIGKILL at scancel and the time limit"
     advice = f"slurm.conf: KillWait=30; until then --workers-stop-timeout below {kill_wait_s:g}"
@@ -103,6 +109,26 @@ def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
     advice = "nvrx-run in a batch script overrides it; with srun: srun --no-kill --kill-on-bad-exit=0 nvrx-run"
     good = "a step outlives a task that fails; with sbatch --no-kill and srun --no-kill also a node"
     yield _judged("kill-on-bad-exit", good, slurm.get("KillOnBadExit") == "1", WARN, text, advice)
+
+
+def _rights(slurm: dict[str, str]) -> Iterator[Line]:
+    """What this user may do to jobs and nodes, as Slurm's own rules say (scontrol(1))."""
+    yield Line("requeue", OK, "you may requeue your own jobs (--until-done), unless a plugin of the site forbids it")
+    yield Line("update", OK, "you may exclude nodes from your waiting jobs and shorten their time limits")
+    operator = os.geteuid() == 0 or slurm.get("SlurmUser", "").partition("(")[0] == _user()
+    text = "only root, SlurmUser and operators drain nodes: for you a job excludes them instead"
+    yield Line("drain", OK if operator else INFO, "you may drain nodes" if operator else text)
+    expedites = "enable_expedited_requeue" in slurm.get("SlurmctldParameters", "").lower()
+    text = "nvrx submit --until-done starts again at once after a lost node, with its nodes"
+    if expedites:
+        yield Line("expedited-requeue", OK, text)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _munge() -> Line:
