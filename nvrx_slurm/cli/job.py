@@ -118,6 +118,7 @@ def _coordinator(
     return CoordinatorSettings(
         min_nodes=nodes.min,
         max_nodes=nodes.max,
+        segment=config.ft.segment,
         max_restarts=config.launch.max_restarts,
         policy=agent.policy,
         limits=_restart_limits(config),

@@ -57,9 +57,14 @@ def planned_allocation(config: Config) -> Here:
 def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
     """MIN and MAX nodes. Inside Slurm all nodes of the step beyond MIN are spares.
 
-    Raises UsageError where the allocation has too few nodes.
+    Raises UsageError where the allocation has too few nodes, and where MIN is no multiple of --ft-segment.
     """
     nodes = config.launch.node_range(None if slurm is None else slurm.nnodes)
+    if nodes.min % (config.ft.segment or 1):
+        raise UsageError(
+            f"--ft-segment {config.ft.segment} does not divide {nodes.min}, the number of active nodes"
+            " (MIN of --nnodes); change one of them"
+        )
     if slurm is None or config.launch.endpoint is not None:
         return nodes
     needed = nodes.min + (config.launch.spares or 0)

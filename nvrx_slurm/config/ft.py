@@ -138,9 +138,11 @@ class FaultToleranceConfig(AttributionSettings):
     )  # fmt: skip
 
     # Restarts.
-    segment: int | None = unsupported(
-        k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS, "leave it out, nodes keep the order of Slurm"
-    )
+    segment: int | None = setting(
+        k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS,
+        help="Give group ranks in segments of N nodes of one NVLink domain, and train on complete segments only; MIN "
+        "of --nnodes is a multiple of N.",
+    )  # fmt: skip
     checkpoint_iteration_file: str | None = setting(
         k.optional(k.PATH), None, g.RESTARTS,
         help="File with one integer, the iteration of the last checkpoint, that the coordinator's node can read: "
@@ -233,6 +235,10 @@ class FaultToleranceConfig(AttributionSettings):
         yield (
             warn_s > 0.0 and self.warning_signal is None,
             "--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1 or SIGUSR2",
+        )
+        yield (
+            self.segment is not None and self.restart_policy == "min-healthy",
+            "--ft-segment contradicts min-healthy, which goes on with broken segments; leave one of them out",
         )
         yield from self.log_contradictions()
         yield from self.attribution_contradictions()

@@ -66,7 +66,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "infra_rank", "host", "addr", "nproc", "order", "port")
+    __slots__ = ("node_id", "infra_rank", "host", "addr", "nproc", "order", "port", "domain")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Node(_message.Message):
     NPROC_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     infra_rank: int
     host: str
@@ -81,7 +82,8 @@ class Node(_message.Message):
     nproc: int
     order: _containers.RepeatedScalarFieldContainer[int]
     port: int
-    def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ...) -> None: ...
+    domain: str
+    def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
-from nvrx_slurm.core.job.placement import infra_order
+from nvrx_slurm.core.job.placement import complete_segments, infra_order, is_possible
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.types import Node, Stopped
 
@@ -85,6 +86,10 @@ class Members(dict[str, Member]):
         """The nodes that can be part of a plan now."""
         return [m.node for m in self.values() if m.busy == READY]
 
+    def enough(self, min_nodes: int, segment: int | None) -> bool:
+        """Whether a plan can be made of the ready nodes. O(1), but O(nodes) with segments once there are so many."""
+        return self.ready >= min_nodes and (not segment or is_possible(self.ready_nodes(), min_nodes, segment))
+
     def in_order(self) -> list[Node]:
         """All connected nodes in infra order."""
         return sorted((m.node for m in self.values()), key=infra_order)
@@ -95,5 +100,17 @@ class Members(dict[str, Member]):
         names = [host for rank, host in enumerate(expected) if str(rank) not in self._holders]
         if not names:
             return head
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        return f"{head}; missing: {', '.join(names[:_NAMES_SHOWN])}{more}"
+        return f"{head}; missing: {_listed(names)}"
+
+    def missing_segments(self, min_nodes: int, segment: int) -> str:
+        """One sentence: how many complete segments the ready nodes are, and which domains have nodes to spare."""
+        ready = self.ready_nodes()
+        have = f"{complete_segments(ready, segment)} of {min_nodes // segment} complete segments of {segment}"
+        left = Counter(node.domain for node in sorted(ready, key=infra_order))
+        some = [f"domain {name} has {count} nodes" for name, count in left.items() if count % segment]
+        return f"{len(ready)} nodes are ready, but only {have}" + (f": {_listed(some)}" if some else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
