@@ -7,12 +7,14 @@ import shlex
 import sys
 
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
+from nvrx_slurm.cli.domains import planned
 from nvrx_slurm.cli.front import step_argv
 from nvrx_slurm.cli.log_tree import run_dir
 from nvrx_slurm.cli.options import spelling
-from nvrx_slurm.cli.place import Here, Place, node_range, planned_allocation, workers_per_node
+from nvrx_slurm.cli.place import Here, OnNode, Place, node_range, on_node, planned_allocation, workers_per_node
 from nvrx_slurm.cli.worker import numa_bindings, worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import History, Node, Plan
 
@@ -36,28 +38,40 @@ def dry_run(resolved: Resolved, here: Here, script: str, args: tuple[str, ...]) 
         line = shlex.join(step_argv(config, here, directory, words))
         lines += ["", "srun line (in a batch script or salloc shell):", f"  {line}"]
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
-    lines += _node_rows(here, nodes.min, nodes.max, nproc)
+    lines += _node_rows(config, here, nodes, nproc)
     lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(worker_argv(config, script, args))]
-    lines += _numa_rows(config, nproc)
+    local = on_node(here.slurm, nproc, os.environ)
+    lines += _numa_rows(config, nproc, local)
     lines += ["", "environment of rank 0, besides what is inherited:"]
-    env = _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc)
+    contract = WorkerContract(
+        directory.job_id, config.launch.role, str(directory.path), first_local=local.first, local_world=local.world
+    )
+    env = _first_env(config, contract, nodes.min, nproc)
     lines += [f"  {name}={value}" for name, value in env.items()]
     return "\n".join(lines)
 
 
-def _node_rows(here: Here, active: int, total: int, nproc: int) -> list[str]:
-    names = here.slurm.nodes if here.slurm is not None else ()
+def _node_rows(config: Config, here: Here, nodes: NodeRange, nproc: int) -> list[str]:
+    names = here.slurm.agents if here.slurm is not None else ()
+    group_ranks, notes = {index: index for index in range(nodes.min)}, []
+    if config.ft.segment is not None:
+        found = planned(names, nodes.min, config.ft.segment)
+        if isinstance(found, str):
+            notes = [f"  {found}"]
+        else:
+            group_ranks = {int(index): group_rank for group_rank, index in enumerate(found.active)}
     rows = []
-    for index in range(min(total, _NODES_SHOWN)):
+    for index in range(min(nodes.max, _NODES_SHOWN)):
         name = names[index] if index < len(names) else f"node {index}"
-        ranks = f"ranks {index * nproc}..{(index + 1) * nproc - 1}" if index < active else "hot spare"
+        first = group_ranks[index] * nproc if index in group_ranks else -1
+        ranks = f"ranks {first}..{first + nproc - 1}" if first >= 0 else "hot spare"
         rows.append(f"  {name:16} infra rank {index:<6} {ranks}")
-    return rows + (["  ..."] if total > _NODES_SHOWN else [])
+    return rows + (["  ..."] if nodes.max > _NODES_SHOWN else []) + notes
 
 
-def _numa_rows(config: Config, nproc: int) -> list[str]:
+def _numa_rows(config: Config, nproc: int, local: OnNode) -> list[str]:
     try:
-        found = numa_bindings(config, nproc, os.environ)
+        found = numa_bindings(config, nproc, os.environ, local)
     except UsageError as error:  # the compute nodes may have what a login node lacks
         return ["", f"NUMA binding, if the workers ran on this node: {error}"]
     rows = [
@@ -66,8 +80,8 @@ def _numa_rows(config: Config, nproc: int) -> list[str]:
     return ["", "NUMA binding, if the workers ran on this node:", *rows] if rows else []
 
 
-def _first_env(config: Config, run_id: str, run_dir: str, active: int, nproc: int) -> dict[str, str]:
+def _first_env(config: Config, contract: WorkerContract, active: int, nproc: int) -> dict[str, str]:
     node = Node("0", 0, "node 0", "", nproc)
     plan = Plan(1, 0, History(), config.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
-    env = rank_env(WorkerContract(run_id, config.launch.role, run_dir), plan, node, 0, "<its error file>")
+    env = rank_env(contract, plan, node, 0, "<its error file>")
     return {**env, "MASTER_PORT": "<free port of that node, fresh per cycle>"}

@@ -28,7 +28,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.env import SlurmContext
 
-NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
+NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the agent
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
 _LAST_WORDS_S = 2.0
 
@@ -42,7 +42,8 @@ def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str
     """
     slurm, output = here.slurm, directory.path / NODE_LOG
     nodes = slurm.nnodes if slurm is not None else node_range(config, None).max
-    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    per_node = slurm.launchers if slurm is not None else 1
+    shape = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
     files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
     cpus = [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm is not None and slurm.cpus_per_task else []
     extra = [f"--job-name={step_name()}", *config.launch.srun_args]
@@ -92,7 +93,11 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     console.start()
     console.follow(log, "", 1)
     verbose = config.ft.log_level <= logging.DEBUG
-    console.say(line if verbose else f"starting {now.nnodes} tasks: the srun command is in {directory.srun_command}")
+    console.say(
+        line
+        if verbose
+        else f"starting {now.nnodes * now.launchers} tasks: the srun command is in {directory.srun_command}"
+    )
     try:
         step = Step(argv, _step_env(directory), log, directory, now.job_id, console)
         return step.wait(config.launch.rdzv_conf.join_timeout)

@@ -10,7 +10,7 @@ from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
-from nvrx_slurm.cli.place import Here, node_range, workers_per_node
+from nvrx_slurm.cli.place import Here, node_range, on_node, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
 from nvrx_slurm.config.layers import Config, Resolved
@@ -33,9 +33,12 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     slurm = here.slurm
     nodes = node_range(config, slurm)
     meeting = rendezvous.meeting(config, slurm, nodes, env)
-    node = rendezvous.node(config, slurm, meeting, workers_per_node(config, slurm, env))
+    nproc = workers_per_node(config, slurm, env)
+    node, place = rendezvous.node(config, slurm, meeting, nproc), on_node(slurm, nproc, env)
     directory = run_dir(config, slurm, env)
     preflight = preflight_spec(config)
+    if place.world > nproc:
+        preflight = replace(preflight, reclaim=replace(preflight.reclaim, gpus=slice(place.first, place.first + nproc)))
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
         term_timeout_s=_term_timeout_s(config, slurm, env),
@@ -52,7 +55,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     if meeting is not None:
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
-        coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
+        coordinator = replace(coordinator, electors=len(slurm.agents) if slurm is not None and of_slurm else 1)
     # Imported only where they are wanted, here and below: most jobs start without them.
     if config.ft.per_cycle_applog_prefix or config.ft.cycle_info_dir:
         from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
@@ -68,11 +71,12 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         worker_spec(
             config,
             env,
-            node.nproc,
+            nproc,
             directory,
             worker_argv(config, script, args),
             slurm is not None,
             info.current if info is not None else "",
+            place,
         ),
         agent,
         preflight,
@@ -114,7 +118,7 @@ def _coordinator(
     conf = config.launch.rdzv_conf
     expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
     if slurm is not None:
-        expected = slurm.nodes if config.launch.endpoint is None else ()  # an array has more nodes than this job
+        expected = slurm.agents if config.launch.endpoint is None else ()  # an array has more nodes than this job
     return CoordinatorSettings(
         min_nodes=nodes.min,
         max_nodes=nodes.max,

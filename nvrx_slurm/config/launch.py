@@ -192,15 +192,23 @@ class LaunchConfig(Section):
     disable_rank_monitors: bool = setting(
         k.BOOL, False, g.MONITORING, flag="", help="Start no rank monitors: hangs are not noticed."
     )
-    enable_multi_launchers_per_node: bool = unsupported(
-        k.BOOL, False, g.SLURM, "start one nvrx-run per node (--ntasks-per-node=1)", flag=""
+    enable_multi_launchers_per_node: bool = setting(
+        k.BOOL, False, g.SLURM, flag="",
+        help="A step may have several tasks per node (--ntasks-per-node), each an agent with its own workers. --nnodes "
+        "and --spares count agents then.",
+    )  # fmt: skip
+    infra_rank_from_nodename: str = setting(
+        k.TEXT,
+        "",
+        g.SLURM,
+        flag="",
+        help="If it is set: group ranks are given in the order of the digits in node names.",
     )
-    infra_rank_from_nodename: bool = unsupported(
-        k.BOOL, False, g.SLURM, "leave it out, nodes keep the order of Slurm", flag=""
-    )
-    replacement_group_id: str | None = unsupported(
-        k.optional(k.TEXT), None, g.SLURM, "leave it out, nodes are replaced one by one", flag=""
-    )
+    replacement_group_id: str | None = setting(
+        k.optional(k.TEXT), None, g.SLURM, flag="",
+        help="With --ft-segment: name of the group of nodes, such as the task of a job array, in which this node's "
+        "segment must lie, instead of its NVLink domain.",
+    )  # fmt: skip
 
     def node_range(self, slurm_nodes: int | None = None) -> NodeRange:
         """How many nodes train (`min`) and may take part (`max`).

@@ -40,7 +40,18 @@ class SlurmContext:
     cluster_name: str = ""
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
+    block: str = ""  # its block in topology/block
     cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
+    launchers: int = 1  # tasks per node, each an agent
+    localid: int = 0  # SLURM_LOCALID: which of them this is
+    cyclic: bool = False  # tasks go around the nodes, instead of node by node
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The node of each agent, in the order of infra ranks."""
+        if self.cyclic:
+            return self.nodes * self.launchers
+        return tuple(name for name in self.nodes for _ in range(self.launchers))
 
     @property
     def infra_rank(self) -> int:
@@ -48,20 +59,22 @@ class SlurmContext:
         return self.procid if self.cross_procid is None else self.cross_procid
 
 
-def detect(env: Mapping[str, str]) -> SlurmContext | None:
-    """This process's place in a Slurm job; None outside Slurm.
+def detect(env: Mapping[str, str], several: bool = False, by_name: bool = False) -> SlurmContext | None:
+    """This process's place in a Slurm job; None outside Slurm. `several`: a node may have several agents; `by_name`:
+    the digits in a node's name are its place in the order.
 
-    Raises UsageError for malformed numbers and lists, and a step with more than one task on a node.
+    Raises UsageError for malformed numbers and lists, and a step with more tasks on a node than it may have.
     """
     if not env.get("SLURM_JOB_ID"):
         return None
     job_id = _number(env, "SLURM_JOB_ID")
     step_id = _step_id(env)
     in_step = step_id >= 0
-    if in_step:
+    if in_step and not several:
         _check_one_task_per_node(env)
     array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
     nodes = _nodes(env, in_step)
+    digits = "".join(re.findall(r"[0-9]", env.get("SLURMD_NODENAME", "")))[:18] if by_name else ""
     return SlurmContext(
         job_id=job_id,
         job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
@@ -76,20 +89,24 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
         restart_count=_number(env, "SLURM_RESTART_COUNT"),
         cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
         conf=env.get("SLURM_CONF", ""),
-        order=_order(env),
+        order=(int(digits),) if digits else _order(env),
+        block=_block_and_node(env)[0],
+        launchers=_tasks_per_node(env, in_step, len(nodes)) if several else 1,
+        localid=_number(env, "SLURM_LOCALID"),
+        cyclic=env.get("SLURM_DISTRIBUTION", "").startswith("cyclic"),
         cross_procid=_number(env, "CROSS_SLURM_PROCID") if env.get("CROSS_SLURM_PROCID") else None,
     )
 
 
 def array_infra_rank(ctx: SlurmContext) -> int:
-    """Infra rank in a job array whose tasks together form one training job: task id x nodes + procid.
+    """Infra rank in a job array whose tasks together form one training job: task id x agents + procid.
 
     All tasks of such an array have the same number of nodes and ids from 0. An explicit CROSS_SLURM_PROCID wins;
     outside an array it is `ctx.infra_rank`.
     """
     if ctx.array_task_id < 0 or ctx.cross_procid is not None:
         return ctx.infra_rank
-    return ctx.array_task_id * ctx.nnodes + ctx.procid
+    return ctx.array_task_id * ctx.nnodes * ctx.launchers + ctx.procid
 
 
 def coordinator_ports(ctx: SlurmContext) -> list[int]:
@@ -132,6 +149,23 @@ def _check_one_task_per_node(env: Mapping[str, str]) -> None:
         raise UsageError(f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun.")
 
 
+def _tasks_per_node(env: Mapping[str, str], in_step: bool, nodes: int) -> int:
+    """How many agents each node has, or gets by a step: as many as the job has tasks per node.
+
+    Not by SLURM_TASKS_PER_NODE in a batch script, which counts CPUs where the job asked for no number of tasks.
+    """
+    if in_step:
+        counts = nodelist.expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "")) or [1]
+    elif wanted := _number(env, "SLURM_NTASKS_PER_NODE"):
+        counts = [wanted]
+    else:
+        tasks = _number(env, "SLURM_NTASKS") or nodes
+        counts = [tasks // nodes, -(-tasks // nodes)] if nodes else [1]
+    if min(counts) != max(counts):
+        raise UsageError("nvrx-run needs the same number of tasks on each node; use --ntasks-per-node with srun.")
+    return counts[0]
+
+
 def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
     step = env.get("SLURM_STEP_NODELIST") if in_step else None
     return tuple(nodelist.expand(step or env.get("SLURM_JOB_NODELIST", "")))
@@ -142,7 +176,11 @@ def _order(env: Mapping[str, str]) -> tuple[int, ...]:
 
     topology/tree's addresses (switch names) have no order; without a topology the pattern is "node".
     """
+    return tuple(int(number[:18]) for part in _block_and_node(env) for number in re.findall(r"[0-9]+", part))
+
+
+def _block_and_node(env: Mapping[str, str]) -> tuple[str, str]:
     if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
-        return ()
+        return "", ""
     block, _, node = env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")
-    return tuple(int(number[:18]) for part in (block, node) for number in re.findall(r"[0-9]+", part))
+    return block, node

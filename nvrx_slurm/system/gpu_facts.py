@@ -139,6 +139,17 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
     return Fabric(state, int(info.status), degraded(info.healthMask))
 
 
+@by_gpu("NVLink domain")
+def cluster_uuids(nvml: ModuleType, handle: Any) -> str | None:
+    """ClusterUUID of the NVLink domain of a GPU, as hexadecimal digits; None where its NVLinks do not leave the node."""
+    from ctypes import byref
+
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    uuid = bytes(info.clusterUuid)
+    return uuid.hex() if any(uuid) else None
+
+
 def degraded(mask: int) -> tuple[str, ...]:
     """The bad news in a health mask of the fabric."""
     return tuple(name for name, (at, width, bad) in _FABRIC_HEALTH.items() if bad(mask >> at & width))
