@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.job.placement import Placement, place
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import topology
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.system import gpu_facts
 from nvrx_slurm.system.hardware import Absent, HardwareError
 from nvrx_slurm.types import Node
 
@@ -24,6 +22,8 @@ def node_domain(config: Config, slurm: SlurmContext | None, env: Mapping[str, st
         return ""
     if config.launch.replacement_group_id is not None:
         return config.launch.replacement_group_id
+    from nvrx_slurm.system import gpu_facts  # most jobs have no segments
+
     try:
         return next(iter(gpu_facts.cluster_uuids(env).values()))
     except Absent as why:
@@ -42,6 +42,8 @@ def node_domain(config: Config, slurm: SlurmContext | None, env: Mapping[str, st
 
 def planned(names: Sequence[str], active: int, segment: int) -> Placement | str:
     """For --dry-run: the first placement of these nodes, by number, as far as Slurm tells; else a sentence."""
+    from nvrx_slurm.slurm import topology
+
     block_of = topology.blocks() if names else {}
     if not names or not all(name in block_of for name in names):
         return "the domains of the nodes are known only on them, so other nodes may be active"

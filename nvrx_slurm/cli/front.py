@@ -93,11 +93,8 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
     console.start()
     console.follow(log, "", 1)
     verbose = config.ft.log_level <= logging.DEBUG
-    console.say(
-        line
-        if verbose
-        else f"starting {now.nnodes * now.launchers} tasks: the srun command is in {directory.srun_command}"
-    )
+    tasks = now.nnodes * now.launchers
+    console.say(line if verbose else f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
     try:
         step = Step(argv, _step_env(directory), log, directory, now.job_id, console)
         return step.wait(config.launch.rdzv_conf.join_timeout)

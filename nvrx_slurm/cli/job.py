@@ -38,7 +38,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     directory = run_dir(config, slurm, env)
     preflight = preflight_spec(config)
     if place.world > nproc:
-        preflight = replace(preflight, reclaim=replace(preflight.reclaim, gpus=slice(place.first, place.first + nproc)))
+        preflight = replace(preflight, reclaim=replace(preflight.reclaim, gpus=(place.first, place.first + nproc)))
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
         term_timeout_s=_term_timeout_s(config, slurm, env),

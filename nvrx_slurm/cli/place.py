@@ -39,7 +39,7 @@ def find_place(config: Config, env: Mapping[str, str]) -> Here:
     launch = config.launch
     if launch.standalone:
         return Here(Place.ALONE, None)
-    slurm = detect(env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename != "")
+    slurm = detect(env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None)
     if slurm is not None:
         return Here(Place.TASK if slurm.step_id >= 0 else Place.BATCH, slurm)
     by_hand = launch.node_rank is not None or launch.endpoint is not None

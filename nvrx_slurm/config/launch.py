@@ -197,13 +197,10 @@ class LaunchConfig(Section):
         help="A step may have several tasks per node (--ntasks-per-node), each an agent with its own workers. --nnodes "
         "and --spares count agents then.",
     )  # fmt: skip
-    infra_rank_from_nodename: str = setting(
-        k.TEXT,
-        "",
-        g.SLURM,
-        flag="",
+    infra_rank_from_nodename: str | None = setting(
+        k.optional(k.TEXT), None, g.SLURM, flag="",
         help="If it is set: group ranks are given in the order of the digits in node names.",
-    )
+    )  # fmt: skip
     replacement_group_id: str | None = setting(
         k.optional(k.TEXT), None, g.SLURM, flag="",
         help="With --ft-segment: name of the group of nodes, such as the task of a job array, in which this node's "

@@ -141,7 +141,7 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
 
 @by_gpu("NVLink domain")
 def cluster_uuids(nvml: ModuleType, handle: Any) -> str | None:
-    """ClusterUUID of the NVLink domain of a GPU, as hexadecimal digits; None where its NVLinks do not leave the node."""
+    """ClusterUUID of the NVLink domain of a GPU, as hexadecimal digits; None where it is in none."""
     from ctypes import byref
 
     info = nvml.c_nvmlGpuFabricInfo_v2_t()

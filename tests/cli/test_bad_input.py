@@ -30,8 +30,8 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
         ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "local ranks 0 to 3")),
         ("--ft-cfg-path=gone.yaml train.py", ("gone.yaml does not exist", "--ft-cfg-path")),
         (  # all at once, each with what to do instead
-            "--event-log-handler=x --numa-binding=node --virtual-local-rank --ft-segment=4 train.py",
-            ("--event-log-handler is", "use --numa-bind auto", "--virtual-local-rank is", "--ft-segment is not"),
+            "--event-log-handler=x --numa-binding=node --virtual-local-rank train.py",
+            ("--event-log-handler is", "use --numa-bind auto", "--virtual-local-rank is"),
         ),
         ("", ("no training script",)),
         ("gone.py", ("gone.py does not exist (in ",)),
