@@ -1,0 +1,65 @@
+"""Several agents per node (NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE) and segments, on a real Slurm."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from nvrx_job import Job, Jobs, kill
+
+pytestmark = pytest.mark.slurm
+
+SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
+TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
+WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
+
+
+def places(job: Job, cycle: int) -> list[tuple[int, str]]:
+    """(rank, node) of all workers of a cycle."""
+    return [(mark.rank, mark.node) for mark in job.marks("up", cycle)]
+
+
+def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -> None:
+    flags = "--nnodes=4 --nproc-per-node=1 --max-restarts=3"
+    job = jobs.submit(WAITS, flags, nodes=3, sbatch=("--ntasks-per-node=2",), lead=SEVERAL)
+
+    job.wait_marks("local-0-of-2", 2, cycle=0)
+    last = job.wait_marks("local-1-of-2", 2, cycle=0)[1]
+    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+    assert (last.rank, last.node) == (3, "n2")
+    kill(last.pid, signal.SIGKILL)
+
+    job.wait_marks("local-1-of-2", 2, cycle=1)
+    job.wait_marks("up", 4, cycle=1)
+    assert places(job, 1) == places(job, 0)
+    assert jobs.cluster.kill_node("n2")
+
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 2) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+    assert [mark.rank for mark in job.marks("local-1-of-2", 2)] == [1, 3]
+    result = job.result()
+    assert result["restarts_used"] == 2
+    assert {path.name for path in job.run_dir.glob("agents/agent_*.log")} == {f"agent_{i}.log" for i in range(6)}
+
+
+def test_srun_starts_two_agents_per_node(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE", "1")
+    job = jobs.new(TELLS)
+    shape = ("--nodes=2", "--ntasks-per-node=2", "--no-kill")
+    said = jobs.srun(job, *shape, "nvrx-run", "--nproc-per-node=1", "worker.py")
+    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], said
+
+
+def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
+    """n1 and n2 are one group, n3 and n4 the other: the loss of n2 moves both ranks."""
+    prolog = '#!/bin/bash\necho "export NVRX_REPLACEMENT_GROUP_ID=group-$((SLURM_NODEID / 2))"\n'
+    lead = f"cat >group.sh <<'EOF'\n{prolog}EOF\nchmod +x group.sh\n"
+    flags = "--nnodes=2 --ft-segment=2 --nproc-per-node=1 --max-restarts=1 --srun-arg=--task-prolog=$PWD/group.sh"
+    job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, lead=lead)
+    job.wait_marks("up", 2, cycle=0)
+    assert places(job, 0) == [(0, "n1"), (1, "n2")]
+    assert jobs.cluster.kill_node("n2")
+    assert job.wait_end().exit_code == 0, job.said()
+    assert places(job, 1) == [(0, "n3"), (1, "n4")]
+    assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
