@@ -146,7 +146,10 @@ def _check_one_task_per_node(env: Mapping[str, str]) -> None:
     name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
     text = env.get(name, "")
     if any(count != 1 for count in nodelist.expand_counts(text)):
-        raise UsageError(f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun.")
+        raise UsageError(
+            f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
+            " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent."
+        )
 
 
 def _tasks_per_node(env: Mapping[str, str], in_step: bool, nodes: int) -> int:
