@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 
+import minicluster_init as init
 import pytest
 from nvrx_job import Job, Jobs, kill
 
@@ -63,3 +65,28 @@ def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
     assert job.wait_end().exit_code == 0, job.said()
     assert places(job, 1) == [(0, "n3"), (1, "n4")]
     assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
+
+
+def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
+    """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
+    job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    script = (
+        "#!/bin/bash\nsrun -i none --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none nvrx-run --nnodes=2:4"
+        f" --ft-segment=2 --rdzv-endpoint=localhost:{port} --rdzv-id=$SLURM_ARRAY_JOB_ID --max-restarts=1"
+        " --nproc-per-node=1 worker.py\n"
+    )
+    shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-kill")
+    shape += (f"--output={job.directory}/%a.out",)
+    job.job_id = jobs.cluster.submit(script, *shape, *jobs.environment(job), f"--chdir={job.directory}")
+    first = job.wait_marks("up", 2, cycle=0)
+    _, agent, _ = init._stat(first[1].pid)
+    kill(agent, signal.SIGKILL)
+    second = job.wait_marks("up", 2, cycle=1)
+    nodes = [{mark.node for mark in marks} for marks in (first, second)]
+    assert all(len(some) == 2 for some in nodes) and not nodes[0] & nodes[1]
+    jobs.cluster.wait_job(f"{job.job_id}_1", 60.0)
+    jobs.cluster.wait_job(f"{job.job_id}_0", 60.0)
+    said = (job.directory / "0.out").read_text()
+    assert "0 of 2 active nodes keep their group rank" in said and "job ends with code 0" in said, said
