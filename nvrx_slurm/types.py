@@ -59,7 +59,7 @@ class Node:
     nproc: int  # workers it runs, >= 1
     order: tuple[int, ...] = ()  # position in the network topology, sorted before infra_rank
     port: int = 0  # where its agent listens for the other agents; 0 = it does not
-    domain: str = ""  # the NVLink domain it is in; "" = not asked for (--ft-segment)
+    domain: str = ""  # its NVLink domain, block or replacement group, where the job has segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,7 @@ class Preflight:
             if not used_mb:
                 self._say(f"GPU memory cannot be read: {why}; going on all the same")
                 return
+            used_mb = dict([*used_mb.items()][slice(*wanted.gpus)])
             first = first or used_mb
             took_s = time.monotonic() - start_s
             numbers = ", ".join(f"{gpu} {first.get(gpu, mb):.0f} -> {mb:.0f} MiB" for gpu, mb in used_mb.items())

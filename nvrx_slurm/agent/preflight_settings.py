@@ -30,11 +30,13 @@ def _program() -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Reclaim:
     """How to wait for GPU memory: at most `timeout_s` seconds (0: not at all), until no GPU holds more than
-    `tolerance_mb` MiB, with a reading every `poll_s` seconds."""
+    `tolerance_mb` MiB, with a reading every `poll_s` seconds. `gpus`: the first of
+    this agent, and the first that is not; by number among those it sees."""
 
     timeout_s: float
     tolerance_mb: float
     poll_s: float
+    gpus: tuple[int, int | None] = (0, None)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Program:
         )
         first, address = job.coordinator is not None, job.node.addr or ANY_ADDRESS
         ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
-        others = [*(ports if job.slurm else mine), 0]
+        others = [*(ports if len(ports) > 1 else mine), 0]  # a single port is the first coordinator's
         try:
             if first or job.node.addr:
                 address = await resolve(job.meeting.endpoints[0][0] if first else address)

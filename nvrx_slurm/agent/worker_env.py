@@ -18,18 +18,18 @@ class WorkerContract:
     run_id: str
     role: str
     run_dir: str
-    local_offset: int = 0  # LOCAL_RANK of the first worker: there are other launchers on the node
-    local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this launcher
     cycle_info: str = ""  # the link to the file of --ft-cycle-info-dir; "" = there is none
+    first_local: int = 0  # LOCAL_RANK of the first worker, where several agents share a node
+    local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this agent
 
 
 def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
-    """The variables that tell one worker its place (torchrun's names and meanings)."""
+    """The variables that tell one worker its place (torchrun's names and meanings). `local_rank`: in its agent."""
     rank = plan.rank_offset + local_rank
     extra = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}
     return extra | {
         "RANK": str(rank),
-        "LOCAL_RANK": str(contract.local_offset + local_rank),
+        "LOCAL_RANK": str(contract.first_local + local_rank),
         "WORLD_SIZE": str(plan.world_size),
         "LOCAL_WORLD_SIZE": str(contract.local_world or node.nproc),
         "GROUP_RANK": str(plan.group_rank),

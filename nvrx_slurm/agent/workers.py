@@ -209,7 +209,10 @@ class Workers:
     # --- one worker ---------------------------------------------------------------------------------------------
 
     def _argv(self, local_rank: int) -> list[str]:
-        argv = [word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self._spec.argv]
+        argv = [
+            word.replace(LOCAL_RANK_MACRO, str(self._spec.contract.first_local + local_rank))
+            for word in self._spec.argv
+        ]
         return [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *argv]
 
     def _hold(self) -> None:

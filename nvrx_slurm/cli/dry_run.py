@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
 
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
+from nvrx_slurm.cli.domains import planned
 from nvrx_slurm.cli.front import step_argv
-from nvrx_slurm.cli.job import segment_of
 from nvrx_slurm.cli.log_tree import run_dir
 from nvrx_slurm.cli.options import spelling
-from nvrx_slurm.cli.place import Here, Place, node_range, planned_allocation, workers_per_node
+from nvrx_slurm.cli.place import Here, OnNode, Place, node_range, on_node, planned_allocation, workers_per_node
 from nvrx_slurm.cli.worker import numa_bindings, worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
-from nvrx_slurm.core.job.placement import place
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.api import connect
-from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import History, Node, Plan
 
 _NODES_SHOWN = 8
@@ -44,48 +40,38 @@ def dry_run(resolved: Resolved, here: Here, script: str, args: tuple[str, ...]) 
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
     lines += _node_rows(config, here, nodes, nproc)
     lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(worker_argv(config, script, args))]
-    lines += _numa_rows(config, nproc)
+    local = on_node(here.slurm, nproc, os.environ)
+    lines += _numa_rows(config, nproc, local)
     lines += ["", "environment of rank 0, besides what is inherited:"]
-    env = _first_env(config, directory.job_id, str(directory.path), nodes.min, nproc)
+    contract = WorkerContract(
+        directory.job_id, config.launch.role, str(directory.path), first_local=local.first, local_world=local.world
+    )
+    env = _first_env(config, contract, nodes.min, nproc)
     lines += [f"  {name}={value}" for name, value in env.items()]
     return "\n".join(lines)
 
 
-def _node_rows(config: Config, here: Here, wanted: NodeRange, nproc: int) -> list[str]:
-    names = here.slurm.nodes if here.slurm is not None else ()
-    names += tuple(f"node {index}" for index in range(len(names), wanted.max))
-    nodes = [Node(str(rank), rank, name, "", nproc) for rank, name in enumerate(names[: wanted.max])]
-    segment = segment_of(config, wanted)
-    if segment:
-        blocks = _blocks(here)
-        if not blocks:
-            return ["  by --ft-segment: NVLink domains are known on the nodes only"]
-        nodes = [replace(node, domain=blocks.get(node.host, node.host)) for node in nodes]
-    placement = place(nodes, {}, wanted.min, segment)
-    if placement is None:
-        return [f"  there are no {wanted.min // segment} complete segments of {segment} nodes in Slurm's blocks"]
-    group_rank = {node_id: rank for rank, node_id in enumerate(placement.active)}
+def _node_rows(config: Config, here: Here, nodes: NodeRange, nproc: int) -> list[str]:
+    names = here.slurm.agents if here.slurm is not None else ()
+    group_ranks, notes = {index: index for index in range(nodes.min)}, []
+    if config.ft.segment is not None:
+        found = planned(names, nodes.min, config.ft.segment)
+        if isinstance(found, str):
+            notes = [f"  {found}"]
+        else:
+            group_ranks = {int(index): group_rank for group_rank, index in enumerate(found.active)}
     rows = []
-    for node in nodes[: wanted.max if segment else _NODES_SHOWN]:
-        at = group_rank.get(node.node_id)
-        ranks = "hot spare" if at is None else f"ranks {at * nproc}..{(at + 1) * nproc - 1}"
-        rows.append(f"  {node.host:16} infra rank {node.infra_rank:<6} {ranks} {node.domain}".rstrip())
-    return rows + (["  ..."] if len(rows) < len(nodes) else [])
+    for index in range(min(nodes.max, _NODES_SHOWN)):
+        name = names[index] if index < len(names) else f"node {index}"
+        first = group_ranks[index] * nproc if index in group_ranks else -1
+        ranks = f"ranks {first}..{first + nproc - 1}" if first >= 0 else "hot spare"
+        rows.append(f"  {name:16} infra rank {index:<6} {ranks}")
+    return rows + (["  ..."] if nodes.max > _NODES_SHOWN else []) + notes
 
 
-def _blocks(here: Here) -> dict[str, str]:
-    """The block of each node in Slurm's topology; {} where Slurm knows none."""
-    if here.slurm is None or not here.slurm.nodes:
-        return {}
+def _numa_rows(config: Config, nproc: int, local: OnNode) -> list[str]:
     try:
-        return connect().blocks()
-    except SlurmError:
-        return {}
-
-
-def _numa_rows(config: Config, nproc: int) -> list[str]:
-    try:
-        found = numa_bindings(config, nproc, os.environ)
+        found = numa_bindings(config, nproc, os.environ, local)
     except UsageError as error:  # the compute nodes may have what a login node lacks
         return ["", f"NUMA binding, if the workers ran on this node: {error}"]
     rows = [
@@ -94,8 +80,8 @@ def _numa_rows(config: Config, nproc: int) -> list[str]:
     return ["", "NUMA binding, if the workers ran on this node:", *rows] if rows else []
 
 
-def _first_env(config: Config, run_id: str, run_dir: str, active: int, nproc: int) -> dict[str, str]:
+def _first_env(config: Config, contract: WorkerContract, active: int, nproc: int) -> dict[str, str]:
     node = Node("0", 0, "node 0", "", nproc)
     plan = Plan(1, 0, History(), config.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
-    env = rank_env(WorkerContract(run_id, config.launch.role, run_dir), plan, node, 0, "<its error file>")
+    env = rank_env(contract, plan, node, 0, "<its error file>")
     return {**env, "MASTER_PORT": "<free port of that node, fresh per cycle>"}

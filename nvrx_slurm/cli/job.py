@@ -10,7 +10,7 @@ from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
-from nvrx_slurm.cli.place import Here, node_range, workers_per_node
+from nvrx_slurm.cli.place import Here, node_range, on_node, workers_per_node
 from nvrx_slurm.cli.worker import worker_argv, worker_spec
 from nvrx_slurm.config.kinds import SECONDS
 from nvrx_slurm.config.layers import Config, Resolved
@@ -33,14 +33,12 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     slurm = here.slurm
     nodes = node_range(config, slurm)
     meeting = rendezvous.meeting(config, slurm, nodes, env)
-    domain = ""
-    if segment_of(config, nodes):
-        from nvrx_slurm.cli.domain import domain as domain_of
-
-        domain = domain_of(config, slurm, env)
-    node = rendezvous.node(config, slurm, meeting, workers_per_node(config, slurm, env), domain)
+    nproc = workers_per_node(config, slurm, env)
+    node, place = rendezvous.node(config, slurm, meeting, nproc), on_node(slurm, nproc, env)
     directory = run_dir(config, slurm, env)
     preflight = preflight_spec(config)
+    if place.world > nproc:
+        preflight = replace(preflight, reclaim=replace(preflight.reclaim, gpus=(place.first, place.first + nproc)))
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
         term_timeout_s=_term_timeout_s(config, slurm, env),
@@ -57,7 +55,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     if meeting is not None:
         of_slurm = slurm is not None and config.launch.endpoint is None
         agent = replace(agent, elects=True)
-        coordinator = replace(coordinator, electors=len(slurm.nodes) if slurm is not None and of_slurm else 1)
+        coordinator = replace(coordinator, electors=len(slurm.agents) if slurm is not None and of_slurm else 1)
     # Imported only where they are wanted, here and below: most jobs start without them.
     if config.ft.per_cycle_applog_prefix or config.ft.cycle_info_dir:
         from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
@@ -78,11 +76,12 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         worker_spec(
             config,
             env,
-            node.nproc,
+            nproc,
             directory,
             worker_argv(config, script, args),
-            slurm,
+            slurm is not None,
             info.current if info is not None else "",
+            place,
         ),
         agent,
         preflight,
@@ -125,15 +124,15 @@ def _coordinator(
     conf = config.launch.rdzv_conf
     expected = tuple(f"node rank {i}" for i in range(nodes.max)) if config.launch.node_rank is not None else ()
     if slurm is not None:
-        expected = slurm.nodes if config.launch.endpoint is None else ()  # an array has more nodes than this job
+        expected = slurm.agents if config.launch.endpoint is None else ()  # an array has more nodes than this job
     return CoordinatorSettings(
         min_nodes=nodes.min,
         max_nodes=nodes.max,
+        segment=config.ft.segment,
         max_restarts=config.launch.max_restarts,
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
-        segment=segment_of(config, nodes),
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=config.ft.hang_exclude,
         attributes=bool(config.ft.attribution_service),
@@ -150,17 +149,6 @@ def _coordinator(
         warning_signum=agent.warning_signum,
         expected=expected,
     )
-
-
-def segment_of(config: Config, nodes: NodeRange) -> int:
-    """Nodes per segment (--ft-segment), 0 for none. Raises UsageError where it does not divide the active nodes."""
-    segment = config.ft.segment or 0
-    if segment and nodes.min % segment:
-        raise UsageError(
-            f"--ft-segment {segment} does not divide the {nodes.min} nodes that train (MIN of --nnodes, or all less"
-            " --spares); change one of them"
-        )
-    return segment
 
 
 def _restart_limits(config: Config) -> RestartLimits:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import NodeRange
@@ -34,11 +35,11 @@ class Here:
 
 
 def find_place(config: Config, env: Mapping[str, str]) -> Here:
-    """Decide by the environment. Raises UsageError for a step with more than one task per node."""
+    """Decide by the environment. Raises UsageError for a step with more tasks per node than were allowed."""
     launch = config.launch
     if launch.standalone:
         return Here(Place.ALONE, None)
-    slurm = detect(env, launch.enable_multi_launchers_per_node)
+    slurm = detect(env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None)
     if slurm is not None:
         return Here(Place.TASK if slurm.step_id >= 0 else Place.BATCH, slurm)
     by_hand = launch.node_rank is not None or launch.endpoint is not None
@@ -57,18 +58,25 @@ def planned_allocation(config: Config) -> Here:
 def node_range(config: Config, slurm: SlurmContext | None) -> NodeRange:
     """MIN and MAX nodes. Inside Slurm all nodes of the step beyond MIN are spares.
 
-    Raises UsageError where the allocation has too few nodes.
+    Raises UsageError where the allocation has too few nodes, and where MIN is no multiple of --ft-segment.
     """
-    nodes = config.launch.node_range(None if slurm is None else slurm.nnodes)
-    if slurm is None or config.launch.endpoint is not None:
+    have = None if slurm is None else slurm.nnodes * slurm.launchers
+    nodes = config.launch.node_range(have)
+    if config.launch.replacement_group_id is not None and config.ft.segment is None:
+        raise UsageError("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment N, the nodes of a group; give it, or unset it")
+    if nodes.min % (config.ft.segment or 1):
+        raise UsageError(
+            f"--ft-segment {config.ft.segment} does not divide {nodes.min}, the number of active nodes"
+            " (MIN of --nnodes); change one of them"
+        )
+    if have is None or config.launch.endpoint is not None:
         return nodes
     needed = nodes.min + (config.launch.spares or 0)
-    if needed > slurm.nnodes:
+    if needed > have:
         raise UsageError(
-            f"--nnodes and --spares need at least {needed} nodes but the allocation has {slurm.nnodes};"
-            " ask Slurm for more"
+            f"--nnodes and --spares need at least {needed} nodes but the allocation has {have}; ask Slurm for more"
         )
-    return NodeRange(nodes.min, slurm.nnodes)
+    return NodeRange(nodes.min, have)
 
 
 def workers_per_node(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> int:
@@ -83,3 +91,21 @@ def workers_per_node(config: Config, slurm: SlurmContext | None, env: Mapping[st
         nproc = found or len(os.sched_getaffinity(0))
     config.launch.check_local_ranks(nproc)
     return nproc
+
+
+class OnNode(NamedTuple):
+    """Where the workers of this agent are among those of all agents of its node."""
+
+    position: int  # how many come before them
+    first: int  # LOCAL_RANK of the first: scripts choose their GPU by it
+    world: int  # LOCAL_WORLD_SIZE
+
+
+def on_node(slurm: SlurmContext | None, nproc: int, env: Mapping[str, str]) -> OnNode:
+    """Where a task sees only GPUs of its own (srun --gpus-per-task), its local ranks begin at 0."""
+    if slurm is None or slurm.launchers == 1:
+        return OnNode(0, 0, nproc)
+    position = slurm.localid * nproc
+    if gpus.count(env) == nproc:
+        return OnNode(position, 0, nproc)
+    return OnNode(position, position, slurm.launchers * nproc)

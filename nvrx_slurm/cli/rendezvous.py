@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 
 from nvrx_slurm.agent.job import Meeting
+from nvrx_slurm.cli.domains import node_domain
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.control.auth import TOKEN_ENV
@@ -38,7 +39,7 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
         ports = tuple(coordinator_ports(slurm))
         endpoints = tuple((address, port) for port in ports)
         first = Peer("0", slurm.nodes[0], address, 0)
-        others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.nodes[:_CANDIDATES]) if rank)
+        others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.agents[:_CANDIDATES]) if rank)
         return Meeting(key, endpoints, env.get(TOKEN_ENV, ""), keepalive, munge_socket, ports, (first, *others))
     if endpoint is None:
         raise UsageError(
@@ -82,7 +83,7 @@ def may_host(config: Config, slurm: SlurmContext | None, found: Meeting) -> bool
     return launch.node_rank == 0 if launch.node_rank is not None else _is_ours(found.endpoints[0][0])
 
 
-def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, nproc: int, domain: str = "") -> Node:
+def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, nproc: int) -> Node:
     """This node, as the coordinator will know it."""
     launch, host = config.launch, socket.gethostname()
     rank, address = launch.node_rank, launch.local_addr or ""
@@ -100,6 +101,7 @@ def node(config: Config, slurm: SlurmContext | None, found: Meeting | None, npro
         rank = _group_rank(os.environ) if rank is None else rank
         address = address or (endpoint_host if _is_ours(endpoint_host) else _towards(*found.endpoints[0]))
     name = f"{host}-{rank}" if slurm is None and found is not None else f"{rank}"
+    domain = node_domain(config, slurm, os.environ)
     return Node(f"{name}-{secrets.token_hex(4)}", rank, host, address, nproc, order, domain=domain)
 
 

@@ -13,12 +13,12 @@ from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.worker_env import WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
 from nvrx_slurm.cli.log_tree import working_directory
+from nvrx_slurm.cli.place import OnNode
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import Std
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.system import gpus, numa
+from nvrx_slurm.system import numa
 from nvrx_slurm.types import RestartPolicy
 
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -30,40 +30,31 @@ def worker_spec(
     nproc: int,
     directory: RunDir,
     argv: list[str],
-    slurm: SlurmContext | None,
-    cycle_info: str = "",
+    in_step: bool,
+    cycle_info: str,
+    place: OnNode,
 ) -> WorkerSpec:
-    """What starts the `nproc` workers of this node. `cycle_info`: see `worker_env.WorkerContract`.
+    """What starts the `nproc` workers of this node. `in_step`: Slurm signals the workers of a step, too.
+    `cycle_info`: see `worker_env.WorkerContract`; `place`: where they are among all workers of the node.
 
     Raises UsageError where NUMA binding was asked for and fails.
     """
-    offset, local_world = _local_ranks(slurm, nproc, env)
     return WorkerSpec(
         argv=argv,
         contract=WorkerContract(
-            directory.job_id, config.launch.role, str(directory.path), offset, local_world, cycle_info
+            directory.job_id, config.launch.role, str(directory.path), cycle_info, place.first, place.world
         ),
         limits=config.ft.rank_limits(),
         termination_signal=config.ft.rank_termination_signal,
         shown=partial(_shown, config.launch),
         monitored=not config.launch.disable_rank_monitors,
         settings=config.ft.rank_settings(),
-        prefixes=_prefixes(config, nproc, env),
+        prefixes=_prefixes(config, nproc, env, place),
         warning_signal=config.ft.warning_signal or 0,
-        in_step=slurm is not None,  # Slurm signals the workers of a step, too
+        in_step=in_step,
         hang_collect_s=config.ft.hang_collect_s,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
-
-
-def _local_ranks(slurm: SlurmContext | None, nproc: int, env: Mapping[str, str]) -> tuple[int, int]:
-    """LOCAL_RANK of the first worker, and LOCAL_WORLD_SIZE (0: `nproc`).
-
-    Scripts choose their GPU by LOCAL_RANK. Of several launchers of a node each may see all GPUs, or only its own.
-    """
-    if slurm is None or slurm.launchers == 1 or gpus.count(env) == nproc:
-        return 0, 0
-    return slurm.local_id * nproc, slurm.launchers * nproc
 
 
 def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]:
@@ -90,21 +81,21 @@ def _check_script(script: str) -> None:
         raise UsageError(f"the training script {script} may not be read by this user; check its permissions")
 
 
-def numa_bindings(config: Config, nproc: int, env: Mapping[str, str]) -> tuple[numa.Binding, ...]:
-    """The binding of each worker of this node by --numa-bind or NVRX_GPUS_PER_NUMA; () if binding is off."""
+def numa_bindings(config: Config, nproc: int, env: Mapping[str, str], place: OnNode) -> tuple[numa.Binding, ...]:
+    """The binding of each worker of this agent by --numa-bind or NVRX_GPUS_PER_NUMA; () if binding is off."""
     launch, strict = config.launch, config.ft.numa_bind_strict
     if launch.gpus_per_numa is not None:
         if launch.numa_bind != "off":
             raise UsageError(f"{numa.BY_GPU} and {numa.BY_NUMBER} exclude each other; leave one out")
-        prefixes = numa.prefixes(nproc, launch.gpus_per_numa, strict)
+        prefixes = numa.prefixes(place.position + nproc, launch.gpus_per_numa, strict)[place.position :]
         return tuple(numa.Binding(prefix, numa.BY_NUMBER) for prefix in prefixes)
     if launch.numa_bind == "off":
         return ()
-    return numa.by_gpu(nproc, env, strict, Path(launch.sysroot) / "sys")
+    return numa.by_gpu(place.first + nproc, env, strict, Path(launch.sysroot) / "sys")[place.first :]
 
 
-def _prefixes(config: Config, nproc: int, env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    prefixes = tuple(binding.prefix for binding in numa_bindings(config, nproc, env))
+def _prefixes(config: Config, nproc: int, env: Mapping[str, str], place: OnNode) -> tuple[tuple[str, ...], ...]:
+    prefixes = tuple(binding.prefix for binding in numa_bindings(config, nproc, env, place))
     what = numa.BY_NUMBER if config.launch.gpus_per_numa is not None else numa.BY_GPU
     numa.check(prefixes, what)
     return prefixes

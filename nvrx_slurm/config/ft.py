@@ -140,9 +140,8 @@ class FaultToleranceConfig(AttributionSettings):
     # Restarts.
     segment: int | None = setting(
         k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS,
-        help="Place nodes by segments of N in one NVLink domain: each N neighbouring group ranks share a domain, "
-        "by the GPUs' ClusterUUID, else by the block of Slurm's topology, else by the task of a job array. MIN of "
-        "--nnodes must be divisible by N.",
+        help="Give group ranks in segments of N nodes of one NVLink domain, and train on complete segments only; MIN "
+        "of --nnodes is a multiple of N.",
     )  # fmt: skip
     checkpoint_iteration_file: str | None = setting(
         k.optional(k.PATH), None, g.RESTARTS,
@@ -244,7 +243,7 @@ class FaultToleranceConfig(AttributionSettings):
         )
         yield (
             self.segment is not None and self.restart_policy == "min-healthy",
-            "--ft-segment places whole segments, and under min-healthy all nodes train; leave one of them out",
+            "--ft-segment contradicts min-healthy, which goes on with broken segments; leave one of them out",
         )
         yield from self.log_contradictions()
         yield from self.attribution_contradictions()

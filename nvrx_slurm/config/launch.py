@@ -220,15 +220,17 @@ class LaunchConfig(Section):
     )
     enable_multi_launchers_per_node: bool = setting(
         k.BOOL, False, g.SLURM, flag="",
-        help="Inside Slurm a node may have several tasks, each of which is an nvrx-run with workers of its own: "
-        "--ntasks-per-node=8 with --nproc-per-node=1. They count as nodes of --nnodes and --spares.",
+        help="A step may have several tasks per node (--ntasks-per-node), each an agent with its own workers. --nnodes "
+        "and --spares count agents then.",
     )  # fmt: skip
-    infra_rank_from_nodename: bool = unsupported(
-        k.BOOL, False, g.SLURM, "leave it out, nodes keep the order of Slurm", flag=""
-    )
+    infra_rank_from_nodename: str | None = setting(
+        k.optional(k.TEXT), None, g.SLURM, flag="",
+        help="If it is set: group ranks are given in the order of the digits in node names.",
+    )  # fmt: skip
     replacement_group_id: str | None = setting(
         k.optional(k.TEXT), None, g.SLURM, flag="",
-        help="With --ft-segment: name of this node's domain where its GPUs do not tell one.",
+        help="With --ft-segment: name of the group of nodes, such as the task of a job array, in which this node's "
+        "segment must lie, instead of its NVLink domain.",
     )  # fmt: skip
 
     def node_range(self, slurm_nodes: int | None = None) -> NodeRange:

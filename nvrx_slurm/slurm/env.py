@@ -32,9 +32,7 @@ class SlurmContext:
     array_task_id: int = -1  # -1 outside an array
     procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
     nnodes: int = 1
-    nodes: tuple[str, ...] = ()  # the node of each launcher, by SLURM_PROCID
-    launchers: int = 1  # on this node; more than one only with NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE
-    local_id: int = 0  # SLURM_LOCALID: which of them this is
+    nodes: tuple[str, ...] = ()
     nodename: str = ""  # SLURMD_NODENAME; "" in an salloc shell
     cpus_per_task: int = 0  # 0 = the job did not ask
     gpus_per_node: int = 0  # SLURM_GPUS_ON_NODE; 0 = none or unknown
@@ -42,8 +40,18 @@ class SlurmContext:
     cluster_name: str = ""
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
-    block: str = ""  # its block there
+    block: str = ""  # its block in topology/block
     cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
+    launchers: int = 1  # tasks per node, each an agent
+    localid: int = 0  # SLURM_LOCALID: which of them this is
+    cyclic: bool = False  # tasks go around the nodes, instead of node by node
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The node of each agent, in the order of infra ranks."""
+        if self.cyclic:
+            return self.nodes * self.launchers
+        return tuple(name for name in self.nodes for _ in range(self.launchers))
 
     @property
     def infra_rank(self) -> int:
@@ -51,58 +59,54 @@ class SlurmContext:
         return self.procid if self.cross_procid is None else self.cross_procid
 
 
-def detect(env: Mapping[str, str], multiple: bool = False) -> SlurmContext | None:
-    """This process's place in a Slurm job; None outside Slurm. `multiple`: a node may have several launchers.
+def detect(env: Mapping[str, str], several: bool = False, by_name: bool = False) -> SlurmContext | None:
+    """This process's place in a Slurm job; None outside Slurm. `several`: a node may have several agents; `by_name`:
+    the digits in a node's name are its place in the order.
 
-    Raises UsageError for malformed numbers and lists, and a step with more than one task on a node.
+    Raises UsageError for malformed numbers and lists, and a step with more tasks on a node than it may have.
     """
     if not env.get("SLURM_JOB_ID"):
         return None
     job_id = _number(env, "SLURM_JOB_ID")
     step_id = _step_id(env)
     in_step = step_id >= 0
-    counts = _tasks_per_node(env) if multiple or in_step else []
-    if in_step and not multiple:
-        _check_one_task_per_node(env, counts)
+    if in_step and not several:
+        _check_one_task_per_node(env)
     array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
-    hosts = _nodes(env, in_step)
-    nodes = hosts
-    local_id = 0
-    if multiple and len(counts) == len(hosts):
-        nodes = tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
-        local_id = _number(env, "SLURM_LOCALID")
-    procid = _number(env, "SLURM_PROCID")
+    nodes = _nodes(env, in_step)
+    digits = "".join(re.findall(r"[0-9]", env.get("SLURMD_NODENAME", "")))[:18] if by_name else ""
     return SlurmContext(
         job_id=job_id,
         job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
         step_id=step_id,
         array_task_id=array_task,
-        procid=procid,
+        procid=_number(env, "SLURM_PROCID"),
         nnodes=len(nodes) or _number(env, "SLURM_JOB_NUM_NODES", default=1),
         nodes=nodes,
-        launchers=nodes.count(nodes[procid]) if multiple and procid < len(nodes) else 1,
-        local_id=local_id,
         nodename=env.get("SLURMD_NODENAME", ""),
         cpus_per_task=_number(env, "SLURM_CPUS_PER_TASK"),
         gpus_per_node=_number(env, "SLURM_GPUS_ON_NODE"),
         restart_count=_number(env, "SLURM_RESTART_COUNT"),
         cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
         conf=env.get("SLURM_CONF", ""),
-        order=_order(env),
-        block=_block(env),
+        order=(int(digits),) if digits else _order(env),
+        block=_block_and_node(env)[0],
+        launchers=_tasks_per_node(env, in_step, len(nodes)) if several else 1,
+        localid=_number(env, "SLURM_LOCALID"),
+        cyclic=env.get("SLURM_DISTRIBUTION", "").startswith("cyclic"),
         cross_procid=_number(env, "CROSS_SLURM_PROCID") if env.get("CROSS_SLURM_PROCID") else None,
     )
 
 
 def array_infra_rank(ctx: SlurmContext) -> int:
-    """Infra rank in a job array whose tasks together form one training job: task id x nodes + procid.
+    """Infra rank in a job array whose tasks together form one training job: task id x agents + procid.
 
     All tasks of such an array have the same number of nodes and ids from 0. An explicit CROSS_SLURM_PROCID wins;
     outside an array it is `ctx.infra_rank`.
     """
     if ctx.array_task_id < 0 or ctx.cross_procid is not None:
         return ctx.infra_rank
-    return ctx.array_task_id * ctx.nnodes + ctx.procid
+    return ctx.array_task_id * ctx.nnodes * ctx.launchers + ctx.procid
 
 
 def coordinator_ports(ctx: SlurmContext) -> list[int]:
@@ -138,21 +142,31 @@ def _step_id(env: Mapping[str, str]) -> int:
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
-def _tasks_name(env: Mapping[str, str]) -> str:
-    return "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
-
-
-def _tasks_per_node(env: Mapping[str, str]) -> list[int]:
-    return list(nodelist.expand_counts(env.get(_tasks_name(env), "")))
-
-
-def _check_one_task_per_node(env: Mapping[str, str], counts: list[int]) -> None:
-    if any(count != 1 for count in counts):
-        name = _tasks_name(env)
+def _check_one_task_per_node(env: Mapping[str, str]) -> None:
+    name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
+    text = env.get(name, "")
+    if any(count != 1 for count in nodelist.expand_counts(text)):
         raise UsageError(
-            f"{name}={env.get(name, '')}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
-            " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1."
+            f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
+            " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent."
         )
+
+
+def _tasks_per_node(env: Mapping[str, str], in_step: bool, nodes: int) -> int:
+    """How many agents each node has, or gets by a step: as many as the job has tasks per node.
+
+    Not by SLURM_TASKS_PER_NODE in a batch script, which counts CPUs where the job asked for no number of tasks.
+    """
+    if in_step:
+        counts = nodelist.expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "")) or [1]
+    elif wanted := _number(env, "SLURM_NTASKS_PER_NODE"):
+        counts = [wanted]
+    else:
+        tasks = _number(env, "SLURM_NTASKS") or nodes
+        counts = [tasks // nodes, -(-tasks // nodes)] if nodes else [1]
+    if min(counts) != max(counts):
+        raise UsageError("nvrx-run needs the same number of tasks on each node; use --ntasks-per-node with srun.")
+    return counts[0]
 
 
 def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
@@ -165,13 +179,11 @@ def _order(env: Mapping[str, str]) -> tuple[int, ...]:
 
     topology/tree's addresses (switch names) have no order; without a topology the pattern is "node".
     """
+    return tuple(int(number[:18]) for part in _block_and_node(env) for number in re.findall(r"[0-9]+", part))
+
+
+def _block_and_node(env: Mapping[str, str]) -> tuple[str, str]:
     if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
-        return ()
+        return "", ""
     block, _, node = env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")
-    return tuple(int(number[:18]) for part in (block, node) for number in re.findall(r"[0-9]+", part))
-
-
-def _block(env: Mapping[str, str]) -> str:
-    if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
-        return ""
-    return env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")[0][:64]
+    return block, node

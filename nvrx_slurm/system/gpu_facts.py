@@ -139,15 +139,15 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
     return Fabric(state, int(info.status), degraded(info.healthMask))
 
 
-@by_gpu("ClusterUUID")
+@by_gpu("NVLink domain")
 def cluster_uuids(nvml: ModuleType, handle: Any) -> str | None:
-    """The NVLink domain of a GPU as 32 hexadecimal digits; None where it is in none."""
-    from ctypes import byref  # loaded by then
+    """ClusterUUID of the NVLink domain of a GPU, as hexadecimal digits; None where it is in none."""
+    from ctypes import byref
 
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
-    uuid = bytes(info.clusterUuid).hex()
-    return uuid if uuid.strip("0") else None
+    uuid = bytes(info.clusterUuid)
+    return uuid.hex() if any(uuid) else None
 
 
 def degraded(mask: int) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from nvrx_slurm import types as t
 
 
-def a_node(rank: int, life: int = 0, nproc: int = 2) -> t.Node:
+def a_node(rank: int, life: int = 0, nproc: int = 2, domain: str = "") -> t.Node:
     """The agent's `life` on the host with that infra rank."""
-    return t.Node(f"h{rank}.{life}", rank, f"h{rank}", f"10.0.0.{rank}", nproc)
+    return t.Node(f"h{rank}.{life}", rank, f"h{rank}", f"10.0.0.{rank}", nproc, domain=domain)
 
 
 def a_fault(rank: int, kind: t.FaultKind = t.FaultKind.EXIT, code: int = 1, local_rank: int = 0) -> t.RankFault:

@@ -6,6 +6,7 @@
     stops 1                            nothing but the bookkeeping: the state stays, no command
     stops 0       -> RUNNING plan:1/1(0=0 1=1 2=-)
     says restart 1 of 3                the coordinator has said this
+    nodes 4 of 6 segment=2 domains=aabbbb    nodes 0 and 1 are in domain a
 
 Nodes are numbers (infra rank; `1'` is a second life of the agent on node 1); `stops 0,1` is one step for each.
 `plan:1/1@2(0=0 2=-)`: the plan of cycle 1 after 1 restart in term 2 for node 0 as group rank 0, for node 2 as a spare.
@@ -54,6 +55,7 @@ class Story:
     def __init__(self) -> None:
         self.now = 0.0
         self.said: list[str] = []
+        self.domains = ""  # of node 0, 1, ...
         self.core: Any
 
     def play(self, lines: list[str]) -> None:
@@ -79,6 +81,9 @@ class Story:
         settings = CoordinatorSettings(1, int(least), int(most), 3, expected=tuple(f"h{i}" for i in range(int(most))))
         limits = {field.name for field in fields(RestartLimits)}
         for name, _, value in (item.partition("=") for item in more):
+            if name == "domains":
+                self.domains = value
+                continue
             kind: Any = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
             typed = kind(value)
             if name in limits:
@@ -130,7 +135,7 @@ class Story:
             return ev.ProvenDead(peer(rank))
         node_id = f"h{rank}.{life}"
         if word == "joins":
-            return ev.Joined(_register(rank, life, " ".join(rest[1:])))
+            return ev.Joined(_register(rank, life, " ".join(rest[1:]), self.domains[rank : rank + 1]))
         if word == "loses":
             return ev.Lost(node_id, "connection reset", "silent" in rest)
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
@@ -173,9 +178,9 @@ def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
     )
 
 
-def _register(rank: int, life: int, rest: str) -> t.Register:
+def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
-    node, port = replace(a_node(rank, life), domain=f"rack {rank // 4}"), 1000 + rank
+    node, port = a_node(rank, life, domain=domain), 1000 + rank
     if rest in ("", "preparing"):
         return t.Register(node, port, None, t.Doing(rest or "idle"))
     rest, peers = rest.removesuffix(" peers"), rest.endswith(" peers")  # the plan of a job of three nodes, led by 0

@@ -20,13 +20,20 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         least = rng.choice((1, 1, 2, 3))
+        segment = (None, None, 1, least)[seed % 4]
+        most, restarts, policy = (
+            max(least, rng.choice((1, 2, 3, 4))),
+            rng.choice((1, 9, 99)),
+            rng.choice(list(t.RestartPolicy)),
+        )
         self.core = Coordinator(
             CoordinatorSettings(
                 term=2,
                 min_nodes=least,
-                max_nodes=max(least, rng.choice((1, 2, 3, 4))),
-                max_restarts=rng.choice((1, 9, 99)),
-                policy=rng.choice(list(t.RestartPolicy)),
+                max_nodes=most,
+                max_restarts=restarts,
+                policy=policy if segment is None else t.RestartPolicy.ANY_FAILED,
+                segment=segment,
                 has_preflight=rng.random() < 0.5,
                 hang_collect_s=1.5,
                 hang_exclude=rng.random() < 0.5,
@@ -84,7 +91,9 @@ class Walk:
     def _node(self) -> t.Node:
         host = self.rng.randrange(3)
         rank = host if self.rng.random() < 0.95 else self.rng.randrange(-1, 4)
-        return t.Node(f"h{host}.{int(_rare(self.rng))}", rank, f"h{host}", "", self.rng.choice((1, 2)))
+        return t.Node(
+            f"h{host}.{int(_rare(self.rng))}", rank, f"h{host}", "", self.rng.choice((1, 2)), domain="ab"[rank % 2]
+        )
 
     def _cycle(self) -> int:
         cycle = self.core.job.cycle

@@ -11,7 +11,7 @@
  *   field<ID> (any other field value; 3 = not supported without), ecc.GPU.TYPE (0 corrected, 1 uncorrected),
  *   remap_pending, remap_failed, remapped, reasons (of clocks), temperature,
  *   temperature_limit, used (MiB), reserved (MiB), processes (PID:MIB,...), persistence, driver, fabric_state,
- *   fabric_status, fabric_health, cluster (last byte of the ClusterUUID)
+ *   fabric_status, fabric_health, cluster_uuid (each byte of it)
  *
  * A told failure or hang that was met is written to $NVML_STANDIN.met, one name a line.
  */
@@ -307,8 +307,7 @@ struct fabric { unsigned version; unsigned char cluster[16]; int status; unsigne
 int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric *fabric)
 {
     BEGIN("nvmlDeviceGetGpuFabricInfoV", GPU(handle), NONE);
-    memset(fabric->cluster, 0, sizeof fabric->cluster);
-    fabric->cluster[15] = number("cluster", GPU(handle), NONE, 0);
+    memset(fabric->cluster, number("cluster_uuid", GPU(handle), NONE, 0), sizeof fabric->cluster);
     fabric->clique = 0;
     fabric->state = number("fabric_state", GPU(handle), NONE, 3);
     fabric->status = number("fabric_status", GPU(handle), NONE, 0);

@@ -295,26 +295,15 @@ class Invariants:
             for node_id in active.values():
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
             if self._world.settings.segment:
-                self._check_segments(reign, active)
+                self._check_segments(reign, active, self._world.settings.segment)
             else:
                 self._check_order(reign, active, receivers)
         reign.active = active
         for node_id in active.values():
             reign.busy[node_id] = plan.cycle
 
-    def _check_segments(self, reign: _Reign, active: dict[int, str]) -> None:
-        """Each segment is in one domain; one that has all its nodes stays."""
-        size = self._world.settings.segment
-        for first in range(0, len(active), size):
-            ranks = range(first, first + size)
-            domains = {reign.connected[active[g]].domain for g in ranks}
-            self.check(len(domains) == 1, f"group ranks {ranks} are in {domains}")
-            whole = all(g in reign.active and reign.can_run(reign.active[g]) for g in ranks)
-            stays = not whole or all(active[g] == reign.active[g] for g in ranks)
-            self.check(stays, f"the segment {ranks} could go on, but is not let")
-
     def _check_order(self, reign: _Reign, active: dict[int, str], receivers: set[str]) -> None:
-        """Survivors keep their group ranks; spares are promoted in infra order."""
+        """Without segments: survivors stay where they are, and spares come in infra order."""
         chosen = set(active.values())
         for group_rank, node_id in reign.active.items():
             free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
@@ -326,6 +315,19 @@ class Invariants:
         spares = [reign.connected[n].infra_rank for n in receivers - chosen]
         passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
         self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
+
+    def _check_segments(self, reign: _Reign, active: dict[int, str], segment: int) -> None:
+        """Each segment is of one domain, and of each domain as many segments as possible stay where they are."""
+        domain_of = {node_id: node.domain for node_id, node in reign.connected.items() if reign.can_run(node_id)}
+        for start in range(0, len(active), segment):
+            domains = {domain_of[active[g]] for g in range(start, start + segment)}
+            self.check(len(domains) == 1, f"the segment of group rank {start} is in {sorted(domains)}")
+        most = 0
+        for domain, count in Counter(domain_of.values()).items():
+            here = Counter(g // segment for g, node_id in reign.active.items() if domain_of.get(node_id) == domain)
+            most += sum(sorted(here.values(), reverse=True)[: count // segment])
+        stay = sum(active.get(g) == node_id for g, node_id in reign.active.items())
+        self.check(stay == most, f"{stay} nodes keep their group rank, {most} could")
 
     def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
         """All hear one end, and it is the right one."""
@@ -356,11 +358,10 @@ class Invariants:
             self.check(not core.job.quorum.elected, f"a coordinator with a quorum says {end.reason}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
-            able = [agent for agent in world.living_agents() if self._is_able(agent, coordinator)]
-            size = world.settings.segment or 1
-            racks = Counter(agent.core.node.domain if world.settings.segment else "" for agent in able)
-            enough = size * sum(count // size for count in racks.values()) >= core.settings.min_nodes
-            self.check(not enough, f"too few nodes, but {len(able)} are able: {end.reason}")
+            able = Counter(a.core.node.domain for a in world.living_agents() if self._is_able(a, coordinator))
+            segment = core.settings.segment or 1
+            usable = sum(count // segment for count in able.values()) * segment
+            self.check(usable < core.settings.min_nodes, f"too few nodes, but {usable} are able: {end.reason}")
         else:
             self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
         harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)

@@ -167,10 +167,8 @@ class SimAgent(Process):
         self.lease_until = 0.0 if world.elects else float("inf")
         self._attempt = 0
         self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
-        node = Node(
-            f"{host.name}.{life}", host.infra_rank, host.name, f"10.0.0.{host.infra_rank}", host.nproc, (), life,
-            domain=f"rack {host.infra_rank // 6}",
-        )  # fmt: skip
+        addr, domain = f"10.0.0.{host.infra_rank}", world.settings.domain_of(host.infra_rank)
+        node = Node(f"{host.name}.{life}", host.infra_rank, host.name, addr, host.nproc, (), life, domain)
         super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
         self.elect = SimElection(world, self)
 

@@ -59,17 +59,6 @@ def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy) -> 
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in range(20))
 
 
-def test_segments() -> None:
-    """Three racks of six nodes; two segments of four train, so one rack may break."""
-    kinds = ("worker-killed", "agent-crashes", "host-vanishes", "comes-back", "coordinator-dies", "worker-exits")
-    run(
-        WorldSettings(
-            nodes=18, min_nodes=8, max_restarts=8, seed=s, kinds=kinds, faults=6, segment=4, join_timeout_s=20.0
-        )
-        for s in range(60)
-    )
-
-
 def test_2_000_nodes() -> None:
     kinds = ("worker-killed", "agent-crashes", "host-vanishes", "comes-back", "coordinator-dies")
     settings = WorldSettings(2_000, min_nodes=1_990, max_restarts=8, seed=4, nproc=1, faults=8, kinds=kinds)

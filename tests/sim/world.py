@@ -9,7 +9,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nvrx_slurm.core.job.agent_events import AgentSettings
@@ -51,8 +51,13 @@ class WorldSettings:
     limits: RestartLimits = field(default_factory=RestartLimits)
     join_timeout_s: float = 60.0
     absent: Sequence[int] = ()  # infra ranks of nodes that never come up
-    segment: int = 0  # --ft-segment; hosts are in domains of six
     time_limit_s: float = 0.0  # of the allocation; the coordinator warns 10 s before it and stops 5 s before; 0 = none
+
+    segment: int | None = None  # nodes of one domain that get group ranks together
+
+    def domain_of(self, infra_rank: int) -> str:
+        """The domains have two segments and a node more."""
+        return f"domain {infra_rank // (2 * self.segment + 1)}" if self.segment else ""
 
     @property
     def min_healthy(self) -> bool:
@@ -63,6 +68,16 @@ class WorldSettings:
 def random_settings(seed: int, nodes: int) -> WorldSettings:
     """A job of `nodes` nodes whose shape, budget and number of faults follow from the seed."""
     rng = random.Random(seed)
+    settings = _random_settings(rng, seed, nodes)
+    if seed % 5 != 4 or nodes < 2:
+        return settings
+    segment = rng.randint(1, min(4, nodes // 2))
+    agent = replace(settings.agent, policy=RestartPolicy.ANY_FAILED, hang_collect_s=1.5)
+    least = max(segment, (settings.min_nodes - nodes // 10) // segment * segment)
+    return replace(settings, segment=segment, min_nodes=least, agent=agent)
+
+
+def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings:
     spares = rng.choice((0, 2, 4, 8)) if nodes > 20 else rng.randrange(nodes)
     return WorldSettings(
         nodes=nodes,

@@ -1,48 +1,92 @@
-"""Several launchers per node, each with ranks of its own (NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE), on a real Slurm."""
+"""Several agents per node (NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE) and segments, on a real Slurm."""
 
 from __future__ import annotations
 
 import signal
+import socket
 
+import minicluster_init as init
 import pytest
-from nvrx_job import Jobs, kill
+from nvrx_job import Job, Jobs, kill
 
 pytestmark = pytest.mark.slurm
 
-MULTIPLE = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1"
-TELLS = """
-mark("local=" + os.environ["LOCAL_RANK"] + "/" + os.environ["LOCAL_WORLD_SIZE"])
-if CYCLE < 2:
-    signal.pause()
-"""
+SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
+TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
+WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
 
 
-def test_a_killed_rank_and_a_lost_node_with_two_launchers_each(jobs: Jobs) -> None:
-    shape = ("--nodes=3", "--ntasks-per-node=2")
-    job = jobs.submit(TELLS, "--spares=2 --nproc-per-node=1 --max-restarts=2", 3, shape, MULTIPLE)
-    up = job.wait_marks("up", 4, cycle=0)
-    assert [mark.node for mark in up] == ["n1", "n1", "n2", "n2"]
-    job.wait_marks("local=0/2", 2, cycle=0)
-    job.wait_marks("local=1/2", 2, cycle=0)
-    kill(up[1].pid, signal.SIGKILL)
-    assert [mark.node for mark in job.wait_marks("up", 4, cycle=1)] == ["n1", "n1", "n2", "n2"]
+def places(job: Job, cycle: int) -> list[tuple[int, str]]:
+    """(rank, node) of all workers of a cycle."""
+    return [(mark.rank, mark.node) for mark in job.marks("up", cycle)]
+
+
+def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -> None:
+    flags = "--nnodes=4 --nproc-per-node=1 --max-restarts=3"
+    job = jobs.submit(WAITS, flags, nodes=3, sbatch=("--ntasks-per-node=2",), lead=SEVERAL)
+
+    job.wait_marks("local-0-of-2", 2, cycle=0)
+    last = job.wait_marks("local-1-of-2", 2, cycle=0)[1]
+    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+    assert (last.rank, last.node) == (3, "n2")
+    kill(last.pid, signal.SIGKILL)
+
+    job.wait_marks("local-1-of-2", 2, cycle=1)
+    job.wait_marks("up", 4, cycle=1)
+    assert places(job, 1) == places(job, 0)
     assert jobs.cluster.kill_node("n2")
-    assert [mark.node for mark in job.wait_marks("up", 4, cycle=2)] == ["n1", "n1", "n3", "n3"]
+
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
-    assert (job.result()["restarts_used"], job.result()["lost_nodes"]) == (2, ["n2"])
+    assert places(job, 2) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+    assert [mark.rank for mark in job.marks("local-1-of-2", 2)] == [1, 3]
+    result = job.result()
+    assert result["restarts_used"] == 2
+    assert {path.name for path in job.run_dir.glob("agents/agent_*.log")} == {f"agent_{i}.log" for i in range(6)}
 
 
-def test_srun_itself_starts_them(jobs: Jobs) -> None:
-    job = jobs.new("mark('local=' + os.environ['LOCAL_RANK'])\n")
-    flags = ("--nodes=2", "--ntasks-per-node=2", "--mpi=none", "--export=ALL,NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes")
-    jobs.srun(job, *flags, "nvrx-run", "--nproc-per-node=2", "worker.py")
-    assert sorted(mark.rank for mark in job.marks("up")) == list(range(8))
-    assert [len(job.marks(f"local={rank}")) for rank in range(4)] == [2, 2, 2, 2]
+def test_srun_starts_two_agents_per_node(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE", "1")
+    job = jobs.new(TELLS)
+    shape = ("--nodes=2", "--ntasks-per-node=2", "--no-kill")
+    said = jobs.srun(job, *shape, "nvrx-run", "--nproc-per-node=1", "worker.py")
+    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], said
 
 
-def test_without_the_variable_it_is_refused(jobs: Jobs) -> None:
-    job = jobs.new("")
-    said = jobs.srun(job, "--nodes=1", "--ntasks-per-node=2", "nvrx-run", "worker.py", code=2)
-    assert "NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE" in said
-    assert job.marks("up") == []
+def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
+    """n1 and n2 are one group, n3 and n4 the other: the loss of n2 moves both ranks."""
+    prolog = '#!/bin/bash\necho "export NVRX_REPLACEMENT_GROUP_ID=group-$((SLURM_NODEID / 2))"\n'
+    lead = f"cat >group.sh <<'EOF'\n{prolog}EOF\nchmod +x group.sh\n"
+    flags = "--nnodes=2 --ft-segment=2 --nproc-per-node=1 --max-restarts=1 --srun-arg=--task-prolog=$PWD/group.sh"
+    job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, lead=lead)
+    job.wait_marks("up", 2, cycle=0)
+    assert places(job, 0) == [(0, "n1"), (1, "n2")]
+    assert jobs.cluster.kill_node("n2")
+    assert job.wait_end().exit_code == 0, job.said()
+    assert places(job, 1) == [(0, "n3"), (1, "n4")]
+    assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
+
+
+def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
+    """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
+    job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    script = (
+        "#!/bin/bash\nsrun -i none --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none nvrx-run --nnodes=2:4"
+        f" --ft-segment=2 --rdzv-endpoint=localhost:{port} --rdzv-id=$SLURM_ARRAY_JOB_ID --max-restarts=1"
+        " --nproc-per-node=1 worker.py\n"
+    )
+    shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-kill")
+    shape += (f"--output={job.directory}/%a.out",)
+    job.job_id = jobs.cluster.submit(script, *shape, *jobs.environment(job), f"--chdir={job.directory}")
+    first = job.wait_marks("up", 2, cycle=0)
+    _, agent, _ = init._stat(first[1].pid)
+    kill(agent, signal.SIGKILL)
+    second = job.wait_marks("up", 2, cycle=1)
+    nodes = [{mark.node for mark in marks} for marks in (first, second)]
+    assert all(len(some) == 2 for some in nodes) and not nodes[0] & nodes[1]
+    jobs.cluster.wait_job(f"{job.job_id}_1", 60.0)
+    jobs.cluster.wait_job(f"{job.job_id}_0", 60.0)
+    said = (job.directory / "0.out").read_text()
+    assert "0 of 2 active nodes keep their group rank" in said and "job ends with code 0" in said, said

@@ -17,7 +17,7 @@ from nvrx_slurm.core.job.quorum import peer_key
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _UNSCORED = tuple(phase for phase in LIVE if phase not in STOPPING)
 _NO_SEARCH = tuple(phase for phase in LIVE if phase is not Phase.RUNNING)
-_UNTRIED = (Phase.LAST_CALL, Phase.TAKEOVER)
+_UNTRIED = (Phase.TAKEOVER,)
 _TRIED = tuple(phase for phase in LIVE if phase not in _UNTRIED)
 
 

@@ -8,11 +8,10 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.job_data import ANY, LIVE, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
-from nvrx_slurm.core.job.placement import Placement, complete_segments, place
+from nvrx_slurm.core.job.placement import Placement, place
 from nvrx_slurm.core.machine import Tick, earliest
 from nvrx_slurm.errors import ExitCode
 
-_DOMAINS_SHOWN = 8
 _MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
 
 
@@ -101,44 +100,37 @@ class Gathering(JobPart):
         if 0 < len(self.job.members) < self.job.settings.min_nodes:
             self._announce(now)
 
-    def _is_enough(self) -> bool:
-        """Whether the nodes that are ready make a plan."""
-        members, s = self.job.members, self.job.settings
-        if members.ready < s.min_nodes or not s.segment:
-            return members.ready >= s.min_nodes
-        return complete_segments(members.ready_in.values(), s.segment) >= s.min_nodes // s.segment
-
     def _announce(self, now: float) -> None:
         self.announce_at = None
         more = self.job.settings.min_nodes - self.job.members.ready
-        some = f" for {more} more" if more > 0 else ""
-        self.say(f"{self._missing()}; waiting up to {self.join_by - now:.0f} s{some}")
+        awaited = f"{more} more" if more > 0 else "the rest of a segment"
+        self.say(f"{self._missing()}; waiting up to {self.join_by - now:.0f} s for {awaited}")
 
     def _missing(self) -> str:
-        members, s = self.job.members, self.job.settings
-        found = members.missing(s.expected, s.min_nodes)
-        if not s.segment:
-            return found
-        there = complete_segments(members.ready_in.values(), s.segment)
-        ready = [f"{size} in {domain}" for domain, size in sorted(members.ready_in.items()) if size]
-        sizes = ", ".join(ready[:_DOMAINS_SHOWN])
-        return f"{found}; {there} of {s.min_nodes // s.segment} segments of {s.segment} nodes are complete ({sizes})"
+        s, members = self.job.settings, self.job.members
+        if s.segment and members.ready >= s.min_nodes:
+            return members.missing_segments(s.min_nodes, s.segment)
+        return members.missing(s.expected, s.min_nodes)
 
     # --- planning -------------------------------------------------------------------------------------------
 
     def _plan_if_possible(self, now: float) -> None:
-        """Plan a restart with enough nodes at once; the first cycle when all nodes are here, or after a last call."""
+        """Plan a restart with enough nodes at once; the first cycle when all nodes are here, or after a last call.
+
+        A restart that would move a segment elsewhere first waits a moment for nodes that are still being checked.
+        """
         job, s, state = self.job, self.job.settings, self.core.state
         if state is Phase.PAUSED:
             return
-        if not self._is_enough():
+        if not job.members.enough(s.min_nodes, s.segment):
             if state is Phase.LAST_CALL:
                 self._wait(now)
-        elif not job.fresh or job.members.ready >= job.nodes_left or self._are_all_here():
+        elif (not job.fresh and not self._may_improve()) or job.members.ready >= job.nodes_left or self._are_all_here():
             self._start(now)
         elif state is Phase.JOINING:
             self.last_call_until = min(now + s.last_call_s, self.join_by)
-            if job.quorum.needed and job.inherited.last_cycle >= 0:  # a member registers before its lease is over
+            if job.fresh and job.quorum.needed and job.inherited.last_cycle >= 0:
+                # A member registers before its lease is over.
                 self.last_call_until = min(self.last_call_until, max(now, job.quorum.fenced_until()))
             self.core.go(Phase.LAST_CALL, now)
 
@@ -150,15 +142,28 @@ class Gathering(JobPart):
         job, s = self.job, self.job.settings
         if job.quorum.needed and self._is_fenced(now):
             return
-        ready = job.members.ready_nodes()
-        most = min(len(ready), s.max_active or len(ready)) if job.min_healthy else s.min_nodes
-        placement = place(ready, job.assignment.places, max(most, s.min_nodes), s.segment)
-        assert placement is not None  # enough nodes are ready
+        placement = self._placement()
         if job.fresh and s.tracks_progress:
             self.core.emit(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
         job.fresh, job.faults = False, {}
         self._send_plans(placement, now)
+
+    def _placement(self) -> Placement:
+        """Of the ready nodes, which are enough."""
+        job, s = self.job, self.job.settings
+        ready = job.members.ready_nodes()
+        most = min(len(ready), s.max_active or len(ready)) if job.min_healthy else s.min_nodes
+        placement = place(ready, job.assignment.places, max(most, s.min_nodes), s.segment)
+        assert placement is not None
+        return placement
+
+    def _may_improve(self) -> bool:
+        """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""
+        job = self.job
+        if not job.settings.segment or job.members.ready == len(job.members):
+            return False
+        return not set(job.assignment.places.values()).isdisjoint(self._placement().spares)
 
     def _are_all_here(self) -> bool:
         """After a takeover: whether every node is ready or proven dead, so that no last call is needed."""

@@ -13,11 +13,12 @@ from nvrx_slurm.core.job.assignment import Assignment
 from nvrx_slurm.core.job.inherited import Inherited
 from nvrx_slurm.core.job.job_clock import JobClock
 from nvrx_slurm.core.job.members import Members
+from nvrx_slurm.core.job.placement import is_possible
 from nvrx_slurm.core.job.quorum import Quorum
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
 from nvrx_slurm.core.machine import Follows
-from nvrx_slurm.types import FaultKind, Finish, History, Peer, RankFault, RestartPolicy, Warn
+from nvrx_slurm.types import FaultKind, Finish, History, Node, Peer, RankFault, RestartPolicy, Warn
 
 SIGUSR1 = 10
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
@@ -50,11 +51,11 @@ FOLLOWS: Follows = {
     Phase.JOINING: (Phase.LAST_CALL, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.LAST_CALL: (Phase.JOINING, Phase.TAKEOVER, Phase.RUNNING, *STOPPING, *OVER),
     Phase.TAKEOVER: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, Phase.LAST_RANKS, *STOPPING, *OVER),
-    Phase.PAUSED: (Phase.JOINING, Phase.RUNNING, *OVER),
+    Phase.PAUSED: (Phase.JOINING, Phase.LAST_CALL, Phase.RUNNING, *OVER),
     Phase.RUNNING: (Phase.LAST_RANKS, *_FAILED, *OVER),
     Phase.LAST_RANKS: (*_FAILED, *OVER),
-    Phase.STOPPING: (Phase.SCORING, Phase.JOINING, Phase.PAUSED, Phase.RUNNING, *OVER),
-    Phase.SCORING: (Phase.JOINING, Phase.PAUSED, Phase.RUNNING, *OVER),
+    Phase.STOPPING: (Phase.SCORING, Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED, Phase.RUNNING, *OVER),
+    Phase.SCORING: (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED, Phase.RUNNING, *OVER),
     Phase.FINISHED: (Phase.RETURNING, Phase.CLOSED),
     Phase.RETURNING: (Phase.FINISHED, Phase.CLOSED),
 }
@@ -72,8 +73,8 @@ class CoordinatorSettings:
     max_restarts: int = 0  # per job
     policy: RestartPolicy = RestartPolicy.ANY_FAILED
     limits: RestartLimits = RestartLimits()
-    segment: int = 0  # so many neighbouring group ranks are in one NVLink domain; divides min_nodes; 0 = off
     max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
     hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
     attributes: bool = False  # there is an attribution service to tell of cycles
@@ -157,10 +158,12 @@ class JobData:
         """How many nodes may still come at most: those that were expected, without the excluded ones."""
         return self.settings.max_nodes - len(self.budget.history.excluded)
 
-    @property
-    def may_exclude_by_rule(self) -> bool:
+    def may_exclude_by_rule(self, node: Node) -> bool:
         """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""
         excluded, nodes = len(self.budget.history.excluded), self.settings.max_nodes
+        others = [member.node for member in self.members.values() if member.node is not node]
+        if self.settings.segment and not is_possible(others, self.settings.min_nodes, self.settings.segment):
+            return False
         return self.nodes_left > self.settings.min_nodes and excluded < max(1, nodes // 20)
 
     def add_faults(self, faults: Iterable[RankFault], now: float) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
-from nvrx_slurm.core.job.placement import infra_order
+from nvrx_slurm.core.job.placement import complete_segments, infra_order, is_possible
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.types import Node, Stopped
 
@@ -31,7 +31,6 @@ class Members(dict[str, Member]):
         super().__init__()
         self._holders: dict[str, str] = {}  # `peer_key` -> node_id of the latest life
         self.ready = 0  # how many have no workers
-        self.ready_in: Counter[str] = Counter()  # of them, by domain
 
     def same_place(self, node: Node) -> Member | None:
         """The connected member that `node` replaces: the same agent life, or the same infra rank."""
@@ -42,7 +41,7 @@ class Members(dict[str, Member]):
         """Add a member, or note what has become of it."""
         self.remove(node.node_id)
         self[node.node_id] = Member(node, port, busy)
-        self._count(node, busy == READY)
+        self.ready += busy == READY
         self._holders[peer_key(node)] = node.node_id
 
     def remove(self, node_id: str) -> Member | None:
@@ -50,7 +49,7 @@ class Members(dict[str, Member]):
         member = self.pop(node_id, None)
         if member is None:
             return None
-        self._count(member.node, -(member.busy == READY))
+        self.ready -= member.busy == READY
         if self._holders.get(peer_key(member.node)) == node_id:
             del self._holders[peer_key(member.node)]
         return member
@@ -63,12 +62,8 @@ class Members(dict[str, Member]):
     def set_busy(self, node_id: str, cycle: int) -> None:
         """Note that a member may run workers of `cycle`, or with READY that it runs none."""
         member = self[node_id]
-        self._count(member.node, (cycle == READY) - (member.busy == READY))
+        self.ready += (cycle == READY) - (member.busy == READY)
         member.busy = cycle
-
-    def _count(self, node: Node, more: int) -> None:
-        self.ready += more
-        self.ready_in[node.domain] += more
 
     def may_run(self, node_id: str) -> bool:
         """Whether it is connected and may have workers."""
@@ -91,6 +86,10 @@ class Members(dict[str, Member]):
         """The nodes that can be part of a plan now."""
         return [m.node for m in self.values() if m.busy == READY]
 
+    def enough(self, min_nodes: int, segment: int | None) -> bool:
+        """Whether a plan can be made of the ready nodes. O(1), but O(nodes) with segments once there are so many."""
+        return self.ready >= min_nodes and (not segment or is_possible(self.ready_nodes(), min_nodes, segment))
+
     def in_order(self) -> list[Node]:
         """All connected nodes in infra order."""
         return sorted((m.node for m in self.values()), key=infra_order)
@@ -101,5 +100,17 @@ class Members(dict[str, Member]):
         names = [host for rank, host in enumerate(expected) if str(rank) not in self._holders]
         if not names:
             return head
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        return f"{head}; missing: {', '.join(names[:_NAMES_SHOWN])}{more}"
+        return f"{head}; missing: {_listed(names)}"
+
+    def missing_segments(self, min_nodes: int, segment: int) -> str:
+        """One sentence: how many complete segments the ready nodes are, and which domains have nodes to spare."""
+        ready = self.ready_nodes()
+        have = f"{complete_segments(ready, segment)} of {min_nodes // segment} complete segments of {segment}"
+        left = Counter(node.domain for node in sorted(ready, key=infra_order))
+        some = [f"domain {name} has {count} nodes" for name, count in left.items() if count % segment]
+        return f"{len(ready)} nodes are ready, but only {have}" + (f": {_listed(some)}" if some else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more

@@ -1,9 +1,12 @@
-"""Which nodes are active and which are spares: the one place that orders members and assigns group ranks."""
+"""Which nodes are active and which are spares: the one place that orders members and assigns group ranks.
+
+With `--ft-segment N` group ranks are given in segments: N of them in a row, all to nodes of one (NVLink) domain.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nvrx_slurm.types import Node
@@ -23,87 +26,84 @@ def infra_order(node: Node) -> tuple[tuple[int, ...], int, str, str]:
     return (node.order, node.infra_rank, node.addr, node.node_id)
 
 
-def place(ready: Sequence[Node], previous: Mapping[int, str], min_nodes: int, segment: int = 0) -> Placement | None:
-    """Pick `min_nodes` (>= 1) active nodes among `ready`, or None when there are too few.
+def complete_segments(nodes: Iterable[Node], segment: int) -> int:
+    """How many segments of `segment` (>= 1) nodes there are, each within one domain. O(nodes)."""
+    return sum(count // segment for count in Counter(node.domain for node in nodes).values())
+
+
+def is_possible(ready: Collection[Node], min_nodes: int, segment: int | None) -> bool:
+    """Whether `place` has enough nodes."""
+    return len(ready) >= min_nodes and (not segment or complete_segments(ready, segment) * segment >= min_nodes)
+
+
+def place(
+    ready: Sequence[Node], previous: Mapping[int, str], min_nodes: int, segment: int | None = None
+) -> Placement | None:
+    """Pick `min_nodes` (>= 1, a multiple of `segment`) active nodes among `ready`, or None when that is impossible.
 
     `previous` maps group rank -> node_id of the last plan. Nodes that were active stay active **with the same group
     rank** (their ranks, data shards and local checkpoints keep their meaning); vacated group ranks go to the
-    spares that come first in infra order. `segment` > 0, which divides `min_nodes`: so many neighbouring group ranks
-    are in one domain (`Node.domain`; seed 000, "--ft-segment"), and nodes stay where whole segments allow it.
+    spares that come first in infra order. With `segment`, see `_fill_segments`.
     """
-    ordered = sorted(ready, key=infra_order)
-    alive = {node.node_id: node for node in ordered}
-    kept = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in alive}
-    if segment:
-        seats = _by_segments(ordered, {g: alive[node_id] for g, node_id in kept.items()}, min_nodes, segment)
-        kept = {g: node_id for g, node_id in kept.items() if g in seats and seats[g].node_id == node_id}
-    else:
-        taken = set(kept.values())
-        waiting = (node for node in ordered if node.node_id not in taken)
-        vacant = (g for g in range(min_nodes) if g not in kept)
-        seats = {g: alive[kept[g]] for g in kept} | dict(zip(vacant, waiting, strict=False))
-    if len(seats) < min_nodes:
+    if not is_possible(ready, min_nodes, segment):
         return None
-    active = tuple(seats[g].node_id for g in range(min_nodes))
-    chosen = set(active)
-    spares = tuple(node.node_id for node in ordered if node.node_id not in chosen)
-    why = f"{min_nodes} active and {len(spares)} spare nodes in infra-rank order"
-    if segment:
-        why += f", {min_nodes // segment} segments of {segment}"
-    if previous:
-        new = [f"{seats[g].host} as group rank {g}" for g in range(min_nodes) if g not in kept]
-        moved = "; new: " + ", ".join(new[:4]) + (", ..." if len(new) > 4 else "") if new else ""
-        why = f"{len(kept)} of {min_nodes} active nodes keep their group rank{moved}"
-    return Placement(active, spares, why)
+    ordered = sorted(ready, key=infra_order)
+    kept, promoted = (
+        _fill_segments(ordered, previous, min_nodes, segment) if segment else _fill(ordered, previous, min_nodes)
+    )
+    active = tuple(kept[g] if g in kept else promoted[g].node_id for g in range(min_nodes))
+    taken = set(active)
+    spares = tuple(node.node_id for node in ordered if node.node_id not in taken)
+    return Placement(active, spares, _why(previous, kept, promoted, len(spares)))
 
 
-def complete_segments(sizes: Iterable[int], segment: int) -> int:
-    """How many segments of `segment` (>= 1) nodes there are in domains with so many nodes."""
-    return sum(size // segment for size in sizes)
+def _fill(
+    ordered: Sequence[Node], previous: Mapping[int, str], min_nodes: int
+) -> tuple[dict[int, str], dict[int, Node]]:
+    """The group ranks that stay where they are, and those that change hands."""
+    alive = {node.node_id for node in ordered}
+    kept = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in alive}
+    taken = set(kept.values())
+    waiting = iter([node for node in ordered if node.node_id not in taken])
+    return kept, {g: next(waiting) for g in range(min_nodes) if g not in kept}
 
 
-def _by_segments(ordered: Sequence[Node], kept: Mapping[int, Node], min_nodes: int, segment: int) -> dict[int, Node]:
-    """Nodes by group rank; not all group ranks where there are too few complete segments.
+def _fill_segments(
+    ordered: Sequence[Node], previous: Mapping[int, str], min_nodes: int, segment: int
+) -> tuple[dict[int, str], dict[int, Node]]:
+    """As `_fill`, in whole segments, of which there are enough.
 
-    In each domain as many of its old segments stay as it can fill, those with the most survivors first. The nodes of
-    the others are spares. Group ranks without a segment get one in the domain that comes first in infra order.
+    A segment stays in its domain as long as that has nodes for it; where it has too few, the segments with most
+    survivors stay. Gaps go to spares of the domain, then to survivors of its segments that could not stay. Other
+    segments go to the domains with nodes left, in the order of each domain's first node.
     """
-    sizes = Counter(node.domain for node in ordered)
-    stay = _segments_that_stay(kept, sizes, min_nodes, segment)
-    seats = {g: node for g, node in kept.items() if stay.get(g // segment) == node.domain}
-    taken = {node.node_id for node in seats.values()}
-    free: dict[str, list[Node]] = {domain: [] for domain in sizes}  # in infra order of their first nodes
+    domains: dict[str, list[Node]] = {}
     for node in ordered:
-        if node.node_id not in taken:
-            free[node.domain].append(node)
-
-    def fill(number: int, domain: str) -> None:
-        for g in range(number * segment, (number + 1) * segment):
-            if g not in seats:
-                seats[g] = free[domain].pop(0)
-
-    for number, domain in stay.items():
-        fill(number, domain)
-    for number in range(min_nodes // segment):
-        domains = (domain for domain in free if len(free[domain]) >= segment)
-        if number not in stay and (first := next(domains, "")) in free:
-            fill(number, first)
-    return seats
-
-
-def _segments_that_stay(
-    kept: Mapping[int, Node], sizes: Mapping[str, int], min_nodes: int, segment: int
-) -> dict[int, str]:
-    """Number and domain of the old segments that their domains can fill."""
-    survivors: dict[int, Counter[str]] = {}
-    for g, node in sorted(kept.items()):
-        survivors.setdefault(g // segment, Counter())[node.domain] += 1
-    most = {number: found.most_common(1)[0] for number, found in survivors.items()}
-    room = {domain: size // segment for domain, size in sizes.items()}
-    stay: dict[int, str] = {}
-    for number in sorted(most, key=lambda number: (-most[number][1], number)):
-        domain = most[number][0]
-        if room[domain]:
+        domains.setdefault(node.domain, []).append(node)
+    domain_of = {node.node_id: node.domain for node in ordered}
+    alive = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in domain_of}
+    survivors = Counter((g // segment, domain_of[node_id]) for g, node_id in alive.items())
+    room = {domain: len(nodes) // segment for domain, nodes in domains.items()}
+    homes: dict[int, str] = {}  # segment -> domain
+    for (index, domain), _ in sorted(survivors.items(), key=lambda item: (-item[1], item[0])):
+        if room[domain] and index not in homes:
+            homes[index] = domain
             room[domain] -= 1
-            stay[number] = domain
-    return stay
+    free = (domain for domain, segments in room.items() for _ in range(segments))
+    homes |= {index: next(free) for index in range(min_nodes // segment) if index not in homes}
+    kept = {g: node_id for g, node_id in alive.items() if homes[g // segment] == domain_of[node_id]}
+    taken, was_active = set(kept.values()), set(alive.values())
+    lines = {
+        domain: iter(sorted((n for n in nodes if n.node_id not in taken), key=lambda n: n.node_id in was_active))
+        for domain, nodes in domains.items()
+    }
+    return kept, {g: next(lines[homes[g // segment]]) for g in range(min_nodes) if g not in kept}
+
+
+def _why(previous: Mapping[int, str], kept: Mapping[int, str], promoted: Mapping[int, Node], spares: int) -> str:
+    active = len(kept) + len(promoted)
+    if not previous:
+        return f"{active} active and {spares} spare nodes in infra-rank order"
+    new = [f"{node.host} as group rank {g}" for g, node in promoted.items()]
+    moved = "; new: " + ", ".join(new[:4]) + (", ..." if len(new) > 4 else "") if new else ""
+    return f"{len(kept)} of {active} active nodes keep their group rank{moved}"

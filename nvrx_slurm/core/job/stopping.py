@@ -156,5 +156,5 @@ class Stopping(JobPart):
             or (verdict.cause.kind is t.FaultKind.HANG and job.settings.hang_exclude)
         ):
             nodes = (node for node in job.members.in_order() if node.infra_rank == verdict.cause.infra_rank)
-            for node in [node for node in nodes if node.host == verdict.cause.host and job.may_exclude_by_rule]:
+            for node in [node for node in nodes if node.host == verdict.cause.host and job.may_exclude_by_rule(node)]:
                 self.exclude(node, -1, verdict.sentence, now)

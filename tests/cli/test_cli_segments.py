@@ -1,0 +1,219 @@
+"""Segments and several agents per node on the command line: domains, --dry-run, local ranks, refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_harness import BATCH_SCRIPT, ONE_TASK, REPO, TASK, Run
+from standin import StandIn
+
+from nvrx_slurm.cli import domains
+from nvrx_slurm.cli.job import make_job
+from nvrx_slurm.cli.place import OnNode, find_place, node_range, on_node, workers_per_node
+from nvrx_slurm.cli.worker import numa_bindings
+from nvrx_slurm.config.layers import resolve
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.api import text
+from nvrx_slurm.system import gpus, numa
+
+SEVERAL = {"NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE": "true"}
+TWO_EACH = {**TASK, **SEVERAL, "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+BLOCK = {"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node", "SLURM_TOPOLOGY_ADDR": "b7.n2"}
+ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+ENDPOINT = {"rdzv_endpoint": "h:29400", "nnodes": "4"}
+GROUP = {"NVRX_REPLACEMENT_GROUP_ID": "rack 9"}
+SEGMENT = {"ft_segment": "2"}
+
+# --- domains ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus._Process, "no_library", True)
+
+
+def domain(flags: dict[str, object], env: dict[str, str]) -> str:
+    config = resolve(flags, env).config
+    return domains.node_domain(config, find_place(config, env).slurm, env)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "expected"),
+    [
+        ({}, BLOCK, ""),  # no segments
+        (SEGMENT, BLOCK, "block b7"),
+        (SEGMENT, {**BLOCK, **ARRAY}, "block b7"),
+        (SEGMENT | ENDPOINT, ARRAY, "array task 3"),
+        (SEGMENT | ENDPOINT, {**BLOCK, **ARRAY, **GROUP}, "rack 9"),
+        (SEGMENT, ARRAY, None),  # each task is a job of its own
+        (SEGMENT, {**BLOCK, "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}, None),
+        (SEGMENT, {}, None),
+    ],
+)
+def test_where_the_domain_comes_from(
+    no_gpus: None, flags: dict[str, object], env: dict[str, str], expected: str | None
+) -> None:
+    if expected is None:
+        with pytest.raises(UsageError, match="--ft-segment 2 needs .*no libnvidia.*NVRX_REPLACEMENT_GROUP_ID"):
+            domain(flags, TASK | env)
+    else:
+        assert domain(flags, TASK | env) == expected
+
+
+ASKS = """
+import os
+from nvrx_slurm.cli import domains
+from nvrx_slurm.config.layers import resolve
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.env import detect
+try:
+    print(domains.node_domain(resolve({"ft_segment": "2"}, {}).config, detect(os.environ), os.environ))
+except UsageError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (["gpus 2", "cluster_uuid 171"], "ab" * 16),
+        (["gpus 2"], "block b7"),  # all zero: NVLink does not leave the node
+        (["gpus 2", "nvmlDeviceGetGpuFabricInfoV 13"], "block b7"),  # a driver that does not have it
+        (["gpus 2", "cluster_uuid 171", "nvmlDeviceGetGpuFabricInfoV 999"], "refused: --ft-segment needs"),
+    ],
+)
+def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str], expected: str) -> None:
+    stand_in = StandIn(nvml_standin, tmp_path / "state")
+    stand_in.say(*state)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), **TASK, **BLOCK, **stand_in.env}
+    done = subprocess.run([sys.executable, "-c", ASKS], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(expected), done
+
+
+def test_min_is_a_multiple_of_the_segment(nvrx_run: Run, work: Path) -> None:
+    nvrx_run("--ft-segment=2", "train.py", **BATCH_SCRIPT).refused("--ft-segment 2 does not divide 3", "--nnodes")
+    nvrx_run("--ft-segment=2", "--ft-restart-policy=min-healthy", "train.py").refused("--ft-segment", "min-healthy")
+    nvrx_run("train.py", **ONE_TASK, **GROUP).refused("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment")
+    nvrx_run("--ft-segment=1", "train.py", **ONE_TASK).refused("--ft-segment 1 needs", "NVRX_REPLACEMENT_GROUP_ID")
+
+
+# --- --dry-run --------------------------------------------------------------------------------------------------------
+
+TOPOLOGY = """\
+BlockName=b1 BlockIndex=0 Nodes=n[1,3] BlockSize=2
+BlockName=b2 BlockIndex=1 Nodes=n2 BlockSize=2
+AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-3] BlockSize=4
+SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-3]
+"""
+
+
+def test_blocks_of_scontrol() -> None:
+    assert text.blocks(TOPOLOGY) == {"n1": "b1", "n3": "b1", "n2": "b2"}
+    assert text.blocks("") == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags", "shown"),
+    [
+        (TOPOLOGY, "--nnodes=2", {"n1": "ranks 0..0", "n2": "hot spare", "n3": "ranks 1..1"}),
+        (TOPOLOGY.replace("n[1,3]", "n1"), "--nnodes=2", {"n1": "ranks 0..0", "n3": "hot spare", "": "known only on"}),
+        (TOPOLOGY.replace("n[1,3]", "n1").replace("=n2", "=n[2,3]"), "--nnodes=2", {"n2": "ranks 0..0"}),
+    ],
+)
+def test_dry_run_shows_the_active_nodes(
+    nvrx_run: Run, work: Path, tmp_path: Path, answer: str, flags: str, shown: dict[str, str]
+) -> None:
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "scontrol").write_text(f"#!/bin/sh\ncat <<'EOF'\n{answer}EOF\n")
+    (bin_ / "scontrol").chmod(0o755)
+    env = {**BATCH_SCRIPT, "PATH": f"{bin_}:/usr/bin:/bin"}
+    code, out, err = nvrx_run("--dry-run", "--ft-segment=2", flags, "train.py", **env)
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines() if " infra rank " in line}
+    assert [name for name, what in shown.items() if what not in lines.get(name, out)] == []
+
+
+# --- several agents per node ------------------------------------------------------------------------------------------
+
+
+def test_agents_are_counted_by_tasks() -> None:
+    config = resolve({"spares": "2"}, TWO_EACH).config
+    slurm = find_place(config, TWO_EACH).slurm
+    assert slurm is not None and slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
+    nodes = node_range(config, slurm)
+    assert (nodes.min, nodes.max) == (4, 6)
+    cyclic = TWO_EACH | {"SLURM_DISTRIBUTION": "cyclic"}
+    around = find_place(config, cyclic).slurm
+    assert around is not None and around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
+
+
+def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
+    env = TWO_EACH | {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
+    env |= {"SLURMD_NODENAME": "localhost"}
+    config = resolve({"nproc_per_node": "4"}, env).config
+    job = make_job(config, find_place(config, env), env, "train.py", ())
+    assert job.electable is not None and job.meeting is not None
+    assert (job.electable.electors, job.electable.min_nodes, job.electable.expected) == (2, 2, ("localhost",) * 2)
+    assert [peer.key for peer in job.meeting.candidates] == ["0", "1"] and job.node.infra_rank == 1
+    assert (job.spec.contract.first_local, job.spec.contract.local_world) == (4, 8)
+    assert job.preflight.reclaim.gpus == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("visible", "nproc", "expected"),
+    [(None, 2, (2, 2, 4)), ("0,1,2,3", 2, (2, 2, 4)), ("2,3", 2, (2, 0, 2)), ("", 1, (1, 1, 2)), ("5", 1, (1, 0, 1))],
+)
+def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: tuple[int, int, int]) -> None:
+    env = TWO_EACH if visible is None else TWO_EACH | {"CUDA_VISIBLE_DEVICES": visible}
+    slurm = find_place(resolve({}, env).config, env).slurm
+    assert on_node(slurm, nproc, env) == expected
+    assert on_node(None, nproc, env) == on_node(find_place(resolve({}, TASK).config, TASK).slurm, nproc, env)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "expected"),
+    [
+        (TASK, {"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, 4),
+        (TASK, {}, 1),
+        (TASK, {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, None),
+        (BATCH_SCRIPT, {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "6"}, 2),
+        (BATCH_SCRIPT, {"SLURM_NTASKS": "6"}, 2),
+        (BATCH_SCRIPT, {"SLURM_NTASKS": "5"}, None),
+        (BATCH_SCRIPT, {"SLURM_TASKS_PER_NODE": "64(x3)"}, 1),  # CPUs
+    ],
+)
+def test_tasks_per_node(base: dict[str, str], changes: dict[str, str], expected: int | None) -> None:
+    env = {**base, **SEVERAL, **changes}
+    config = resolve({}, env).config
+    if expected is None:
+        with pytest.raises(UsageError, match="the same number of tasks on each node"):
+            find_place(config, env)
+        return
+    slurm = find_place(config, env | {"SLURM_GPUS_ON_NODE": "8"}).slurm
+    assert slurm is not None and slurm.launchers == expected
+    assert workers_per_node(config, slurm, env) == 8 // expected
+
+
+def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number they count from the node's first worker, also where each task sees only GPUs of its own."""
+    monkeypatch.setattr(numa, "prefixes", lambda nproc, per_numa, strict: tuple((str(i),) for i in range(nproc)))
+    config = resolve({}, {"NVRX_GPUS_PER_NUMA": "2"}).config
+    assert [where.prefix for where in numa_bindings(config, 2, {}, OnNode(2, 0, 2))] == [("2",), ("3",)]
+
+
+def test_the_step_has_the_tasks_of_the_job(nvrx_run: Run, work: Path) -> None:
+    env = {**BATCH_SCRIPT, **SEVERAL, "SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "6"}
+    out = nvrx_run("--dry-run", "--spares=2", "train.py", **env).out
+    assert " --nodes=3 --ntasks=6 --ntasks-per-node=2 " in out
+    assert "4 active nodes x 1 ranks, 2 spare" in out and "LOCAL_WORLD_SIZE=2" in out
+
+
+def test_group_ranks_by_the_digits_of_node_names() -> None:
+    env = {**TASK, "SLURMD_NODENAME": "rack2-n013", "NVRX_INFRA_RANK_FROM_NODENAME": "1", **BLOCK}
+    slurm = find_place(resolve({}, env).config, env).slurm
+    assert slurm is not None and (slurm.order, slurm.infra_rank) == ((2013,), 1)
