@@ -18,6 +18,8 @@ class WorkerContract:
     run_id: str
     role: str
     run_dir: str
+    local_offset: int = 0  # LOCAL_RANK of the first worker: there are other launchers on the node
+    local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this launcher
     cycle_info: str = ""  # the link to the file of --ft-cycle-info-dir; "" = there is none
 
 
@@ -27,9 +29,9 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
     extra = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}
     return extra | {
         "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
+        "LOCAL_RANK": str(contract.local_offset + local_rank),
         "WORLD_SIZE": str(plan.world_size),
-        "LOCAL_WORLD_SIZE": str(node.nproc),
+        "LOCAL_WORLD_SIZE": str(contract.local_world or node.nproc),
         "GROUP_RANK": str(plan.group_rank),
         "GROUP_WORLD_SIZE": str(plan.active_nodes),
         "ROLE_NAME": contract.role,

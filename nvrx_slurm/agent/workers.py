@@ -326,7 +326,10 @@ class Workers:
         if worker.hang is not None:
             fault = replace(worker.hang, exit_code=code)
         if fault is None or (self._stopping and worker.hang is None):
-            self._post(ag.WorkerExited(local_rank, fault, early))
+            # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
+            # this process is yet to get, and then the job is cancelled and not done.
+            wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
+            self._loop.call_later(wait_s, self._post, ag.WorkerExited(local_rank, fault, early))
             return
         self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
 from nvrx_slurm.cli.front import step_argv
+from nvrx_slurm.cli.job import segment_of
 from nvrx_slurm.cli.log_tree import run_dir
 from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.cli.place import Here, Place, node_range, planned_allocation, workers_per_node
 from nvrx_slurm.cli.worker import numa_bindings, worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
+from nvrx_slurm.config.values import NodeRange
+from nvrx_slurm.core.job.placement import place
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import History, Node, Plan
 
 _NODES_SHOWN = 8
@@ -36,7 +42,7 @@ def dry_run(resolved: Resolved, here: Here, script: str, args: tuple[str, ...]) 
         line = shlex.join(step_argv(config, here, directory, words))
         lines += ["", "srun line (in a batch script or salloc shell):", f"  {line}"]
     lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
-    lines += _node_rows(here, nodes.min, nodes.max, nproc)
+    lines += _node_rows(config, here, nodes, nproc)
     lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(worker_argv(config, script, args))]
     lines += _numa_rows(config, nproc)
     lines += ["", "environment of rank 0, besides what is inherited:"]
@@ -45,14 +51,36 @@ def dry_run(resolved: Resolved, here: Here, script: str, args: tuple[str, ...]) 
     return "\n".join(lines)
 
 
-def _node_rows(here: Here, active: int, total: int, nproc: int) -> list[str]:
+def _node_rows(config: Config, here: Here, wanted: NodeRange, nproc: int) -> list[str]:
     names = here.slurm.nodes if here.slurm is not None else ()
+    names += tuple(f"node {index}" for index in range(len(names), wanted.max))
+    nodes = [Node(str(rank), rank, name, "", nproc) for rank, name in enumerate(names[: wanted.max])]
+    segment = segment_of(config, wanted)
+    if segment:
+        blocks = _blocks(here)
+        if not blocks:
+            return ["  by --ft-segment: NVLink domains are known on the nodes only"]
+        nodes = [replace(node, domain=blocks.get(node.host, node.host)) for node in nodes]
+    placement = place(nodes, {}, wanted.min, segment)
+    if placement is None:
+        return [f"  there are no {wanted.min // segment} complete segments of {segment} nodes in Slurm's blocks"]
+    group_rank = {node_id: rank for rank, node_id in enumerate(placement.active)}
     rows = []
-    for index in range(min(total, _NODES_SHOWN)):
-        name = names[index] if index < len(names) else f"node {index}"
-        ranks = f"ranks {index * nproc}..{(index + 1) * nproc - 1}" if index < active else "hot spare"
-        rows.append(f"  {name:16} infra rank {index:<6} {ranks}")
-    return rows + (["  ..."] if total > _NODES_SHOWN else [])
+    for node in nodes[: wanted.max if segment else _NODES_SHOWN]:
+        at = group_rank.get(node.node_id)
+        ranks = "hot spare" if at is None else f"ranks {at * nproc}..{(at + 1) * nproc - 1}"
+        rows.append(f"  {node.host:16} infra rank {node.infra_rank:<6} {ranks} {node.domain}".rstrip())
+    return rows + (["  ..."] if len(rows) < len(nodes) else [])
+
+
+def _blocks(here: Here) -> dict[str, str]:
+    """The block of each node in Slurm's topology; {} where Slurm knows none."""
+    if here.slurm is None or not here.slurm.nodes:
+        return {}
+    try:
+        return connect().blocks()
+    except SlurmError:
+        return {}
 
 
 def _numa_rows(config: Config, nproc: int) -> list[str]:

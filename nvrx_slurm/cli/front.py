@@ -46,8 +46,9 @@ def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str
     srun's host. There is no input. --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
     slurm, output = here.slurm, directory.path / NODE_LOG
-    nodes = slurm.nnodes if slurm is not None else node_range(config, None).max
-    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    tasks = slurm.nnodes if slurm is not None else node_range(config, None).max
+    nodes = len(set(slurm.nodes)) or tasks if slurm is not None else tasks
+    shape = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={max(1, tasks // nodes)}"]
     files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
     cpus = [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm is not None and slurm.cpus_per_task else []
     extra = [f"--job-name={step_name()}", *config.launch.srun_args]
@@ -112,7 +113,7 @@ def _start_step(
     log.touch()
     argv = step_argv(config, here, directory, words)
     if changed:  # the step that lost a node may hold the CPUs of the others for minutes
-        argv[1:1] = [f"--nodelist={','.join(here.slurm.nodes)}", "--overlap"]
+        argv[1:1] = [f"--nodelist={','.join(dict.fromkeys(here.slurm.nodes))}", "--overlap"]
     line = shlex.join(argv)
     directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
@@ -132,10 +133,11 @@ def _chain(config: Config, slurm: SlurmContext, say: Callable[[str], None]) -> C
 
 def _as_it_is_now(slurm: SlurmContext) -> SlurmContext:
     """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since."""
-    nodes = control.job_nodes(slurm.job_id)
-    if not nodes or tuple(nodes) == slurm.nodes:
+    hosts = control.job_nodes(slurm.job_id)
+    if not hosts or hosts == list(dict.fromkeys(slurm.nodes)):
         return slurm
-    return replace(slurm, nodes=tuple(nodes), nnodes=len(nodes))
+    nodes = tuple(host for host in slurm.nodes if host in hosts)
+    return replace(slurm, nodes=nodes, nnodes=len(nodes))
 
 
 def _step_env(directory: RunDir) -> dict[str, str]:

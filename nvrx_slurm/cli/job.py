@@ -81,7 +81,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
             node.nproc,
             directory,
             worker_argv(config, script, args),
-            slurm is not None,
+            slurm,
             info.current if info is not None else "",
         ),
         agent,
@@ -133,7 +133,7 @@ def _coordinator(
         policy=agent.policy,
         limits=_restart_limits(config),
         max_active=config.launch.nnodes.max if config.launch.nnodes is not None else 0,
-        segment=_segment(config, nodes),
+        segment=segment_of(config, nodes),
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=config.ft.hang_exclude,
         attributes=bool(config.ft.attribution_service),
@@ -152,7 +152,8 @@ def _coordinator(
     )
 
 
-def _segment(config: Config, nodes: NodeRange) -> int:
+def segment_of(config: Config, nodes: NodeRange) -> int:
+    """Nodes per segment (--ft-segment), 0 for none. Raises UsageError where it does not divide the active nodes."""
     segment = config.ft.segment or 0
     if segment and nodes.min % segment:
         raise UsageError(

@@ -38,7 +38,7 @@ def find_place(config: Config, env: Mapping[str, str]) -> Here:
     launch = config.launch
     if launch.standalone:
         return Here(Place.ALONE, None)
-    slurm = detect(env)
+    slurm = detect(env, launch.enable_multi_launchers_per_node)
     if slurm is not None:
         return Here(Place.TASK if slurm.step_id >= 0 else Place.BATCH, slurm)
     by_hand = launch.node_rank is not None or launch.endpoint is not None
@@ -75,7 +75,7 @@ def workers_per_node(config: Config, slurm: SlurmContext | None, env: Mapping[st
     """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
     nproc = config.launch.nproc_per_node
     if nproc is None:
-        nproc = max(1, slurm.gpus_per_node) if slurm is not None else 1
+        nproc = max(1, slurm.gpus_per_node // slurm.launchers) if slurm is not None else 1
     elif isinstance(nproc, str):
         found = 0 if nproc == "cpu" else gpus.count(env)
         if found == 0 and nproc == "gpu":

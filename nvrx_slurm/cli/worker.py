@@ -17,7 +17,8 @@ from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import Std
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import numa
+from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.types import RestartPolicy
 
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -29,17 +30,19 @@ def worker_spec(
     nproc: int,
     directory: RunDir,
     argv: list[str],
-    in_step: bool,
+    slurm: SlurmContext | None,
     cycle_info: str = "",
 ) -> WorkerSpec:
-    """What starts the `nproc` workers of this node. `in_step`: Slurm signals the workers of a step, too.
-    `cycle_info`: see `worker_env.WorkerContract`.
+    """What starts the `nproc` workers of this node. `cycle_info`: see `worker_env.WorkerContract`.
 
     Raises UsageError where NUMA binding was asked for and fails.
     """
+    offset, local_world = _local_ranks(slurm, nproc, env)
     return WorkerSpec(
         argv=argv,
-        contract=WorkerContract(directory.job_id, config.launch.role, str(directory.path), cycle_info),
+        contract=WorkerContract(
+            directory.job_id, config.launch.role, str(directory.path), offset, local_world, cycle_info
+        ),
         limits=config.ft.rank_limits(),
         termination_signal=config.ft.rank_termination_signal,
         shown=partial(_shown, config.launch),
@@ -47,10 +50,20 @@ def worker_spec(
         settings=config.ft.rank_settings(),
         prefixes=_prefixes(config, nproc, env),
         warning_signal=config.ft.warning_signal or 0,
-        in_step=in_step,
+        in_step=slurm is not None,  # Slurm signals the workers of a step, too
         hang_collect_s=config.ft.hang_collect_s,
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
+
+
+def _local_ranks(slurm: SlurmContext | None, nproc: int, env: Mapping[str, str]) -> tuple[int, int]:
+    """LOCAL_RANK of the first worker, and LOCAL_WORLD_SIZE (0: `nproc`).
+
+    Scripts choose their GPU by LOCAL_RANK. Of several launchers of a node each may see all GPUs, or only its own.
+    """
+    if slurm is None or slurm.launchers == 1 or gpus.count(env) == nproc:
+        return 0, 0
+    return slurm.local_id * nproc, slurm.launchers * nproc
 
 
 def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]:

@@ -218,9 +218,11 @@ class LaunchConfig(Section):
     disable_rank_monitors: bool = setting(
         k.BOOL, False, g.MONITORING, flag="", help="Start no rank monitors: hangs are not noticed."
     )
-    enable_multi_launchers_per_node: bool = unsupported(
-        k.BOOL, False, g.SLURM, "start one nvrx-run per node (--ntasks-per-node=1)", flag=""
-    )
+    enable_multi_launchers_per_node: bool = setting(
+        k.BOOL, False, g.SLURM, flag="",
+        help="Inside Slurm a node may have several tasks, each of which is an nvrx-run with workers of its own: "
+        "--ntasks-per-node=8 with --nproc-per-node=1. They count as nodes of --nnodes and --spares.",
+    )  # fmt: skip
     infra_rank_from_nodename: bool = unsupported(
         k.BOOL, False, g.SLURM, "leave it out, nodes keep the order of Slurm", flag=""
     )

@@ -32,7 +32,9 @@ class SlurmContext:
     array_task_id: int = -1  # -1 outside an array
     procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
     nnodes: int = 1
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # the node of each launcher, by SLURM_PROCID
+    launchers: int = 1  # on this node; more than one only with NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE
+    local_id: int = 0  # SLURM_LOCALID: which of them this is
     nodename: str = ""  # SLURMD_NODENAME; "" in an salloc shell
     cpus_per_task: int = 0  # 0 = the job did not ask
     gpus_per_node: int = 0  # SLURM_GPUS_ON_NODE; 0 = none or unknown
@@ -49,8 +51,8 @@ class SlurmContext:
         return self.procid if self.cross_procid is None else self.cross_procid
 
 
-def detect(env: Mapping[str, str]) -> SlurmContext | None:
-    """This process's place in a Slurm job; None outside Slurm.
+def detect(env: Mapping[str, str], multiple: bool = False) -> SlurmContext | None:
+    """This process's place in a Slurm job; None outside Slurm. `multiple`: a node may have several launchers.
 
     Raises UsageError for malformed numbers and lists, and a step with more than one task on a node.
     """
@@ -59,18 +61,27 @@ def detect(env: Mapping[str, str]) -> SlurmContext | None:
     job_id = _number(env, "SLURM_JOB_ID")
     step_id = _step_id(env)
     in_step = step_id >= 0
-    if in_step:
-        _check_one_task_per_node(env)
+    counts = _tasks_per_node(env) if multiple or in_step else []
+    if in_step and not multiple:
+        _check_one_task_per_node(env, counts)
     array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
-    nodes = _nodes(env, in_step)
+    hosts = _nodes(env, in_step)
+    nodes = hosts
+    local_id = 0
+    if multiple and len(counts) == len(hosts):
+        nodes = tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+        local_id = _number(env, "SLURM_LOCALID")
+    procid = _number(env, "SLURM_PROCID")
     return SlurmContext(
         job_id=job_id,
         job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
         step_id=step_id,
         array_task_id=array_task,
-        procid=_number(env, "SLURM_PROCID"),
+        procid=procid,
         nnodes=len(nodes) or _number(env, "SLURM_JOB_NUM_NODES", default=1),
         nodes=nodes,
+        launchers=nodes.count(nodes[procid]) if multiple and procid < len(nodes) else 1,
+        local_id=local_id,
         nodename=env.get("SLURMD_NODENAME", ""),
         cpus_per_task=_number(env, "SLURM_CPUS_PER_TASK"),
         gpus_per_node=_number(env, "SLURM_GPUS_ON_NODE"),
@@ -127,11 +138,21 @@ def _step_id(env: Mapping[str, str]) -> int:
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
-def _check_one_task_per_node(env: Mapping[str, str]) -> None:
-    name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
-    text = env.get(name, "")
-    if any(count != 1 for count in nodelist.expand_counts(text)):
-        raise UsageError(f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun.")
+def _tasks_name(env: Mapping[str, str]) -> str:
+    return "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
+
+
+def _tasks_per_node(env: Mapping[str, str]) -> list[int]:
+    return list(nodelist.expand_counts(env.get(_tasks_name(env), "")))
+
+
+def _check_one_task_per_node(env: Mapping[str, str], counts: list[int]) -> None:
+    if any(count != 1 for count in counts):
+        name = _tasks_name(env)
+        raise UsageError(
+            f"{name}={env.get(name, '')}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
+            " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1."
+        )
 
 
 def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:

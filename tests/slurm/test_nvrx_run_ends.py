@@ -51,3 +51,26 @@ def test_sigterm_to_the_front_alone_is_passed_on_and_its_code_is_143(jobs: Jobs)
     assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
     assert [mark.rank for mark in job.marks("term")] == [0, 1, 2, 3]
     assert_143_everywhere(job)
+
+
+ENDS_WELL_FIRST = """
+import select
+agent, worker = os.getppid(), os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    poll = select.poll()
+    poll.register(os.pidfd_open(worker), select.POLLIN)
+    mark("waits")
+    poll.poll()
+    os.kill(agent, signal.SIGTERM)
+    os._exit(0)
+while "waits" not in open(os.environ["TEST_JOB"] + "/marks").read():
+    select.select([], [], [], 0.01)
+"""
+
+
+def test_a_job_is_cancelled_though_its_workers_end_well_before_the_agent_is_signalled(jobs: Jobs) -> None:
+    """Slurm signals the processes of a step one after the other; a helper makes the agent the last one."""
+    job = jobs.submit(ENDS_WELL_FIRST, "", nodes=1)
+    end = job.wait_end()
+    assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 143, 143), job.said()

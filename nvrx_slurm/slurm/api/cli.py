@@ -45,6 +45,10 @@ class CommandLine:
             raise NotKnown(f"Slurm: its answer does not name node {missing[0]}")
         return found
 
+    def blocks(self) -> dict[str, str]:
+        """By scontrol show topology, for both backends."""
+        return text.blocks(self._scontrol("show", "topology"))
+
     def config(self) -> dict[str, str]:
         """By scontrol show config."""
         found = text.config(self._scontrol("show", "config"))

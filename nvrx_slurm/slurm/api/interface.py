@@ -30,6 +30,9 @@ class Slurm(Protocol):
     def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
         """These nodes, or all, in one call. A name that Slurm does not know raises NotKnown."""
 
+    def blocks(self) -> dict[str, str]:
+        """The block of each node in topology/block; {} where Slurm has another topology."""
+
     def config(self) -> dict[str, str]:
         """slurm.conf as slurmctld runs it, by name; "(null)" is "". Values of Prolog[0], Prolog[1] are joined."""
 

@@ -83,7 +83,9 @@ def records(text: str, first: str) -> Iterator[dict[str, str]]:
     starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
         record = text[start:end]
-        chosen = {name: found[1] for name, pattern in _TEXTS[first].items() if (found := pattern.search(record))}
+        chosen = {
+            name: found[1] for name, pattern in _TEXTS.get(first, {}).items() if (found := pattern.search(record))
+        }
         yield fields(record) | chosen
 
 
@@ -155,6 +157,14 @@ def nodes(text: str) -> dict[str, NodeFacts]:
             one.get("NodeAddr", ""),
             _number(one.get("Port", "0")),
         )
+    return found
+
+
+def blocks(text: str) -> dict[str, str]:
+    """Of `scontrol show topology`: "BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4"."""
+    found: dict[str, str] = {}
+    for one in records(text, "BlockName"):
+        found |= dict.fromkeys(hosts(one.get("Nodes", "")), one["BlockName"])
     return found
 
 
