@@ -72,12 +72,17 @@ def test_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ['it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "x" * (1 << 20), "JobId=9 x", "a,b;c|d"]
-)
+    "said",
+    [
+        'it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "x" * (1 << 20), "JobId=9 x", "a,b;c|d",
+        "a JobState=FAILED BatchHost=n9", "a\nRestarts=9 JobState=FAILED",
+    ],
+    ids=lambda said: ascii(said[:20]),
+)  # fmt: skip
 def test_texts_of_users(said: str) -> None:
     job = text.job(JOB.format(name=said, comment=said), 7)
     assert (job.name, job.comment) == (said, said)
-    assert (job.job_id, job.user, job.state) == (7, "ann", "RUNNING")
+    assert (job.job_id, job.user, job.state, job.batch_host, job.restarts) == (7, "ann", "RUNNING", "n1", 3)
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -74,7 +75,7 @@ class PySlurm(CommandLine):
             argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.pyslurm_child"]
             if sys.version_info < (3, 11):
                 argv.remove("-P")
-            self._errors = open(os.memfd_create("pyslurm"), "r+b")  # never full, unlike a pipe that is not read
+            self._errors = tempfile.TemporaryFile()  # never full, unlike a pipe that is not read
             self._child = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
             )

@@ -82,10 +82,11 @@ def records(text: str, first: str) -> Iterator[dict[str, str]]:
     """The records of `scontrol show ... -o`, each of which begins with the field `first`."""
     starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        record = text[start:end]
-        chosen = {
-            name: found[1] for name, pattern in _TEXTS.get(first, {}).items() if (found := pattern.search(record))
-        }
+        record, chosen = text[start:end], dict[str, str]()
+        for name, pattern in _TEXTS.get(first, {}).items():
+            if found := pattern.search(record):
+                chosen[name] = found[1]
+                record = record[: found.start(1)] + record[found.end(1) :]  # `Key=` in it is no field
         yield fields(record) | chosen
 
 
