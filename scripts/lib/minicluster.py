@@ -468,6 +468,16 @@ def _alive(one: Process | None) -> bool:
     return now is not None and one is not None and now.start == one.start
 
 
+def until(done: Callable[[], object], timeout_s: float) -> bool:
+    """Ask until it is so, since Slurm has no events; whether it was in time."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
 def _connects(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0

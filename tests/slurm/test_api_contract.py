@@ -7,11 +7,11 @@ import os
 import shutil
 import signal
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import minicluster
 import pytest
 import slurm_builds
 from minicluster import MiniCluster
@@ -67,12 +67,8 @@ def slurm(
     api.choose("auto")
 
 
-def until(ask: Callable[[], object], what: str) -> None:
-    """Ask until it is so, as a user would."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not ask():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+def until(done: Callable[[], object], what: str) -> None:
+    assert minicluster.until(done, PATIENCE_S), what
 
 
 @pytest.fixture

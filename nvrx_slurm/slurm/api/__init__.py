@@ -12,6 +12,7 @@ from nvrx_slurm.slurm.api.interface import Slurm
 
 _process: dict[str, Slurm] = {}  # the backend of this process, by the choice it was made for
 _choice = "auto"
+_why = ""
 
 
 class NotUsable(NotInstalled, UsageError):
@@ -34,28 +35,24 @@ def connect() -> Slurm:
     return _process[_choice]
 
 
-def why_not_pyslurm() -> str:
-    """Why `connect` gives the command line tools; "" if it gives pyslurm. Asks pyslurm where it is installed."""
-    if _choice == "cli":
-        return "--slurm-api cli"
-    from nvrx_slurm.slurm.api import by_pyslurm
-
-    found, why = by_pyslurm.load()
-    if found is not None:
-        found.close()
-    return why
+def why() -> str:
+    """Why the backend of this process is the one it is: one sentence."""
+    return _why
 
 
 def _made(choice: str) -> Slurm:
+    global _why
     # Imported here: most processes never ask Slurm.
     from nvrx_slurm.slurm.api.cli import CommandLine
 
+    _why = "as --slurm-api says"
     if choice != "cli":
         from nvrx_slurm.slurm.api import by_pyslurm
 
-        found, why = by_pyslurm.load()
+        found, problem = by_pyslurm.load()
+        _why = problem or "pyslurm is of this cluster's version"
         if found is not None:
             return found
         if choice == "pyslurm":
-            raise NotUsable(f"--slurm-api pyslurm: {why}; install it for this cluster's version, or use cli")
+            raise NotUsable(f"--slurm-api pyslurm: {problem}; install it for this cluster's version, or use cli")
     return CommandLine()

@@ -75,7 +75,8 @@ class PySlurm(CommandLine):
             argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.pyslurm_child"]
             if sys.version_info < (3, 11):
                 argv.remove("-P")
-            self._errors = tempfile.TemporaryFile()  # never full, unlike a pipe that is not read
+            # A file is never full, unlike a pipe that is not read.
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
             )
