@@ -23,7 +23,7 @@ from nvrx_slurm.system import bounded_process
 
 _MAX_BYTES = 64 << 20  # of an answer
 _CHUNK_BYTES = 1 << 20
-_ERROR_BYTES = 65536
+_ERROR_BYTES = 4096
 _ENDING_S = 1.0
 
 
@@ -99,16 +99,15 @@ class PySlurm(CommandLine):
             return ""
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(_ENDING_S)  # its output has ended, it follows
-        self._errors.seek(0)
-        return self._errors.read(_ERROR_BYTES).decode(errors="replace").strip().rpartition("\n")[2]
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _ERROR_BYTES))
+        return self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
 
     def close(self) -> None:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
-            child.communicate()
-            self._errors.close()
+            with child, self._errors:
+                child.kill()
 
     # --- questions --------------------------------------------------------------------------------------------
 
