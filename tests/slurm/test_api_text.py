@@ -55,6 +55,17 @@ def test_nodes_of_several_versions() -> None:
         text.nodes("NodeName=n9 Arch=x86_64\n")
 
 
+def test_nodes_that_are_cut_off() -> None:
+    whole = text.nodes(NODES)
+    for cut in range(len(NODES)):
+        try:
+            found = text.nodes(NODES[:cut])
+        except SlurmError as error:
+            assert "State" in str(error)
+        else:
+            assert list(found.values())[:-1] == list(whole.values())[: max(0, len(found) - 1)]
+
+
 def test_a_job() -> None:
     job = text.job(JOB.format(name="train", comment="x"), 7)
     assert (job.job_id, job.user, job.state, job.reason, job.restarts, job.requeue) == (
