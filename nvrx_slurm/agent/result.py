@@ -86,7 +86,7 @@ def sentence(done: Done) -> str:
     """The last lines of the console: code, reason and history; then the failed ranks and the first cause."""
     reason, cause, job = done.reason, done.cause, done.report
     if cause is not None:  # it is told in full below
-        reason = reason.replace(headline(cause), "").strip("; ") or cause.kind.value
+        reason = reason.replace(headline(cause), "").strip(";: ") or cause.kind.value
     told = history(done)
     link = "" if not told else " after " if done.code == 0 else "; "
     lines = [f"job ends with code {done.code}: {reason}{link}{told} ({in_words(job.duration_s)} in all)"]

@@ -21,6 +21,7 @@ from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
+_TRIES, _PAUSE_S = 4, 0.5  # of the update of a requeued job
 _MAX_RESULT_BYTES = 64 << 20
 _RUN = re.compile(r"r(\d{1,9})(?:_\w+)?", re.ASCII)
 
@@ -64,7 +65,7 @@ class Chain:
                 self._cancel_later()
             else:
                 for job_id in self._later():
-                    self._exclude(job_id, run)
+                    self._exclude(job_id, self._slurm.job(job_id).excluded, run)
         except SlurmError as error:
             self._say(f"Slurm: {error}")
 
@@ -72,16 +73,22 @@ class Chain:
         if found.next is not Next.CONTINUE:
             self._say(f"the job is not requeued: {found.why}")
             return
-        self._slurm.requeue(self._job.job_id)  # from here on Slurm may end this process within KillWait
+        known = self._slurm.job(self._job.job_id).excluded
+        self._slurm.requeue(self._job.job_id)
         self._say(f"the job is requeued: {found.why}")
-        self._exclude(self._job.job_id, run)
+        # Slurm now sends SIGTERM to all processes here, also to the tool that asks it, and SIGKILL after KillWait.
+        for _ in range(_TRIES - 1):
+            try:
+                return self._exclude(self._job.job_id, known, run)
+            except SlurmError:
+                time.sleep(_PAUSE_S)
+        self._exclude(self._job.job_id, known, run)
 
-    def _exclude(self, job_id: int, run: RunDir) -> None:
-        """Keep the nodes that this link excluded out of a job that waits."""
+    def _exclude(self, job_id: int, known: Sequence[str], run: RunDir) -> None:
+        """Keep the nodes that this link excluded out of a job that waits and excludes `known` already."""
         nodes = _result(run.result).get("excluded_nodes", ())
         if not nodes:
             return
-        known = self._slurm.job(job_id).excluded
         wanted = tuple(dict.fromkeys((*known, *map(str, nodes))))[-_MAX_EXCLUDED:]
         self._slurm.update_job(job_id, excluded=wanted)
         self._say(f"job {job_id} does not get {', '.join(map(str, nodes[:8]))}, which this one excluded")

@@ -202,6 +202,20 @@ class Jobs:
         return f"{Path(sys.executable).parent}:{self.cluster.env()['PATH']}"
 
 
+def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Job, str]:
+    """`nvrx submit FLAGS worker.py` as a user types it; the (first) job and what was printed."""
+    job = jobs.new(worker)
+    env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | jobs.cluster.env()
+    env |= {"TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
+    done = subprocess.run(
+        [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "submit", *flags, "worker.py"],
+        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    job.job_id = int(done.stdout.split()[2].rstrip(":,"))
+    return job, done.stdout
+
+
 def kill(pid: int, signum: signal.Signals) -> None:
     """Send a signal to a living process; a fault that hits no process fails the test."""
     target = init.process(pid)

@@ -64,14 +64,11 @@ def cluster(
 @pytest.fixture(params=["cli", "pyslurm"])
 def slurm(
     request: pytest.FixtureRequest,
-    cluster: MiniCluster,
     slurm_version: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Slurm]:
     """A backend, as `connect` gives it."""
-    for name, value in cluster.env().items():
-        monkeypatch.setenv(name, value)
     if request.param == "pyslurm":
         wheel = next(slurm_builds.builds().glob("pyslurm-*.whl"), None) if slurm_version == PYSLURM else None
         if wheel is None or f"-cp{sys.version_info.major}{sys.version_info.minor}-" not in wheel.name:
@@ -81,6 +78,9 @@ def slurm(
         monkeypatch.syspath_prepend(wheels)
         monkeypatch.setenv("PYTHONPATH", f"{wheels}:{os.environ.get('PYTHONPATH', '')}")
         monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/slurm-{slurm_version}/lib")
+    cluster: MiniCluster = request.getfixturevalue("cluster")  # not for tests that are skipped
+    for name, value in cluster.env().items():
+        monkeypatch.setenv(name, value)
     api.choose("auto")
     found = api.connect()
     assert found.name == request.param

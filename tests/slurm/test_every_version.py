@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from hooked_cluster import HookedCluster, running
-from nvrx_job import CLIENT, PATIENCE_S, Jobs, kill, start_again
+from minicluster import until
+from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, Jobs, kill, nvrx_submit, start_again
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
@@ -87,3 +88,14 @@ def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> N
     note = hooked.note("n1")
     assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")
     jobs.cluster.reset()
+
+
+def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Jobs) -> None:
+    first_life = EXCLUDES_N2.replace("CYCLE == 0", '"SLURM_RESTART_COUNT" not in os.environ')
+    job, _ = nvrx_submit(jobs, first_life, "--nodes", "2", "--until-done")
+    job.wait_marks("up", 2)
+    assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", PATIENCE_S)
+    start_again(jobs.cluster, job.job_id)
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0)
+    assert sorted(mark.node for mark in job.marks("up")) == ["n1", "n1", "n2", "n3"]

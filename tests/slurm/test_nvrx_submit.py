@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from minicluster import MiniCluster
-from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, SHUTS_DOWN, Job, Jobs, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, SHUTS_DOWN, Job, Jobs, nvrx_submit, start_again
 
 pytestmark = pytest.mark.slurm
 
@@ -25,20 +22,6 @@ if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
 mark("saved")
 client.shutdown_workload_monitoring()
 """  # fmt: skip
-
-
-def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Job, str]:
-    """`nvrx submit FLAGS worker.py` as a user types it; the (first) job and what was printed."""
-    job = jobs.new(worker)
-    env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | jobs.cluster.env()
-    env |= {"TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
-    done = subprocess.run(
-        [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "submit", *flags, "worker.py"],
-        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    job.job_id = int(done.stdout.split()[2].rstrip(":,"))
-    return job, done.stdout
 
 
 def output(job: Job, job_id: int = 0) -> str:
@@ -81,6 +64,20 @@ def test_until_done_requeues_what_was_warned(jobs: Jobs) -> None:
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "2", "--until-done")
     job.wait_marks("up", 2)
     jobs.cluster.run("scancel", "--signal=USR1", str(job.job_id))
+    start_again(jobs.cluster, job.job_id)
+    assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
+    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
+
+
+def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> None:
+    job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "3", "--spares", "1", "--until-done", "--max-restarts", "1")
+    job.wait_marks("up", 2)
+    assert jobs.cluster.kill_node("n1")
+    job.wait_marks("up", 2, cycle=1)
+    jobs.cluster.run("scancel", "--signal=USR1", str(job.job_id))
+    job.wait_marks("saved", 2)
+    jobs.cluster.wait_job(job.job_id, PATIENCE_S, until="COMPLETING")
+    jobs.cluster.restart_node("n1")
     start_again(jobs.cluster, job.job_id)
     assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
     assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
