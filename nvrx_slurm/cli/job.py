@@ -34,7 +34,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     nodes = node_range(config, slurm)
     meeting = rendezvous.meeting(config, slurm, nodes, env)
     domain = ""
-    if config.ft.segment:
+    if segment_of(config, nodes):
         from nvrx_slurm.cli.domain import domain as domain_of
 
         domain = domain_of(config, slurm, env)

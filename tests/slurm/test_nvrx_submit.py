@@ -125,7 +125,7 @@ def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
     jobs.cluster.run("scancel", str(second))
 
 
-def test_a_preempted_job_goes_on_in_its_next_life(tmp_path: Path) -> None:
+def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
     """Slurm itself requeues it; nvrx-run must not do it a second time, and must not count it as a failure."""
     extra = (
         "PreemptType=preempt/partition_prio",
@@ -133,7 +133,7 @@ def test_a_preempted_job_goes_on_in_its_next_life(tmp_path: Path) -> None:
         "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=0",
         "PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF",
     )
-    with MiniCluster(tmp_path, 1, extra=extra, kill_wait_s=10) as cluster:
+    with MiniCluster(cluster_root, 1, extra=extra, kill_wait_s=10) as cluster:
         jobs = Jobs(cluster)
         job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done", "--partition", "low")
         job.wait_marks("up", 1)

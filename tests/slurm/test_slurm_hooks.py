@@ -20,14 +20,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="S
 
 
 @pytest.fixture(scope="module")
-def in_service(note: NodeFacts) -> bool:
-    return (note.states, note.reason) == ({"IDLE"}, "")
-
-
-def drained_by_a_person(note: NodeFacts, reason: str) -> bool:
-    return (note.states, note.reason) == ({"IDLE", "DRAIN"}, reason)
-
-
 def hooked(needs_slurm: None) -> Iterator[Cluster]:
     with running() as cluster:
         yield cluster
@@ -40,6 +32,14 @@ def cluster(hooked: Cluster) -> Iterator[Cluster]:
     hooked.slurm.reset()
     yield hooked
     hooked.mend()
+
+
+def in_service(note: NodeFacts) -> bool:
+    return (note.states, note.reason) == ({"IDLE"}, "")
+
+
+def drained_by_a_person(note: NodeFacts, reason: str) -> bool:
+    return (note.states, note.reason) == ({"IDLE", "DRAIN"}, reason)
 
 
 def test_the_doctor_finds_them_in_order(cluster: Cluster) -> None:
