@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import client, cycles, ends, hang, health, idle, inprocess, join, logs, procfs, ranks
+from benchmarks import client, cycles, ends, hang, health, idle, inprocess, join, logs, procfs, ranks, slurm_api
 from benchmarks.figures import Figure, Launchers, Result
 from benchmarks.harness import Failure, Launcher, become_subreaper, kill_all_children
 from benchmarks.nvrx_venv import make_venv
 
-_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks, health, logs)
+_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks, health, logs, slurm_api)
 FIGURES = [figure for module in _MODULES for figure in module.FIGURES]
 RESULTS = Path(__file__).with_name("results")
 _COLUMNS = ("bare Python", "torchrun", "NVRx 0.4.1", "nvrx-run")

@@ -41,12 +41,23 @@ class Line(NamedTuple):
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of lines.")
 @click.option("--hooks", metavar="DIR", default="", help="Folder of the hooks (default: as slurm.conf says).")
-def doctor(as_json: bool, hooks: str) -> None:
+@click.option(
+    "--slurm-api", type=click.Choice(["auto", "cli", "pyslurm"]), default="auto", envvar="NVRX_SLURM_API",
+    help="As for nvrx-run.",
+)  # fmt: skip
+def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
 
     Exit code: 0 nothing failed (there may be warnings), 1 a check failed. Hooks that are not installed do not fail.
     """
+    from nvrx_slurm.slurm import api
+
+    api.choose(slurm_api)
+    try:
+        api.connect()
+    except UsageError as error:
+        raise click.UsageError(str(error)) from None
     parts = examine(hooks)
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
@@ -112,16 +123,32 @@ def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
 
 
 def _rights(slurm: dict[str, str]) -> Iterator[Line]:
-    """What this user may do to jobs and nodes, as Slurm's own rules say (scontrol(1))."""
-    yield Line("requeue", OK, "you may requeue your own jobs (--until-done), unless a plugin of the site forbids it")
-    yield Line("update", OK, "you may exclude nodes from your waiting jobs and shorten their time limits")
-    operator = os.geteuid() == 0 or slurm.get("SlurmUser", "").partition("(")[0] == _user()
-    text = "only root, SlurmUser and operators drain nodes: for you a job excludes them instead"
-    yield Line("drain", OK if operator else INFO, "you may drain nodes" if operator else text)
+    """What this user may do to jobs and nodes, by Slurm's rules: slurmctld logs a forbidden try as a violation."""
+    text, advice = "you may requeue those of your jobs that were submitted with --requeue", "sbatch --requeue"
+    good = "you may requeue your own jobs (--until-done), unless a plugin of the site forbids it"
+    yield _judged("may-requeue", good, slurm.get("JobRequeue") == "0", INFO, text, advice)
+    yield Line("may-update", OK, "you may exclude nodes from your waiting jobs and shorten their time limits")
+    text = "only root, SlurmUser and Slurm's administrators drain nodes: for you a job excludes them instead"
+    yield Line("may-drain", *((OK, "you may drain nodes") if _drains(slurm) else (INFO, text)))
     expedites = "enable_expedited_requeue" in slurm.get("SlurmctldParameters", "").lower()
     text = "nvrx submit --until-done starts again at once after a lost node, with its nodes"
     if expedites:
         yield Line("expedited-requeue", OK, text)
+
+
+def _drains(slurm: dict[str, str]) -> bool:
+    """Whether slurmctld lets this user change nodes: operators of Slurm's accounting may not, administrators may."""
+    from nvrx_slurm.slurm.api.facts import SlurmError
+    from nvrx_slurm.slurm.api.tools import Tools
+
+    if os.geteuid() == 0 or slurm.get("SlurmUser", "").partition("(")[0] == _user():
+        return True
+    if slurm.get("AccountingStorageType") != "accounting_storage/slurmdbd":
+        return False
+    try:
+        return Tools().run("sacctmgr", "-nP", "show", "user", _user(), "format=AdminLevel").strip() == "Administrator"
+    except SlurmError:
+        return False
 
 
 def _user() -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
@@ -167,4 +168,11 @@ def print_config(resolved: Resolved) -> str:
             rows.append((item.key, value, str(resolved.origins[item.key])))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
-    return "\n".join([*lines, *(f"note: {note}" for note in resolved.notes)])
+    return "\n".join([*lines, *(f"note: {note}" for note in (*resolved.notes, *_slurm_api(resolved)))])
+
+
+def _slurm_api(resolved: Resolved) -> Iterator[str]:
+    """What --slurm-api auto means here, as far as it can be told without asking Slurm."""
+    if resolved.config.launch.slurm_api == "auto":
+        here = "pyslurm where it fits the cluster; see nvrx doctor" if find_spec("pyslurm") else "cli, without pyslurm"
+        yield f"--slurm-api auto means here: {here}"

@@ -27,8 +27,8 @@ class BatchHost(Enum):
 
 def look(job_id: int) -> BatchHost:
     """Ask Slurm and the host itself. Blocks up to 32 s."""
-    slurm = connect()
     try:
+        slurm = connect()
         name = slurm.job(job_id).batch_host
         if not name:
             return BatchHost.ALIVE

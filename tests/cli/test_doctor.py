@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import sys
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from nvrx_slurm.cli import doctor as doctor_module
 from nvrx_slurm.cli.doctor import OK, Line, examine
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.policy import HookSettings
+from nvrx_slurm.slurm import api
 from nvrx_slurm.slurm.munge import Munge
 
 REPO = Path(__file__).resolve().parents[2]
@@ -25,7 +28,8 @@ GOOD = {
     "Prolog": "{hooks}/prolog", "Epilog": "{hooks}/epilog", "HealthCheckProgram": "{hooks}/healthcheck",
     "HealthCheckInterval": "300 sec", "HealthCheckNodeState": "ANY", "PrologFlags": "Alloc,DeferBatch",
     "KillWait": "30 sec", "KillOnBadExit": "0", "JobRequeue": "1", "SLURM_VERSION": "24.11.5",
-    "SchedulerParameters": "defer,nohold_on_prolog_fail",
+    "SchedulerParameters": "defer,nohold_on_prolog_fail", "SlurmUser": "slurm(64030)",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
 }  # fmt: skip
 
 
@@ -100,6 +104,7 @@ SPOILT: list[tuple[str, Spoil, str, str]] = [
     ("python", _conf("PACKAGE", "/usr/share"), "fail", "/usr/share"),
     ("site-file", _conf("CONFIG", "/no/such.yaml"), "fail", "nvrx health init"),
     ("site-file", lambda i: (i.root / "health.yaml").write_text("cheks: {}"), "fail", "did you mean checks"),
+    ("may-requeue", _slurm("JobRequeue", "0"), "info", "--requeue"),
     ("kill-wait", _slurm("KillWait", "5 sec"), "warn", "KillWait=30"),
     ("kill-on-bad-exit", _slurm("KillOnBadExit", "1"), "warn", "--kill-on-bad-exit=0"),
 ]
@@ -151,6 +156,46 @@ def test_without_slurm_it_says_so_and_goes_on(installed: Installed) -> None:
     done = CliRunner().invoke(main, ["doctor", "--hooks", str(installed.hooks)])
     assert done.exit_code == 1 and done.stdout.splitlines()[1].startswith("fail  slurm ")
     assert "hook-files" in done.stdout and "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("user", "level", "status"),
+    [
+        (0, "None", OK), (65534, "Administrator", OK), (65534, "Operator", "info"), (65534, "", "info"),
+    ],
+)  # fmt: skip
+def test_who_may_drain_nodes(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, user: int, level: str, status: str
+) -> None:
+    sacctmgr = installed.root / "sacctmgr"
+    sacctmgr.write_text(f"#!/bin/sh\necho {level}\n")
+    sacctmgr.chmod(0o755)
+    installed.write()
+    monkeypatch.setattr(doctor_module.os, "geteuid", lambda: user)
+    assert installed.lines()["may-drain"].status == status
+
+
+def test_the_slurm_user_may_drain_nodes(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = pwd.getpwuid(65534).pw_name
+    installed.slurm["SlurmUser"] = f"{me}(65534)"
+    installed.write()
+    monkeypatch.setattr(doctor_module.os, "geteuid", lambda: 65534)
+    assert installed.lines()["may-drain"].status == OK
+
+
+def test_a_pyslurm_that_does_not_load(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto says why and uses the tools; where it was asked for, that is one sentence and exit code 2."""
+    installed.write()
+    (installed.root / "pyslurm").mkdir()
+    (installed.root / "pyslurm" / "__init__.py").write_text("raise ImportError('libslurm.so.44 is missing')\n")
+    monkeypatch.syspath_prepend(str(installed.root))
+    monkeypatch.setenv("PYTHONPATH", f"{installed.root}:{REPO}")
+    line = {one["name"]: one for one in json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)}["slurm-api"]
+    assert line["status"] == OK and "command line" in line["text"] and "libslurm.so.44 is missing" in line["text"]
+    done = CliRunner().invoke(main, ["doctor", "--slurm-api=pyslurm"])
+    api.choose("auto")
+    assert done.exit_code == 2, done.output
+    assert "libslurm.so.44 is missing" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_document_knows_all_settings() -> None:

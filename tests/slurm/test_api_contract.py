@@ -6,7 +6,9 @@ import dataclasses
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,26 @@ pytestmark = pytest.mark.slurm
 
 PYSLURM = "25.11"  # the version of the wheel
 PATIENCE_S = 30.0
+NOBODY = 65534
+REPO = Path(__file__).resolve().parents[2]
+STRANGER = """
+import sys
+from nvrx_slurm.slurm import api
+from nvrx_slurm.slurm.api.facts import SlurmError
+slurm, job = api.connect(), int(sys.argv[1])
+print(slurm.name)
+for ask in (
+    lambda: slurm.drain("n1", "mine"), lambda: slurm.undrain("n1"), lambda: slurm.set_reason("n1", "mine"),
+    lambda: slurm.requeue(job), lambda: slurm.hold(job), lambda: slurm.release(job),
+    lambda: slurm.update_job(job, comment="mine"), lambda: slurm.cancel(job), lambda: slurm.complete(job, 0),
+):
+    try:
+        print(ask())
+    except SlurmError as error:
+        print(type(error).__name__)
+        print(error, file=sys.stderr)
+slurm.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +73,13 @@ def slurm(
         wheel = next(slurm_builds.builds().glob("pyslurm-*.whl"), None) if slurm_version == PYSLURM else None
         if wheel is None or f"-cp{sys.version_info.major}{sys.version_info.minor}-" not in wheel.name:
             pytest.skip(f"there is no pyslurm for Slurm {slurm_version or '22.05'} and this Python")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(tmp_path)
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-        monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/slurm-{slurm_version}/lib")
     cluster: MiniCluster = request.getfixturevalue("cluster")  # not for tests that are skipped
+    if request.param == "pyslurm":
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(wheels := cluster.root / "wheels")  # where other users find it, too
+        monkeypatch.syspath_prepend(wheels)
+        monkeypatch.setenv("PYTHONPATH", f"{wheels}:{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/slurm-{slurm_version}/lib")
     for name, value in cluster.env().items():
         monkeypatch.setenv(name, value)
     api.choose("auto")
@@ -159,6 +182,25 @@ def test_what_is_not_known(slurm: Slurm) -> None:
         with pytest.raises(NotKnown):
             ask()
     assert slurm.steps(99999) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+def test_what_is_forbidden(slurm: Slurm, script: Path, cluster: MiniCluster) -> None:
+    cluster.root.chmod(0o711)
+    job_id = slurm.submit(script, ["--hold"])
+    python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    env = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{REPO}:{sysconfig.get_path('purelib')}"}
+    done = subprocess.run(
+        [python, "-c", STRANGER, str(job_id)], env=env, user=NOBODY, group=NOBODY, extra_groups=(), cwd="/",
+        timeout=60, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if "nvrx_slurm" in done.stderr and "ModuleNotFoundError" in done.stderr:
+        pytest.skip("the repository is where other users cannot read it")
+    assert done.stdout.split() == [slurm.name, *["NotAllowed"] * 9], done.stderr
+    job, nodes = slurm.job(job_id), slurm.nodes()
+    assert (job.state, job.reason, job.comment) == ("PENDING", "JobHeldUser", "")
+    assert {one.states for one in nodes.values()} == {frozenset({"IDLE"})}
+    slurm.cancel(job_id)
 
 
 def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:

@@ -55,6 +55,17 @@ def test_nodes_of_several_versions() -> None:
         text.nodes("NodeName=n9 Arch=x86_64\n")
 
 
+def test_nodes_that_are_cut_off() -> None:
+    whole = text.nodes(NODES)
+    for cut in range(len(NODES)):
+        try:
+            found = text.nodes(NODES[:cut])
+        except SlurmError as error:
+            assert "State" in str(error)
+        else:
+            assert list(found.values())[:-1] == list(whole.values())[: max(0, len(found) - 1)]
+
+
 def test_a_job() -> None:
     job = text.job(JOB.format(name="train", comment="x"), 7)
     assert (job.job_id, job.user, job.state, job.reason, job.restarts, job.requeue) == (
@@ -72,12 +83,17 @@ def test_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ['it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "x" * (1 << 20), "JobId=9 x", "a,b;c|d"]
-)
+    "said",
+    [
+        'it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "x" * (1 << 20), "JobId=9 x", "a,b;c|d",
+        "a JobState=FAILED BatchHost=n9", "a\nRestarts=9 JobState=FAILED",
+    ],
+    ids=lambda said: ascii(said[:20]),
+)  # fmt: skip
 def test_texts_of_users(said: str) -> None:
     job = text.job(JOB.format(name=said, comment=said), 7)
     assert (job.name, job.comment) == (said, said)
-    assert (job.job_id, job.user, job.state) == (7, "ann", "RUNNING")
+    assert (job.job_id, job.user, job.state, job.batch_host, job.restarts) == (7, "ann", "RUNNING", "n1", 3)
 
 
 @settings(max_examples=100, deadline=None)

@@ -24,7 +24,9 @@ if node == "n2":
         open("tried", "w").close()
     while not os.path.exists("back"):
         time.sleep(0.05)
-    print("after:", batch_host.look(job).name, flush=True)
+    while (found := batch_host.look(job)) is batch_host.BatchHost.SILENT:
+        time.sleep(0.05)  # Slurm is not asked again at once
+    print("after:", found.name, flush=True)
     print(batch_host.end_if_gone(job, 7, False), flush=True)
 else:
     time.sleep(600)

@@ -7,11 +7,16 @@ same answers and errors (`facts`). All calls block and are bounded. No call is m
 from __future__ import annotations
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm.api.facts import NotInstalled
 from nvrx_slurm.slurm.api.interface import Slurm
 
 _process: dict[str, Slurm] = {}  # the backend of this process, by the choice it was made for
 _choice = "auto"
 _why = ""
+
+
+class NotUsable(NotInstalled, UsageError):
+    """pyslurm was asked for and does not work. An agent goes on without Slurm's answers; a command ends with 2."""
 
 
 def choose(choice: str) -> None:
@@ -24,7 +29,7 @@ def choose(choice: str) -> None:
 
 
 def connect() -> Slurm:
-    """The backend of this process. Raises UsageError where pyslurm was asked for and does not work."""
+    """The backend of this process. Raises NotUsable where pyslurm was asked for and does not work."""
     if _choice not in _process:
         _process[_choice] = _made(_choice)
     return _process[_choice]
@@ -49,5 +54,5 @@ def _made(choice: str) -> Slurm:
         if found is not None:
             return found
         if choice == "pyslurm":
-            raise UsageError(f"--slurm-api pyslurm: {problem}; install it for this cluster's version, or use cli")
+            raise NotUsable(f"--slurm-api pyslurm: {problem}; install it for this cluster's version, or use cli")
     return CommandLine()

@@ -9,19 +9,22 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, BinaryIO
 
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.cli import CommandLine
-from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotInstalled, NotKnown, SlurmError, StepFacts
+from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotKnown, SlurmError, StepFacts
 from nvrx_slurm.system import bounded_process
 
 _MAX_BYTES = 64 << 20  # of an answer
 _CHUNK_BYTES = 1 << 20
+_ERROR_BYTES = 4096
+_ENDING_S = 1.0
 
 
 def load() -> tuple[PySlurm | None, str]:
@@ -45,6 +48,7 @@ class PySlurm(CommandLine):
 
     name = "pyslurm"
     _child: subprocess.Popen[bytes] | None = None
+    _errors: BinaryIO  # what the child says on stderr
 
     def ask(self, call: str, *args: Any) -> Any:
         """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
@@ -54,9 +58,10 @@ class PySlurm(CommandLine):
             try:
                 line = self._exchange(json.dumps({"call": call, "args": args}).encode() + b"\n", until_s)
                 found = json.loads(line)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError):
+                said = self._last_line()
                 self.close()
-                raise NotInstalled(f"pyslurm's process ended or is broken: {error}") from None
+                raise NoAnswer(f"pyslurm's process ended: {said or 'it does not say why'}") from None
             except NoAnswer:
                 self.close()
                 raise
@@ -70,8 +75,10 @@ class PySlurm(CommandLine):
             argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.pyslurm_child"]
             if sys.version_info < (3, 11):
                 argv.remove("-P")
+            # A file is never full, unlike a pipe that is not read.
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
             )
         child = self._child
         assert child.stdin is not None and child.stdout is not None
@@ -86,12 +93,21 @@ class PySlurm(CommandLine):
             answer += more
         return bytes(answer)
 
+    def _last_line(self) -> str:
+        """What the child, or libslurm in it, said last."""
+        if self._child is None:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(_ENDING_S)  # its output has ended, it follows
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _ERROR_BYTES))
+        return self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+
     def close(self) -> None:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
-            child.communicate()
+            with child, self._errors:
+                child.kill()
 
     # --- questions --------------------------------------------------------------------------------------------
 

@@ -67,10 +67,15 @@ def _nodes(names: list[str]) -> list[tuple[str, str, str, str, str, int]]:
     nodes = [pyslurm.Node.load(names[0])] if len(names) == 1 else pyslurm.Nodes.load().values()
     wanted = set(names)
     return [
-        (node.name, node.state, node.reason or "", node.reason_user or "", node.address or "", node.slurmd_port or 0)
+        (node.name, node.state, *_reason(node), node.address or "", node.slurmd_port or 0)
         for node in nodes
         if not wanted or node.name in wanted
     ]
+
+
+def _reason(node: Any) -> tuple[str, str]:
+    """The reason and its user, whom Slurm remembers also after the reason."""
+    return (node.reason, node.reason_user or "") if node.reason else ("", "")
 
 
 def _signal(job_id: int, signum: int, step: str) -> None:

@@ -79,14 +79,21 @@ def fields(record: str) -> dict[str, str]:
 
 
 def records(text: str, first: str) -> Iterator[dict[str, str]]:
-    """The records of `scontrol show ... -o`, each of which begins with the field `first`."""
+    """The fields of each record of `scontrol show ... -o`, all of which begin with the field `first`."""
+    for record, chosen in _pieces(text, first):
+        yield fields(record) | chosen
+
+
+def _pieces(text: str, first: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each record without the texts of users, and these."""
     starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        record = text[start:end]
-        chosen = {
-            name: found[1] for name, pattern in _TEXTS.get(first, {}).items() if (found := pattern.search(record))
-        }
-        yield fields(record) | chosen
+        record, chosen = text[start:end], dict[str, str]()
+        for name, pattern in _TEXTS.get(first, {}).items():
+            if found := pattern.search(record):
+                chosen[name] = found[1]
+                record = record[: found.start(1)] + record[found.end(1) :]  # `Key=` in it is no field
+        yield record, chosen
 
 
 def job(text: str, job_id: int) -> JobFacts:
@@ -142,22 +149,28 @@ def steps(text: str) -> list[StepFacts]:
 def nodes(text: str) -> dict[str, NodeFacts]:
     """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
-    for one in records(text, "NodeName"):
-        name, state = one["NodeName"], one.get("State", "")
+    for record, chosen in _pieces(text, "NodeName"):
+        name, state, address, port = (_word(record, key) for key in ("NodeName", "State", "NodeAddr", "Port"))
         words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
         if not words:
             raise SlurmError(f"Slurm's answer about node {name} has no field State")
-        reason = one.get("Reason", "")
+        reason = chosen.get("Reason") or (fields(record).get("Reason", "") if " Reason=" in record else "")
         by = _SET_BY.search(reason)
         found[name] = NodeFacts(
             name,
             frozenset(words),
             reason[: by.start()] if by else reason,
             by[1] if by else "",
-            one.get("NodeAddr", ""),
-            _number(one.get("Port", "0")),
+            address,
+            _number(port),
         )
     return found
+
+
+def _word(record: str, key: str) -> str:
+    """The value, which has no blanks, of the first field `key`; "" if there is none. Faster than `fields`."""
+    word = f" {record}".partition(f" {key}=")[2].partition(" ")[0].strip()
+    return "" if word in _NOTHING else word
 
 
 def blocks(text: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nvrx_slurm.slurm.api.facts import NoAnswer
+from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
 
@@ -28,18 +28,16 @@ class Turn:
         try:
             left_s = self._until_s - time.monotonic()
             if left_s > 0.0:
-                raise _TooEarly(f"Slurm did not answer; it is asked again in {left_s:.1f} s")
-            yield
+                raise NoAnswer(f"Slurm did not answer; it is asked again in {left_s:.1f} s")
+            try:
+                yield
+            except NoAnswer:
+                self._pause_s = min(_LONGEST_S, 2 * self._pause_s or _FIRST_S)
+                self._until_s = time.monotonic() + self._pause_s
+                raise
+            except SlurmError:  # a refusal is an answer
+                self._pause_s = 0.0
+                raise
             self._pause_s = 0.0
-        except _TooEarly:
-            raise
-        except NoAnswer:
-            self._pause_s = min(_LONGEST_S, 2 * self._pause_s or _FIRST_S)
-            self._until_s = time.monotonic() + self._pause_s
-            raise
         finally:
             self._lock.release()
-
-
-class _TooEarly(NoAnswer):
-    """Slurm was not asked."""
