@@ -52,11 +52,14 @@ class Reason(NamedTuple):
     text: str
 
 
-def reason(findings: Iterable[Finding]) -> str:
-    """The reason for these failures, at least one."""
+def reason(findings: Iterable[Finding], evidence: str = "") -> str:
+    """The reason for these failures, at least one. `evidence`: what is known of the job before them, a few words."""
     failed = list(findings)
-    text = _UNFIT.sub("?", failed[0].text.replace("=", ":").replace("[", "(").replace("]", ")"))
-    return f"nvrx:{','.join(dict.fromkeys(finding.check for finding in failed))}:{text[:MAX_TEXT].strip()}"
+    text, about = (
+        _UNFIT.sub("?", some.replace("=", ":").replace("[", "(").replace("]", ")"))
+        for some in (failed[0].text, f" ({evidence})"[:MAX_TEXT] if evidence else "")
+    )
+    return f"nvrx:{','.join(dict.fromkeys(finding.check for finding in failed))}:{text[: MAX_TEXT - len(about)].strip()}{about}"
 
 
 def parse(text: str) -> Reason | None:
@@ -143,18 +146,25 @@ class Record:
 
 class Drains:
     """Drains of the node `name`. `scontrol`: its path, "" for the usual places; `until_s`: end of the hook
-    (time.monotonic()); `say(level, text)`: logs with a level of syslog(3)."""
+    (time.monotonic()); `say(level, text)`: logs with a level of syslog(3); `evidence`: see `reason`."""
 
     def __init__(
-        self, node: NodeView, name: str, scontrol: str, until_s: float, say: Callable[[int, str], None]
+        self,
+        node: NodeView,
+        name: str,
+        scontrol: str,
+        until_s: float,
+        say: Callable[[int, str], None],
+        evidence: str = "",
     ) -> None:
         self._name, self._path, self._until_s, self._say = name, scontrol, until_s, say
+        self._evidence = evidence
         self.record = Record(node, name)
 
     def drain(self, failed: list[Finding]) -> bool:
         """Drain the node unless it is out of service already. Returns whether it is out of service now."""
         checks = [finding.check for finding in failed]
-        why = reason(failed)
+        why = reason(failed, self._evidence)
         asked_s = cache.now_s()
         try:
             self.record.update(checks)  # first: the periodic hook may run at the same time

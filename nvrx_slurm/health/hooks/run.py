@@ -48,7 +48,9 @@ class Hook:
         self.failed = any(code.strip("0:") for code in codes)
         self.config = env.get("NVRX_CONFIG") or None
         self.log = HookLog(when, env.get("NVRX_LOG", ""))
-        self.drains = Drains(self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say)
+        # Slurm's own words about the job; those of the user are not trusted here.
+        evidence = f"after job {job}, exit code {codes[1]}" if when == "epilog" and self.failed else ""
+        self.drains = Drains(self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say, evidence)
 
     def say(self, level: int, text: str) -> None:
         """As HookLog.say, with the names of node and job."""
