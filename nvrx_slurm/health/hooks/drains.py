@@ -59,7 +59,8 @@ def reason(findings: Iterable[Finding], evidence: str = "") -> str:
         _UNFIT.sub("?", some.replace("=", ":").replace("[", "(").replace("]", ")"))
         for some in (failed[0].text, f" ({evidence})"[:MAX_TEXT] if evidence else "")
     )
-    return f"nvrx:{','.join(dict.fromkeys(finding.check for finding in failed))}:{text[: MAX_TEXT - len(about)].strip()}{about}"
+    checks = ",".join(dict.fromkeys(finding.check for finding in failed))
+    return f"nvrx:{checks}:{text[: MAX_TEXT - len(about)].strip()}{about}"
 
 
 def parse(text: str) -> Reason | None:
