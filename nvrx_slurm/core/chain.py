@@ -56,7 +56,7 @@ def decide(links: Iterable[Link], limits: Limits, now_s: float) -> Decision:
         return Decision(Next.CONTINUE, "the first link")
     code = ordered[-1].code
     if code in FINAL:
-        return Decision(Next.END, f"the link before ended with {code}: the chain is over")
+        return Decision(Next.END, f"code {code} ends the chain")
     if code == _FIRST_SIGNAL + limits.warning_signum:
         return Decision(Next.CONTINUE, f"stopped early with {code}, work saved")
     if code > _FIRST_SIGNAL:
