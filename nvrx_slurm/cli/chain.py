@@ -1,7 +1,8 @@
 """A chain of jobs that continue each other, as the nvrx-run in front of each of them sees it.
 
 `--until-done` requeues one job; `nvrx submit --chain N` makes several, whose ids are in a file. What became of earlier
-links is read from their result.json. A link without one was ended from outside, for example at the time limit.
+links is read from their result.json, or the link.json of one whose coordinator left no result. A link without both was
+ended from outside, for example at the time limit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from nvrx_slurm.agent.run_dir import RunDir
@@ -19,10 +20,12 @@ from nvrx_slurm.core.chain import Decision, Limits, Link, Next, decide
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.system.files import write_atomic
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
 _TRIES, _PAUSE_S = 4, 0.5  # of the update of a requeued job
 _MAX_RESULT_BYTES = 64 << 20
+_LINK = "link.json"
 _RUN = re.compile(r"r(\d{1,9})(?:_\w+)?", re.ASCII)
 
 
@@ -55,8 +58,12 @@ class Chain:
 
     def after(self, code: int, run: RunDir) -> None:
         """This link has ended with `code`: requeue it, or tell the next ones. Slurm's refusals are only said."""
-        links = [*self._earlier(run.log_dir), Link(code, time.time())]
-        found = decide(links, self._limits, time.time())
+        now_s = time.time()
+        if not run.result.exists():  # else a step that never starts would be requeued for ever
+            self._write(
+                run.path / _LINK, {"code": code, "ended": datetime.fromtimestamp(now_s, timezone.utc).isoformat()}
+            )
+        found = decide([*self._earlier(run.log_dir), Link(code, now_s)], self._limits, now_s)
         try:
             if self._links_file is None:
                 self._requeue(found, run)
@@ -68,6 +75,12 @@ class Chain:
                     self._exclude(job_id, self._slurm.job(job_id).excluded, run)
         except SlurmError as error:
             self._say(f"Slurm: {error}")
+
+    def _write(self, path: Path, content: dict[str, object]) -> None:
+        try:
+            write_atomic(path, json.dumps(content).encode())
+        except OSError as error:
+            self._say(f"{path} cannot be written: {error.strerror}; this link does not count as a failure later")
 
     def _requeue(self, found: Decision, run: RunDir) -> None:
         if found.next is not Next.CONTINUE:
@@ -129,11 +142,11 @@ class Chain:
 
 def _links(job: Path, before: int | None = None) -> Iterator[Link]:
     """The lives of a job that left a result; only those of fewer than `before` requeues, if that is given."""
-    for path in job.glob("r*/result.json"):
-        run = _RUN.fullmatch(path.parent.name)
+    for path in job.glob("r*"):
+        run = _RUN.fullmatch(path.name)
         if run is None or (before is not None and int(run[1]) >= before):
             continue
-        result = _result(path)
+        result = _result(path / "result.json") or _result(path / _LINK)
         try:
             yield Link(int(result["code"]), datetime.fromisoformat(result["ended"]).timestamp())
         except (KeyError, TypeError, ValueError):

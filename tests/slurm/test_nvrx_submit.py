@@ -115,6 +115,13 @@ def test_a_storm_of_failures_ends_the_chain(jobs: Jobs) -> None:
     assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
 
 
+def test_a_step_that_never_starts_ends_the_chain_too(jobs: Jobs) -> None:
+    """It leaves no result of a coordinator."""
+    job, _ = nvrx_submit(jobs, "", "--chain", "4", "--chain-failures", "2", "--srun-arg=--constraint=gone")
+    found = [state for state, _ in ends(jobs, chain(job))]
+    assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
+
+
 def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
     worker = EXCLUDES_N2.replace("    signal.pause()\n", "    signal.pause()\nsys.exit(7)\n")
     job, _ = nvrx_submit(jobs, worker, "--nodes", "4", "--spares", "1", "--chain", "2", "--max-restarts", "1")
