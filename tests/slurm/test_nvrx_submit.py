@@ -117,7 +117,7 @@ def test_a_storm_of_failures_ends_the_chain(jobs: Jobs) -> None:
 
 def test_a_step_that_never_starts_ends_the_chain_too(jobs: Jobs) -> None:
     """It leaves no result of a coordinator."""
-    job, _ = nvrx_submit(jobs, "", "--chain", "4", "--chain-failures", "2", "--srun-arg=--constraint=gone")
+    job, _ = nvrx_submit(jobs, "", "--chain", "4", "--chain-failures", "2", "--srun-arg=--no-such-option")
     found = [state for state, _ in ends(jobs, chain(job))]
     assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
 
