@@ -13,7 +13,7 @@ from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.errors import ExitCode
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
-_FIRST_SIGNAL = 128
+_SIGNALS = range(128 + 1, 128 + 64 + 1)  # exit codes of a job that a signal ended; srun's own errors are 255
 
 
 class Next(Enum):
@@ -57,15 +57,15 @@ def decide(links: Iterable[Link], limits: Limits, now_s: float) -> Decision:
     code = ordered[-1].code
     if code in FINAL:
         return Decision(Next.END, f"code {code} ends the chain")
-    if code == _FIRST_SIGNAL + limits.warning_signum:
+    if limits.warning_signum and code == 128 + limits.warning_signum:
         return Decision(Next.CONTINUE, f"stopped early with {code}, work saved")
-    if code > _FIRST_SIGNAL:
-        return Decision(Next.LEAVE, f"ended by signal {code - _FIRST_SIGNAL}, from outside")
-    recent = sum(_is_failure(link, limits) and now_s - link.ended_s < limits.window_s for link in ordered)
+    if code in _SIGNALS:
+        return Decision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
+    recent = sum(_is_failure(link) and now_s - link.ended_s < limits.window_s for link in ordered)
     if recent >= limits.failures:
         return Decision(Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up")
     return Decision(Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}")
 
 
-def _is_failure(link: Link, limits: Limits) -> bool:
-    return link.code not in FINAL and link.code <= _FIRST_SIGNAL
+def _is_failure(link: Link) -> bool:
+    return link.code not in FINAL and link.code not in _SIGNALS

@@ -23,7 +23,7 @@ def test_the_end_of_the_work_ends_the_chain(code: int) -> None:
     assert after(138, code) is Next.END
 
 
-@pytest.mark.parametrize("code", [1, 94, 95, 96, 97, 138])
+@pytest.mark.parametrize("code", [1, 94, 95, 96, 97, 138, 255])
 def test_a_failure_or_a_warning_continues_it(code: int) -> None:
     assert after(code) is Next.CONTINUE
 
