@@ -41,6 +41,7 @@ def test_a_storm_of_failures_ends_it() -> None:
 
 def test_warnings_and_old_failures_are_no_storm() -> None:
     assert after(*[138] * 20) is Next.CONTINUE
+    assert after(138, 138, 138, 143, 1) is Next.CONTINUE
     assert after(1, 1, 1, apart_s=2000.0) is Next.CONTINUE
 
 
