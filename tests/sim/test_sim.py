@@ -158,3 +158,10 @@ def test_logs_of_simulated_jobs_replay_identically() -> None:
             steps += len(process.log)
             assert replay(process.log) == [], f"seed {seed}, {process.log[0]}"
     assert steps > 3_000
+
+
+def test_a_vote_for_a_candidate_that_was_only_named_by_another_is_given_once() -> None:
+    """h0, a new agent, votes for h2 in term 4, and must not stand for term 4 itself when h2 is out of reach."""
+    settings = random_settings(378, nodes=3)
+    agent = replace(settings.agent, policy=RestartPolicy.ANY_FAILED, hang_collect_s=1.5)
+    run([replace(settings, agent=agent)])

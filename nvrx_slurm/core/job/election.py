@@ -225,7 +225,8 @@ class Election(Machine):
         self._failures += 1
         patient = self._first_try_until is not None and now < self._first_try_until
         if patient or (self._hinted and self._hints <= _MAX_HINTS):
-            self.term -= 1  # the candidate of this term once more
+            if not self._hinted:
+                self.term -= 1  # the candidate of this term once more; this node may have voted for a hinted one
             self._pause(now)
         elif self._failures % len(self._candidates) == 0:
             self._pause(now)
