@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +13,7 @@ import signaturedoc
 from corpus import FAILURES, STORM
 
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
-from nvrx_slurm.core.attribution.signatures import SIGNATURES
+from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy, RestartRecord, Role
 
@@ -156,3 +157,42 @@ def test_the_page_shows_the_signatures() -> None:
     page = Path(__file__).parents[2] / "docs/reference/attribution.md"
     fresh = page.read_text() == signaturedoc.render()
     assert fresh, "run: python scripts/lib/signaturedoc.py docs/reference/attribution.md"
+
+
+QUOTED = (
+    "INFO resuming from step checkpoint: previous run ended due to node failure",
+    "srun: error: Node failure on node777",
+    "sample> my gpu says: RuntimeError: No CUDA GPUs are available, what now?",
+    "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus",
+    "sample> CUDA error: uncorrectable ECC error encountered",
+)
+
+
+@pytest.mark.parametrize("line", QUOTED)
+def test_a_node_is_not_to_blame_for_a_line_that_a_rank_quotes(line: str) -> None:
+    """The rank died of an exception of its own."""
+    error = "ValueError: bad shape"
+    trace = f'Traceback (most recent call last):\n  File "/u/train.py", line 3, in main\n{error}'
+    fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 3, 99, 1, error, trace)
+    found = examine(fault, f"{line}\n{trace}\n".encode())
+    assert (found.blame, found.remedy) == (Blame.USER, Remedy.RESTART)
+
+
+@pytest.mark.parametrize(
+    "error", ["CUDA driver version is insufficient for CUDA runtime", "No CUDA GPUs are available"]
+)
+def test_a_wrong_container_excludes_no_node(error: str) -> None:
+    fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 3, 99, 1, f"RuntimeError: {error}", "Traceback")
+    assert examine(fault, b"").confidence is not Confidence.CERTAIN
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+def test_no_line_takes_long(signature: Signature) -> None:
+    """Patterns hold the GIL of the agent. 64 KiB of the rule's own words, on one line."""
+    fault = RankFault(FaultKind.SIGNAL, "n1", 1, 3, 3, 99, -6, "", "")
+    words = re.findall(r"[a-z_]{3,}", signature.pattern)
+    for unit in (*signature.texts, " ".join([*signature.texts, *words])):
+        text = (unit.encode() + b" ") * (65536 // (len(unit) + 1))
+        began = time.process_time()
+        examine(fault, text)
+        assert time.process_time() - began < 0.5

@@ -13,6 +13,7 @@ from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, R
 
 TAIL_BYTES = 64 * 1024  # of each file that is looked at
 _LINE_CHARS = 300
+_BEFORE_BYTES, _BEHIND_BYTES = 512, 2048  # of a line around a text; patterns may take quadratic time
 _MOST_LINES = 20  # per text of a signature
 _ROLES, _CONFIDENCE = list(Role), list(Confidence)
 _PEER = re.compile(
@@ -36,9 +37,11 @@ class _Match(NamedTuple):
 def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at)."""
     last = fault.message.encode("utf-8", "replace")
-    found = [match for text in (last, stderr, stdout) for match in _matches(text[-TAIL_BYTES:], last.lower())]
-    best = min(found, key=_order, default=None)
     own_error = fault.kind is FaultKind.EXIT and fault.traceback
+    found = [match for text in (last, stderr, stdout) for match in _matches(text[-TAIL_BYTES:], last.lower())]
+    if own_error:  # ranks quote logs of other jobs: a node is to blame only for the exception that ended the rank
+        found = [match for match in found if match.is_last or match.signature.blame is not Blame.NODE]
+    best = min(found, key=_order, default=None)
     if best is None or (best.signature.role is Role.ECHO and not best.is_last and own_error):
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
@@ -61,12 +64,12 @@ def _matches(text: bytes, last: bytes) -> Iterator[_Match]:
             if (pattern and not pattern.search(line)) or any(hint in line for hint in _ADVICE) or RETRIED.search(line):
                 continue
             if at >= progress_at:  # otherwise the rank went on after it
-                is_last = bool(last) and last in line
+                is_last = bool(last) and last[:_BEFORE_BYTES] in line
                 yield _Match(signature, text[at : at + len(line)], is_last, at)
 
 
 def _lines_with(lower: bytes, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
-    """(position of its first byte, line) of each line that holds one of the texts."""
+    """(position of its first byte, line) of each line that holds one of the texts; of a long line what is around it."""
     for text in wanted:
         at = -1
         for _ in range(_MOST_LINES):
@@ -74,8 +77,10 @@ def _lines_with(lower: bytes, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, 
             if at < 0:
                 break
             begin, end = lower.rfind(b"\n", 0, at) + 1, lower.find(b"\n", at)
-            at = end if end >= 0 else len(lower)
-            yield begin, lower[begin:at]
+            end = end if end >= 0 else len(lower)
+            begin = max(begin, at - _BEFORE_BYTES)
+            yield begin, lower[begin : min(end, at + _BEHIND_BYTES)]
+            at = end
 
 
 def _without_signature(fault: RankFault) -> Finding:

@@ -31,18 +31,19 @@ _TABLE = r"""
 [cause node certain elsewhere]
 gpu-ecc: uncorrectable ecc error encountered
 gpu-peer-memory: invalid access of peer gpu memory
+gpu-xid: nvrm: xid ~ xid \([^)]*\): (48|61|62|63|64|74|79|92|94|95|109|110|119|120|121|136|140|143|155|156|158)\b
+nvswitch-fatal: sxid; nvlink ~ (sxid.{0,200}fatal|nvlink.{0,200}(fatal|recovery failed))
+nic-health: health compromised - reached miss count; unrecoverable hardware error
+[cause node likely elsewhere]
 gpu-not-initialized: system not yet initialized
 gpu-missing: no cuda-capable device is detected; no cuda gpus are available
 gpu-busy: all cuda-capable devices are busy or unavailable
 gpu-driver: driver/library version mismatch; cuda driver version is insufficient
-gpu-xid: nvrm: xid ~ xid \([^)]*\): (48|61|62|63|64|74|79|92|94|95|109|110|119|120|121|136|140|143|155|156|158)\b
-nvswitch-fatal: sxid; nvlink ~ (sxid.*fatal|nvlink.*(fatal|recovery failed))
-pcie-fatal: aer: ~ aer:.*uncorrected \(fatal\)|uncorrected \(fatal\).*aer:
-machine-check: mce: [hardware error]; edac; thermal shutdown ~ hardware error|edac.*\bue\b|thermal shutdown
-nic-health: health compromised - reached miss count; unrecoverable hardware error
+pcie-fatal: aer: ~ aer:.{0,200}uncorrected \(fatal\)|uncorrected \(fatal\).{0,200}aer:
+machine-check: mce: [hardware error]; edac; thermal shutdown ~ hardware error|edac.{0,200}\bue\b|thermal shutdown
 kernel-lockup: soft lockup; rcu_sched self-detected stall; kernel panic
 local-disk: i/o error, dev nvme; remounting filesystem read-only
-host-out-of-memory: out of memory: killed process ~ ^(?!.*memory cgroup).*out of memory: killed process
+host-out-of-memory: out of memory: killed process ~ (?<!cgroup )out of memory: killed process
 slurm-memory-error: uncorrectable memory error at
 slurm-stepd-stuck: not ending with signals
 slurm-node-failure: due to node failure; node failure on
@@ -79,7 +80,7 @@ native-crash: segmentation fault; fatal python error: segmentation; fatal python
     fatal python error: illegal; core dumped
 nccl-internal: unhandled system error; unhandled cuda error; ncclinternalerror; ncclsystemerror
 [unclear node guess restart]
-watchdog-stuck: heartbeat monitor ~ heartbeat.*(timed out|watchdog.*stuck)|heartbeat_timeout
+watchdog-stuck: heartbeat monitor ~ heartbeat.{0,200}(timed out|stuck)|heartbeat_timeout
 [cause storage likely restart]
 checkpoint-torn: pytorchstreamreader failed; failed finding central directory; unpicklingerror; ran out of input
 [cause storage likely restart one-node]
@@ -118,7 +119,7 @@ monitored-barrier: failed to pass monitoredbarrier
 [cause slurm certain none]
 slurm-time-limit: due to time limit
 slurm-preempted: due to preemption; job requeue
-slurm-cancelled: cancelled at
+slurm-cancelled: cancelled at ~ cancelled at (?!.{0,100}due to node failure)
 [cause user likely stop one-node]
 container: couldn't start container; execve():
 """
