@@ -11,19 +11,20 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.chain import Decision, Limits, Link, Next, decide
-from nvrx_slurm.slurm.api.facts import SlurmError
+from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system.files import write_atomic
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
-_TRIES, _PAUSE_S = 4, 0.5  # of the update of a requeued job
+_PATIENCE_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end
 _MAX_RESULT_BYTES = 64 << 20
 _LINK = "link.json"
 _RUN = re.compile(r"r(\d{1,9})(?:_\w+)?", re.ASCII)
@@ -33,6 +34,18 @@ def limits(config: Config) -> Limits:
     """When a chain is given up, as the flags say."""
     signum = int(config.ft.warning_signal or 0)
     return Limits(config.launch.chain_failures, config.launch.chain_failure_window, signum)
+
+
+def _patiently(ask: Callable[[], None]) -> None:
+    """Ask until Slurm answers, at most 15 minutes. Raises SlurmError."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except NoAnswer:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 class Chain:
@@ -47,6 +60,7 @@ class Chain:
     def begin(self, log_dir: Path) -> int | None:
         """The exit code of a link that has nothing to do, because an earlier one ended the chain; None: start."""
         if self._links_file is None:
+            self._warn_if_it_cannot_be_requeued()
             return None
         links = list(self._earlier(log_dir))
         found = decide(links, self._limits, time.time())
@@ -56,23 +70,30 @@ class Chain:
         self._cancel_later()
         return max(links, key=lambda link: link.ended_s).code
 
+    def _warn_if_it_cannot_be_requeued(self) -> None:
+        with suppress(SlurmError):
+            job = self._slurm.job(self._job.job_id)
+            if not (job.requeue and job.batch_host):
+                self._say(f"--until-done has no effect: Slurm does not requeue job {job.job_id}; use sbatch --requeue")
+
     def after(self, code: int, run: RunDir) -> None:
-        """This link has ended with `code`: requeue it, or tell the next ones. Slurm's refusals are only said."""
-        now_s = time.time()
-        if not run.result.exists():  # else a step that never starts would be requeued for ever
+        """This link has ended with `code`: requeue it, or tell the next one. Slurm's refusals are only said."""
+        result, now_s = _result(run.result), time.time()
+        if not result:  # else a step that never starts would be requeued for ever
             self._write(
                 run.path / _LINK, {"code": code, "ended": datetime.fromtimestamp(now_s, timezone.utc).isoformat()}
             )
-        found = decide([*self._earlier(run.log_dir), Link(code, now_s)], self._limits, now_s)
+        lasted_s = result.get("duration_s", 0.0)
+        found = decide([*self._earlier(run.log_dir), Link(code, now_s, lasted_s)], self._limits, now_s)
+        excluded = tuple(map(str, result.get("excluded_nodes", ())))
         try:
             if self._links_file is None:
-                self._requeue(found, run)
+                self._requeue(found, excluded)
             elif found.next is Next.END:
                 self._say(found.why)
                 self._cancel_later()
-            else:
-                for job_id in self._later():
-                    self._exclude(job_id, self._slurm.job(job_id).excluded, run)
+            elif excluded and (later := self._later()):
+                _patiently(lambda: self._exclude(later[0], excluded))  # which hands them on
         except SlurmError as error:
             self._say(f"Slurm: {error}")
 
@@ -82,29 +103,29 @@ class Chain:
         except OSError as error:
             self._say(f"{path} cannot be written: {error.strerror}; this link does not count as a failure later")
 
-    def _requeue(self, found: Decision, run: RunDir) -> None:
+    def _requeue(self, found: Decision, excluded: Sequence[str]) -> None:
         if found.next is not Next.CONTINUE:
             self._say(f"the job is not requeued: {found.why}")
             return
-        known = self._slurm.job(self._job.job_id).excluded
-        self._slurm.requeue(self._job.job_id)
+        _patiently(lambda: self._slurm.requeue(self._job.job_id))
         self._say(f"the job is requeued: {found.why}")
         # Slurm now sends SIGTERM to all processes here, also to the tool that asks it, and SIGKILL after KillWait.
-        for _ in range(_TRIES - 1):
-            try:
-                return self._exclude(self._job.job_id, known, run)
-            except SlurmError:
-                time.sleep(_PAUSE_S)
-        self._exclude(self._job.job_id, known, run)
+        if excluded:
+            _patiently(lambda: self._exclude(self._job.job_id, excluded))
 
-    def _exclude(self, job_id: int, known: Sequence[str], run: RunDir) -> None:
-        """Keep the nodes that this link excluded out of a job that waits and excludes `known` already."""
-        nodes = _result(run.result).get("excluded_nodes", ())
-        if not nodes:
-            return
-        wanted = tuple(dict.fromkeys((*known, *map(str, nodes))))[-_MAX_EXCLUDED:]
-        self._slurm.update_job(job_id, excluded=wanted)
-        self._say(f"job {job_id} does not get {', '.join(map(str, nodes[:8]))}, which this one excluded")
+    def _exclude(self, job_id: int, nodes: Sequence[str]) -> None:
+        """Keep these nodes out of a job that waits, as far as enough others are left for it."""
+        job = self._slurm.job(job_id)
+        others = {name for name, node in self._slurm.nodes().items() if job.partition in node.partitions}
+        others -= {*job.excluded}
+        new = [name for name in nodes if name in others]
+        room = min(_MAX_EXCLUDED, 0 if job.reservation else len(others) - job.num_nodes)
+        taken = new[: max(0, room)]
+        if taken:
+            self._slurm.update_job(job_id, excluded=[*job.excluded, *taken])
+            self._say(f"job {job_id} does not get {', '.join(taken[:8])}, which this one excluded")
+        if left := new[len(taken) :]:
+            self._say(f"job {job_id} may get {', '.join(left[:8])} again: it needs the node")
 
     def _cancel_later(self) -> None:
         for job_id in self._later():
@@ -148,7 +169,8 @@ def _links(job: Path, before: int | None = None) -> Iterator[Link]:
             continue
         result = _result(path / "result.json") or _result(path / _LINK)
         try:
-            yield Link(int(result["code"]), datetime.fromisoformat(result["ended"]).timestamp())
+            ended_s = datetime.fromisoformat(result["ended"]).timestamp()
+            yield Link(int(result["code"]), ended_s, float(result.get("duration_s", 0.0)))
         except (KeyError, TypeError, ValueError):
             continue
 

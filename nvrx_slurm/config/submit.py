@@ -32,6 +32,18 @@ def _time(raw: object) -> str:
     return text
 
 
+def _seconds(limit: str | None) -> float | None:
+    """Seconds of a time limit as sbatch reads it; None for no limit."""
+    days, dash, rest = (limit or "x").rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts):
+        return None
+    numbers = [int(part) for part in parts] + [0] * (3 - len(parts))
+    if not dash and len(parts) < 3:  # MINUTES, MINUTES:SECONDS
+        numbers = [0, *numbers[:2]]
+    return float(int(days or 0) * 86400 + numbers[0] * 3600 + numbers[1] * 60 + numbers[2])
+
+
 @dataclass(frozen=True)
 class SubmitConfig(Section):
     """What `nvrx submit` asks Slurm for. None, "" and () leave it to Slurm."""
@@ -120,6 +132,16 @@ class SubmitConfig(Section):
         yield (
             (self.chain is not None or launch.until_done) and self.array is not None,
             "--array cannot be a chain, too; leave out --chain, --until-done or --array",
+        )
+        yield self.wait and self.array is not None, "--wait follows one job; leave it out with --array"
+        yield (
+            launch.enable_multi_launchers_per_node,
+            "NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE: nvrx submit asks for one launcher per node; write a batch script",
+        )
+        limit_s = _seconds(self.time)
+        yield (
+            limit_s is not None and self.warn_time >= limit_s,
+            f"--warn-time {self.warn_time} is not shorter than --time {self.time}: the job would be warned at once",
         )
         more = self.container_mounts or self.container_workdir
         yield bool(more) and not self.container_image, "--container-... options need --container-image; give it"

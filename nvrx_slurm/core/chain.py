@@ -13,6 +13,7 @@ from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.errors import ExitCode
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
+_LEAST_LIFE_S = 60.0
 _SIGNALS = range(128 + 1, 128 + 64 + 1)  # exit codes of a job that a signal ended; srun's own errors are 255
 
 
@@ -35,10 +36,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link that is over: its exit code and when it ended (Unix seconds)."""
+    """A link that is over: its exit code, when it ended (Unix seconds), and how long its ranks ran."""
 
     code: int
     ended_s: float
+    lasted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,19 @@ def decide(links: Iterable[Link], limits: Limits, now_s: float) -> Decision:
     code = ordered[-1].code
     if code in FINAL:
         return Decision(Next.END, f"code {code} ends the chain")
-    if limits.warning_signum and code == 128 + limits.warning_signum:
+    saved = limits.warning_signum > 0 and code == 128 + limits.warning_signum
+    if saved and not _is_failure(ordered[-1], limits):
         return Decision(Next.CONTINUE, f"stopped early with {code}, work saved")
-    if code in _SIGNALS:
+    if code in _SIGNALS and not saved:
         return Decision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
-    recent = sum(_is_failure(link) and now_s - link.ended_s < limits.window_s for link in ordered)
+    recent = sum(_is_failure(link, limits) and now_s - link.ended_s < limits.window_s for link in ordered)
     if recent >= limits.failures:
         return Decision(Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up")
     return Decision(Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}")
 
 
-def _is_failure(link: Link) -> bool:
+def _is_failure(link: Link, limits: Limits) -> bool:
+    """A link that was warned at once has saved nothing."""
+    if limits.warning_signum and link.code == 128 + limits.warning_signum:
+        return link.lasted_s < _LEAST_LIFE_S
     return link.code not in FINAL and link.code not in _SIGNALS

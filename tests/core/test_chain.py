@@ -14,7 +14,7 @@ NOW = 1_000_000.0
 
 def after(*codes: int, apart_s: float = 60.0, limits: Limits = LIMITS) -> Next:
     """The decision after links with these codes, the last of which ends now."""
-    links = [Link(code, NOW - apart_s * age) for age, code in enumerate(reversed(codes))]
+    links = [Link(code, NOW - apart_s * age, 3600.0) for age, code in enumerate(reversed(codes))]
     return decide(reversed(links), limits, NOW).next
 
 
@@ -43,6 +43,12 @@ def test_warnings_and_old_failures_are_no_storm() -> None:
     assert after(*[138] * 20) is Next.CONTINUE
     assert after(138, 138, 138, 143, 1) is Next.CONTINUE
     assert after(1, 1, 1, apart_s=2000.0) is Next.CONTINUE
+
+
+def test_a_link_that_is_warned_at_once_is_a_failure() -> None:
+    early = [Link(138, NOW - age, lasted_s=5.0) for age in range(3)]
+    assert decide(early[:2], LIMITS, NOW).next is Next.CONTINUE
+    assert decide(early, LIMITS, NOW).next is Next.END
 
 
 def test_without_a_warning_signal_138_is_a_signal_from_outside() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
-from minicluster import MiniCluster
+from minicluster import MiniCluster, until
+from minicluster_init import signal_process
 from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, SHUTS_DOWN, Job, Jobs, nvrx_submit, start_again
 
 pytestmark = pytest.mark.slurm
@@ -122,9 +124,35 @@ def test_a_step_that_never_starts_ends_the_chain_too(jobs: Jobs) -> None:
     assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
 
 
-def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
+def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(jobs: Jobs) -> None:
+    worker = "mark('ready')\nimport time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n"
+    job, _ = nvrx_submit(jobs, worker + f"if 'SLURM_RESTART_COUNT' not in os.environ:\n    {FAILS}", "--until-done")
+    job.wait_marks("ready", 1)
+    stopped = [one for one in jobs.cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
+    assert stopped
+    (job.directory / "go").touch()
+    assert until(lambda: "ends with code 1" in output(job), PATIENCE_S)
+    assert not until(lambda: "requeued" in output(job), 12.0)  # longer than one question takes
+    for one in stopped:
+        signal_process(one, signal.SIGCONT)
+    assert until(lambda: jobs.cluster.job(job.job_id)["Restarts"] == "1", PATIENCE_S), output(job)
+    jobs.cluster.run("scancel", str(job.job_id))
+
+
+def test_a_node_that_the_next_link_needs_is_not_excluded(jobs: Jobs) -> None:
     worker = EXCLUDES_N2.replace("    signal.pause()\n", "    signal.pause()\nsys.exit(7)\n")
     job, _ = nvrx_submit(jobs, worker, "--nodes", "4", "--spares", "1", "--chain", "2", "--max-restarts", "1")
+    first, second = chain(job)
+    jobs.cluster.run("scontrol", "hold", str(second))
+    assert ends(jobs, [first]) == [("FAILED", 1)], output(job)
+    assert "n2 again" in output(job)
+    assert jobs.cluster.job(second)["ExcNodeList"] == "(null)"
+    jobs.cluster.run("scancel", str(second))
+
+
+def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
+    worker = EXCLUDES_N2.replace("    signal.pause()\n", "    signal.pause()\nsys.exit(7)\n")
+    job, _ = nvrx_submit(jobs, worker, "--nodes", "3", "--spares", "1", "--chain", "2", "--max-restarts", "1")
     first, second = chain(job)
     jobs.cluster.run("scontrol", "hold", str(second))
     assert ends(jobs, [first]) == [("FAILED", 1)], output(job)

@@ -65,9 +65,9 @@ class PySlurm(CommandLine):
             except NoAnswer:
                 self.close()
                 raise
-        if "error" in found:
-            raise text.error(f"pyslurm's {call}", str(found["error"]))
-        return found["ok"]
+            if "error" in found:
+                raise text.error(f"pyslurm's {call}", str(found["error"]))
+            return found["ok"]
 
     def _exchange(self, request: bytes, until_s: float) -> bytes:
         if self._child is None or self._child.poll() is not None:
@@ -132,7 +132,10 @@ class PySlurm(CommandLine):
         """By Node.load, Nodes.load."""
         wanted = [text.node_name(name) for name in names]
         rows = self.ask("nodes", wanted)
-        found = {row[0]: NodeFacts(row[0], frozenset(row[1].replace("*", "").split("+")), *row[2:]) for row in rows}
+        found = {
+            name: NodeFacts(name, frozenset(state.replace("*", "").split("+")), reason, by, address, port, tuple(parts))
+            for name, state, reason, by, address, port, parts in rows
+        }
         if missing := [name for name in wanted if name not in found]:
             raise NotKnown(f"Slurm: node {missing[0]} not found")
         return found

@@ -25,7 +25,10 @@ def run(job_id: int, code: int, version: str, plugins: str) -> None:
     argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.completion", str(job_id), str(code), version, plugins]
     if sys.version_info < (3, 11):
         argv.remove("-P")
-    ended = bounded_process.run(argv, os.environ, TIMEOUT_S)
+    try:
+        ended = bounded_process.run(argv, os.environ, TIMEOUT_S)
+    except OSError as error:  # no process can be started now
+        raise NoAnswer(f"slurm_complete_job: {error.strerror}") from None
     if ended.code in (0, -signal.SIGTERM, -signal.SIGKILL):  # Slurm ends this step with the job
         return
     if ended.code is None:

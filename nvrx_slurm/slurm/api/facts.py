@@ -40,6 +40,9 @@ class JobFacts:
     excluded: tuple[str, ...]
     restarts: int  # how often Slurm requeued it
     requeue: bool  # whether it may be requeued
+    partition: str
+    reservation: str  # "" = none
+    num_nodes: int  # that it asks for, or has
     batch_host: str  # "" = no batch script
     time_left_s: float | None  # inf = no limit; None = not running
     exit_code: int  # 0..255, or 128 + signal; 0 while it runs
@@ -67,3 +70,4 @@ class NodeFacts:
     reason_by: str  # the user that set it; "" = none
     address: str  # NodeAddr
     port: int  # of its slurmd; 0 = unknown
+    partitions: tuple[str, ...] = ()

@@ -44,6 +44,9 @@ def _facts(job: Any) -> dict[str, Any]:
         "excluded": job.excluded_nodes or "",
         "restarts": job.requeue_count or 0,
         "requeue": bool(job.is_requeueable),
+        "partition": job.partition or "",
+        "reservation": job.reservation or "",
+        "num_nodes": job.num_nodes or 0,
         "batch_host": job.batch_host or "",
         "time_left_s": left_s if runs else None,
         "exit_code": 128 + job.exit_code_signal if job.exit_code_signal else job.exit_code or 0,
@@ -63,11 +66,11 @@ def _steps(job_id: int) -> list[tuple[str, str, str]]:
     return [(f"{job_id}.{step.id}", step.name or "", ",".join(step.allocated_nodes or [])) for step in steps]
 
 
-def _nodes(names: list[str]) -> list[tuple[str, str, str, str, str, int]]:
+def _nodes(names: list[str]) -> list[tuple[Any, ...]]:
     nodes = [pyslurm.Node.load(names[0])] if len(names) == 1 else pyslurm.Nodes.load().values()
     wanted = set(names)
     return [
-        (node.name, node.state, *_reason(node), node.address or "", node.slurmd_port or 0)
+        (node.name, node.state, *_reason(node), node.address or "", node.slurmd_port or 0, node.partitions or [])
         for node in nodes
         if not wanted or node.name in wanted
     ]

@@ -35,7 +35,9 @@ _KINDS = (
     (
         NotKnown,
         re.compile(
-            r"invalid job id|not found|does not exist|invalid node name|job/step already completing or completed", re.I
+            r"invalid job id|invalid node name|job/step already completing or completed|"
+            r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)$",
+            re.I,
         ),
     ),
     (
@@ -127,6 +129,9 @@ def job_facts(one: Mapping[str, str]) -> JobFacts:
         excluded=hosts(one.get("ExcNodeList", "")),
         restarts=_number(one.get("Restarts", "0")),
         requeue=one.get("Requeue", "0") == "1",
+        partition=one.get("Partition", ""),
+        reservation=one.get("Reservation", ""),
+        num_nodes=_number(one.get("NumNodes", "0").partition("-")[0]),
         batch_host=one.get("BatchHost", "") if one.get("BatchFlag", "1") != "0" else "",
         time_left_s=_time_left_s(one) if state == "RUNNING" else None,
         exit_code=128 + _number(signum) if _number(signum) else _number(code),
@@ -163,6 +168,7 @@ def nodes(text: str) -> dict[str, NodeFacts]:
             by[1] if by else "",
             address,
             _number(port),
+            tuple(filter(None, _word(record, "Partitions").split(","))),
         )
     return found
 

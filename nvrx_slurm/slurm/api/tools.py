@@ -50,6 +50,8 @@ class Tools:
         except OSError as error:
             raise NotInstalled(f"{path} cannot be run: {error.strerror}") from None
         call = f"{path} {words[0]}"
+        if ended.code is not None and ended.code < 0:
+            raise NoAnswer(f"{call} was ended by signal {-ended.code}")
         if ended.code is None:
             raise NoAnswer(f"{call} did not end within {bound_s:.1f} s")
         if ended.truncated and not ended.code:
