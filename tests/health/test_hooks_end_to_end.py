@@ -36,7 +36,7 @@ def own(path: Path, uid: int = NOBODY) -> None:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("epilog", 0, [SHOW, DRAIN]),
+@pytest.mark.parametrize(("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("epilog", 0, [SHOW, f"{DRAIN} (after job 7, exit code 1:0)"]),
                                                      ("healthcheck", 0, [SHOW, SHOW, DRAIN])])  # fmt: skip
 def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]) -> None:
     assert hooks.sh(hook, **FAILED).code == 0

@@ -222,11 +222,15 @@ class Election(Machine):
 
     def on_ended_seeking(self, event: StreamEnded, now: float) -> None:
         """This candidate is not there, or does not lead and is gone."""
+        # A hinted candidate may have counted this node's vote, and the candidate of the term may be another one.
+        self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
+
+    def _seek_again(self, now: float, has_voted: bool) -> None:
         self._failures += 1
         patient = self._first_try_until is not None and now < self._first_try_until
         if patient or (self._hinted and self._hints <= _MAX_HINTS):
-            if not self._hinted:
-                self.term -= 1  # the candidate of this term once more; this node may have voted for a hinted one
+            if not has_voted:
+                self.term -= 1  # the candidate of this term once more
             self._pause(now)
         elif self._failures % len(self._candidates) == 0:
             self._pause(now)
@@ -278,7 +282,7 @@ class Election(Machine):
         self._hints += 1
         if not self._is_better(event, now):
             self.state = Place.SEEKING
-            self.on_ended_seeking(StreamEnded(Ended.CLOSED), now)
+            self._seek_again(now, False)
             return
         self.state, self._next_at = Place.SEEKING, None
         self._target, self._hinted = event.peer, True
