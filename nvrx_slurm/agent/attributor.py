@@ -21,8 +21,8 @@ from nvrx_slurm.health.check import one_line
 from nvrx_slurm.system import processes
 
 LAST_WORDS_S = 3.0  # how long the process may take to end once its job has ended
-_MOST_OPEN = 16  # cycles without an answer that a new process is told of
-_TEXT_CHARS, _TRACEBACK_CHARS = 600, 8000
+_MOST_OPEN = 8  # cycles without an answer that a new process is told of
+_TEXT_CHARS, _TRACEBACK_CHARS = 600, 2000
 # No token, and no secrets of the job.
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PROGRAM = (

@@ -38,7 +38,8 @@ class CycleInfo:
         message = command.message
         if isinstance(message, t.Plan) and message.cycle > self._cycle:
             self._cycle = message.cycle
-            log_file = cycle_file(self._files.prefix, message.cycle) if self._files.prefix else ""
+            files = self._files
+            log_file = cycle_file(files.prefix, message.cycle, files.part) if files.prefix else ""
             job = self._core.job
             self._now = document(self._files, job.assignment, job.members.in_order(), log_file)
             self._now["cycle_start_time"] = _utc()

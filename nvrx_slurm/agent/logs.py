@@ -56,6 +56,7 @@ class LogsRole:
         say: Callable[[str], None],
     ) -> None:
         self.spec, self._node, self._run_dir, self._job, self._say = spec, node, run_dir, job, say
+        self.drain_s = spec.drain_s  # less when the job was ended by a signal
         self._socket = str(private_dir / _SOCKET)
         self._token = ""
         self._where: tuple[str, int] | None = None
@@ -98,7 +99,7 @@ class LogsRole:
 
     async def close(self) -> None:
         """Ship the rest, bounded."""
-        await self._shipper.finish(self.spec.drain_s)
+        await self._shipper.finish(self.drain_s)
 
     # --- the shipper ------------------------------------------------------------------------------------------
 

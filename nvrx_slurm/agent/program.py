@@ -47,6 +47,7 @@ _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s 
 _ASK_SLURM_S = 70.0  # for one try, which takes at most 62 s
 _RETRY_SLURM_S = 5.0
 _TRIES_BEFORE_SCANCEL = 3  # Slurm may be restarting
+_HASTY_DRAIN_S = 2.0  # for merged logs after a signal: agent and aggregator each wait so long
 _LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
@@ -197,7 +198,7 @@ class Program:
             if self._logs.spec.logfile:
                 await asyncio.sleep(_LAST_SENTENCE_S)
             await self._logs.close()
-            await self._logs.end(self._logs.spec.drain_s)
+            await self._logs.end(self._logs.drain_s)
 
     def _on_coordinator(self, role: CoordinatorRole | None) -> None:
         self._coordinator = role
@@ -206,6 +207,8 @@ class Program:
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
         job = self._job
+        if self._logs is not None and end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
+            self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
         for role in (self._link, *self._roles):
             logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
             if role not in (self._signals, self._coordinator, self._elections, logs):

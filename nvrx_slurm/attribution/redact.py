@@ -9,11 +9,14 @@ _SECRETS = [re.compile(pattern) for pattern in (  # the first group stays
     r"()\b(?:hf_|sk-|xox[abprs]-|gh[pousr]_|github_pat_|glpat-|nvapi-|AKIA|ASIA)[\w-]{8,}",
     r"()\beyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?",
     r"()-----BEGIN [^-]{0,40}KEY-----[\s\S]*?(?:-----END|\Z)",
-    r"(?i)\b(authorization['\"]?\s*[:=]\s*).*",
+    r"(?i)\b((?:authorization|cookie)['\"]?\s*[:=]\s*).*",
     r"(?i)\b(bearer\s+)\S+",
-    r"(?i)\b(\w*(?:passw(?:or)?d|passphrase|secret|token|(?:api|access)_?key)\w*['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]+",
-    r"(\w+://)[^\s/@]*:[^\s/@]*(?=@)",
+    r"(?i)\b([\w-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access)[-_]?key)\w{0,40}['\"]?\s*[=:]\s*['\"]?)"
+    r"[^\s'\",;&]+",
+    r"(?i)(--[\w-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|key)['\"]?[\s,]+['\"]?)[^\s'\",;&-][^\s'\",;&]*",
+    r"\b(\w{1,20}://)[^\s/@]*:[^\s/@]*(?=@)",
 )]  # fmt: skip
+_LINE_CHARS = 2000
 _WORD = re.compile(r"[\w-]+")
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s:'\"]+")
 _IP = re.compile(
@@ -30,6 +33,7 @@ class Redactor:
 
     def clean(self, text: str) -> str:
         """`text` without secrets, and with aliases."""
+        text = "\n".join(line[:_LINE_CHARS] for line in text.split("\n"))  # patterns take quadratic time
         for pattern in _SECRETS:
             text = pattern.sub(r"\1[secret]", text)
         text = _HOME.sub(r"\1[user]", text)

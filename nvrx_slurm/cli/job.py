@@ -60,7 +60,8 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
     if config.ft.per_cycle_applog_prefix or config.ft.cycle_info_dir:
         from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
 
-        info, logs = cycle_files(config, slurm, directory), log_spec(config, slurm, nodes, directory)
+        logs = log_spec(config, slurm, nodes, directory)
+        info = cycle_files(config, slurm, directory, logs)
     if config.ft.attribution_service:
         from nvrx_slurm.cli.attribution import attribution_spec
 

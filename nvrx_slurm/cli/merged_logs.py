@@ -42,14 +42,17 @@ def log_spec(config: Config, slurm: SlurmContext | None, nodes: NodeRange, direc
     )
 
 
-def cycle_files(config: Config, slurm: SlurmContext | None, directory: RunDir) -> CycleFiles | None:
-    """None: none are wanted."""
+def cycle_files(
+    config: Config, slurm: SlurmContext | None, directory: RunDir, logs: LogSpec | None
+) -> CycleFiles | None:
+    """None: none are wanted. Of a merged log with several files the first one is named."""
     folder, spec = config.ft.cycle_info_dir, config.ft.per_cycle_applog_prefix
     if folder is None:
         return None
     name = job_name(slurm, directory)
     prefix = "" if spec is None else expand(spec, name)
-    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix)
+    part = 0 if logs is not None and logs.parts > 1 else -1
+    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix, part)
 
 
 def check_writable(spec: LogSpec) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import zip_longest
@@ -21,6 +21,7 @@ from nvrx_slurm.core.job import agent_events, coordinator_events
 from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.job.coordinator_events import HangFound
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.errors import NvrxError, ProtocolError
@@ -77,7 +78,8 @@ def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequ
 
 def _coded(commands: Sequence[Any]) -> dict[str, Any]:
     """The commands of a step: the first in full, the others as their number."""
-    coded: dict[str, Any] = {"commands": [encode(command) for command in commands[:COMMANDS_IN_FULL]]}
+    shown = (replace(c, ranks=()) if isinstance(c, HangFound) else c for c in commands[:COMMANDS_IN_FULL])
+    coded: dict[str, Any] = {"commands": [encode(command) for command in shown]}  # hang.json has the ranks
     if len(commands) > COMMANDS_IN_FULL:
         coded["more"] = len(commands) - COMMANDS_IN_FULL
     return coded

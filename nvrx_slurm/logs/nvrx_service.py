@@ -1,8 +1,9 @@
 """NVRx's gRPC log service, for foreign clients: appends what they send to files below the folders of our merged files.
 
-Off unless --ft-log-server-grpc-port is given: it has neither TLS nor a password, as its clients have none. A file that
-our own aggregator writes is refused. One thread serves all: a chunk is written before the next one is read, so the
-flow control of HTTP/2 stops a client that is faster than the disk.
+Off unless --ft-log-server-grpc-port is given: it has neither TLS nor a password, as its clients have none. Clients may
+append to files that were made for them, and to no other: not to those of our own aggregator, nor to any that was there
+before. One thread serves all: a chunk is written before the next one is read, so the flow control of HTTP/2 stops a
+client that is faster than the disk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
+_SUFFIX, _OURS = ".log", ".client"  # of files that clients write; beside each file that was made for one
+_FILES = 64  # of one stream
 _CLIENTS = 4_096  # streams at a time; more are refused
 
 
@@ -70,9 +73,15 @@ class Service:
         real = os.path.realpath(path)
         if not any(real.startswith(f"{root}/") for root in self._roots):
             raise ValueError(f"{path} is not below {' or '.join(self._roots)}")
-        if os.path.exists(index_file(real)) or real.endswith(index_file("")):
-            raise ValueError(f"{path} belongs to this job's own ranks")
+        if not real.endswith(_SUFFIX) or any(part.startswith(".") for part in real.split("/")):
+            raise ValueError(f"{path} is not the name of a log: it must end in {_SUFFIX}, without hidden folders")
+        if len(files) >= _FILES:
+            raise ValueError(f"one stream may write to {_FILES} files")
+        if os.path.exists(index_file(real)) or (os.path.lexists(real) and not os.path.exists(real + _OURS)):
+            raise ValueError(f"{path} exists, and was not made for a client of this service")
         os.makedirs(os.path.dirname(real), exist_ok=True)
+        with open(real + _OURS, "ab"):  # before the file: who finds it may append to the file
+            pass
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         files[path] = os.open(real, flags, 0o644)
         return files[path]

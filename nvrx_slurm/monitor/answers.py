@@ -7,14 +7,17 @@ knows the last collective of each process group (torch >= 2.8).
 from __future__ import annotations
 
 import json
+import select
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from nvrx_slurm.monitor import stacks
 from nvrx_slurm.monitor.look import RECORD
 
+_DUMP_BYTES = 1 << 20  # or what the kernel allows
 _MOST_GROUPS = 8
 _MOST_CHARS = 100  # of operation and sizes
 
@@ -24,13 +27,18 @@ class Answers:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)  # a dump that no monitor reads must not hold the handler, and the GIL with it
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DUMP_BYTES)
         stacks.install(fd)
         threading.Thread(target=self._serve, name="nvrx-look", daemon=True).start()
 
     def _serve(self) -> None:
         try:
-            while self._socket.recv(1):
-                self._socket.sendall(RECORD + facts() + b"\n")
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            while poll.poll() and self._socket.recv(1):
+                with suppress(BlockingIOError):  # full of what nobody has read
+                    self._socket.send(RECORD + facts() + b"\n")
         except OSError:
             pass
 

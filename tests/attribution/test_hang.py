@@ -40,7 +40,7 @@ def named(verdict: HangVerdict) -> list[int]:
         (replace(waits(5, SLEEP), state="R", moves=True), Blame.USER, "moves"),
         (replace(waits(5, READ), state="S"), Blame.USER, "/w/data.py:12"),
         (replace(waits(5), state="T"), Blame.UNKNOWN, "stopped"),
-        (replace(waits(5), state="D"), Blame.STORAGE, "kernel"),
+        (replace(waits(5), state="D", frames=()), Blame.STORAGE, "kernel"),
         (replace(waits(5), state="Z"), Blame.UNKNOWN, "dead"),
         (replace(waits(5), state="", frames=()), Blame.UNKNOWN, "does not answer"),
         (waits(5, BARRIER), Blame.USER, "/w/train.py:55"),  # it skipped a collective
@@ -60,7 +60,7 @@ def test_one_rank_is_named(culprit: RankEvidence, blame: Blame, word: str, count
 
 
 def test_the_rank_that_is_absent_goes_before_one_in_its_own_code() -> None:
-    verdict = compare(job(8, r2=waits(2, SLEEP), r5=replace(waits(5), state="D")))
+    verdict = compare(job(8, r2=waits(2, SLEEP), r5=replace(waits(5), state="D", frames=())))
     assert named(verdict) == [5]
 
 
@@ -136,3 +136,12 @@ def test_the_culprit_is_the_first_cause_with_its_place_and_a_fingerprint() -> No
     judged = judge([culprit, victim], 4)
     assert judged is not None and judged.cause is culprit and judged.blame is Blame.USER
     assert culprit.finding is not None and len(culprit.finding.fingerprint) == 16
+
+
+def test_a_rank_that_waits_in_a_collective_may_be_blocked_for_a_moment() -> None:
+    """A page of it is read in; another rank is in its own code."""
+    assert named(compare(job(8, r2=waits(2, SLEEP), r5=replace(waits(5), state="D")))) == [2]
+
+
+def test_a_node_that_does_not_answer_hides_no_rank_in_its_own_code() -> None:
+    assert named(compare(job(8, r2=waits(2, SLEEP), r5=replace(waits(5), state="", frames=())))) == [2]

@@ -121,8 +121,11 @@ def test_the_same_failure_of_the_script_on_one_rank_is_counted() -> None:
     verdict = of_job("ValueError: bad sample 4")
     assert verdict.cause.finding is not None
     mark = verdict.cause.finding.fingerprint
-    before = [RestartRecord(0, 1.0, 1.0, "", CULPRIT, mark), RestartRecord(1, 2.0, 1.0, "", CULPRIT + 1, mark)]
+    before = [RestartRecord(0, 1.0, 1.0, "", CULPRIT + 1, mark), RestartRecord(1, 3.0, 1.0, "", CULPRIT, mark)]
     assert repeats(verdict, before) == 2
+    assert repeats(verdict, before[::-1]) == 1  # another failure came between
+    weeks = [RestartRecord(n, at_s, 1.0, "", CULPRIT, mark) for n, at_s in enumerate((600_000.0, 3_400_000.0))]
+    assert repeats(verdict, weeks) == 1  # it got much further in between
     assert repeats(of_job(FAILURES["gpu-ecc"][0]), before) == 1
 
 

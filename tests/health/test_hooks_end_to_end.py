@@ -36,8 +36,13 @@ def own(path: Path, uid: int = NOBODY) -> None:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("epilog", 0, [SHOW, f"{DRAIN} (after job 7, exit code 1:0)"]),
-                                                     ("healthcheck", 0, [SHOW, SHOW, DRAIN])])  # fmt: skip
+IN_EPILOG = f"{DRAIN} (after job 7, exit code 1:0)"
+
+
+@pytest.mark.parametrize(
+    ("hook", "code", "asked"),
+    [("prolog", 1, [SHOW, DRAIN]), ("epilog", 0, [SHOW, IN_EPILOG]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])],
+)
 def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]) -> None:
     assert hooks.sh(hook, **FAILED).code == 0
     before = len(hooks.asked())

@@ -90,9 +90,10 @@ def stack(rank: RankEvidence) -> str:
 
 def doing(rank: RankEvidence) -> Doing:
     """What it does. A rank without a stack is taken to wait, unless its process is stopped or blocked."""
-    if rank.state in _STATES:
-        return Doing.ABSENT
     in_collective = any(_WAITS.search(frame) for frame in rank.frames) or any(c.open for c in rank.collectives)
+    # A rank that waits in a collective may be seen in D for a moment: a page is read in, or a driver works.
+    if rank.state in _STATES and not (rank.state == "D" and rank.frames and in_collective):
+        return Doing.ABSENT
     return Doing.WAITS if in_collective or not rank.frames else Doing.OWN_CODE
 
 
@@ -104,15 +105,17 @@ def place(rank: RankEvidence) -> str:
 def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
     """The rank that the others wait for, from the evidence of all ranks that should take part (>= 0 of them)."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
-    found = {kind: [rank for rank in ranks if doing(rank) is kind] for kind in Doing}
+    found: dict[Doing, list[RankEvidence]] = {kind: [] for kind in Doing}
+    for rank in ranks:
+        found[doing(rank)].append(rank)
     waiting = found[Doing.WAITS]
+    absent = [rank for rank in found[Doing.ABSENT] if rank.state]
     late, what = _late(ranks)
-    if found[Doing.ABSENT]:
-        return _named(found[Doing.ABSENT], len(waiting))
-    if late:
+    if late:  # what the flight recorder proves comes before what one look shows
         return _named(late, len(ranks) - len(late), f", and has not entered {what}")
-    if found[Doing.OWN_CODE]:
-        return _named(found[Doing.OWN_CODE], len(waiting))
+    for some in (absent, found[Doing.OWN_CODE], found[Doing.ABSENT]):  # last, ranks of nodes that do not answer
+        if some:
+            return _named(some, len(waiting))
     return _mismatch(ranks) or _deadlock(ranks) or _by_place(ranks)
 
 

@@ -13,6 +13,7 @@ from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, R
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
+_SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _NO_FINDING = Finding("", Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
@@ -89,8 +90,16 @@ def _is_of_one_node(rule: str) -> bool:
 
 
 def repeats(verdict: Verdict, restarts: Sequence[RestartRecord]) -> int:
-    """How often the job has failed like this with this one: the same failure of the user's code on the same rank."""
+    """How often in a row the job has failed like this with this one: the same failure of the user's code on the same
+    rank, after about the same time. A cycle that lasted much longer has got further."""
     f = _finding(verdict.cause)
     if not f.fingerprint or verdict.blame is not Blame.USER:
         return 1
-    return 1 + sum((old.fingerprint, old.rank) == (f.fingerprint, verdict.cause.rank) for old in restarts)
+    lasted_s: list[float] = []
+    for number in range(len(restarts) - 1, -1, -1):
+        old, before = restarts[number], restarts[number - 1] if number else None
+        if (old.fingerprint, old.rank) != (f.fingerprint, verdict.cause.rank):
+            break
+        lasted_s.append(old.at_s - (before.at_s + before.down_s if before is not None else 0.0))
+    alike = not lasted_s or max(lasted_s) <= 2 * min(lasted_s) + _SLACK_S
+    return 1 + len(lasted_s) if alike else 1
