@@ -23,8 +23,10 @@ looks for the signatures below. No service and no network are needed. It takes a
   and `rule` of each fault), in the event log, and by `nvrx why`.
 - **certain** rules with *elsewhere* exclude the node, if a node is left to take its place. At most 5 % of the job's
   nodes (at least one) are excluded in this way. Other rules never exclude.
+  Where a rank raised an exception of its own, a rule blames the node only for the line of that exception.
 - **The same failure three times:** with `--ft-attribution-stop-action no-restart`, a failure that is the user's
-  (same rank, same line of the script or same message) ends the job with code 93 at its third time.
+  (same rank, same line of the script or same message) ends the job with code 93 at its third time in a row,
+  each after about the same time.
 - A line counts only if the rank made no progress after it, and if the line does not say that the operation is tried
   again.
 - A rank that hangs is compared with all others instead: see [catch hangs](../how-to/catch-hangs.md#who-hangs).
