@@ -5,6 +5,8 @@ from __future__ import annotations
 END_SIGNAL = 16  # SIGSTKFLT: unused by kernel and libraries; its default action ends a process without a core dump
 LOOK_SIGNAL = 52  # real-time; 32 and 33 are glibc's, 62 is the Java virtual machine's
 
+_installed = False  # the handler of LOOK_SIGNAL is ours
+
 
 def install(look_fd: int) -> None:
     """Print the stacks of all threads to stderr and end, on END_SIGNAL; or to `look_fd` and go on, on LOOK_SIGNAL.
@@ -16,7 +18,9 @@ def install(look_fd: int) -> None:
 
     if signal.getsignal(END_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(END_SIGNAL, file=2, all_threads=True, chain=True)
-    if signal.getsignal(LOOK_SIGNAL) is signal.SIG_DFL and not _is_caught(LOOK_SIGNAL):
+    global _installed
+    if signal.getsignal(LOOK_SIGNAL) is signal.SIG_DFL and (_installed or not _is_caught(LOOK_SIGNAL)):
+        _installed = True
         faulthandler.register(LOOK_SIGNAL, file=look_fd, all_threads=True, chain=False)
 
 

@@ -22,6 +22,15 @@ from nvrx_slurm.monitor.collective import device_for
 from nvrx_slurm.testing import standalone_monitor
 
 
+@pytest.fixture(scope="module", autouse=True)
+def looks() -> None:
+    """The first client of a process keeps the socket by which monitors look at it."""
+    with standalone_monitor(rank_heartbeat_timeout=30.0):
+        client = RankMonitorClient()
+        client.init_workload_monitoring()
+        client.shutdown_workload_monitoring()
+
+
 @pytest.mark.parametrize("rank", [None, "5"])
 def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
     monkeypatch.delenv(SOCKET, raising=False)

@@ -124,20 +124,20 @@ def test_a_step_that_never_starts_ends_the_chain_too(jobs: Jobs) -> None:
     assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
 
 
-def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(jobs: Jobs) -> None:
+def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: Path) -> None:
     worker = "mark('ready')\nimport time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n"
-    job, _ = nvrx_submit(jobs, worker + f"if 'SLURM_RESTART_COUNT' not in os.environ:\n    {FAILS}", "--until-done")
-    job.wait_marks("ready", 1)
-    stopped = [one for one in jobs.cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
-    assert stopped
-    (job.directory / "go").touch()
-    assert until(lambda: "ends with code 1" in output(job), PATIENCE_S)
-    assert not until(lambda: "requeued" in output(job), 12.0)  # longer than one question takes
-    for one in stopped:
-        signal_process(one, signal.SIGCONT)
-    assert until(lambda: jobs.cluster.job(job.job_id)["Restarts"] == "1", PATIENCE_S), output(job)
-    jobs.cluster.run("scancel", str(job.job_id))
-    jobs.cluster.restart_node(job.marks("ready")[0].node)  # Slurm repeats the lost "completing" only after a minute
+    with MiniCluster(cluster_root, 1, kill_wait_s=5) as cluster:
+        jobs = Jobs(cluster)
+        job, _ = nvrx_submit(jobs, worker + FAILS, "--until-done")
+        job.wait_marks("ready", 1)
+        stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
+        assert stopped
+        (job.directory / "go").touch()
+        assert until(lambda: "ends with code 1" in output(job), PATIENCE_S)
+        assert not until(lambda: "requeued" in output(job), 12.0)  # longer than one question takes
+        for one in stopped:
+            signal_process(one, signal.SIGCONT)
+        assert until(lambda: cluster.job(job.job_id)["Restarts"] == "1", PATIENCE_S), output(job)
 
 
 def test_a_node_that_the_next_link_needs_is_not_excluded(jobs: Jobs) -> None:
