@@ -80,7 +80,7 @@ def cluster_root() -> Iterator[Path]:
 def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
     """The cluster of this worker; tests use `minicluster`, which resets it first."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
-    cluster = MiniCluster(root, nodes=4, kill_wait_s=5, die_with_owner=True).up()
+    cluster = MiniCluster(root, nodes=4, kill_wait_s=8, die_with_owner=True).up()  # ranks get 3 s to end
     try:
         yield cluster
     finally:

@@ -80,7 +80,7 @@ def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_against_a_real_cluster(minicluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in minicluster.env().items():
         monkeypatch.setenv(name, value)
-    assert control.kill_wait_s() == 5.0
+    assert control.kill_wait_s() == 8.0
     assert control.node_address("n3") == "127.0.0.1"
     job = minicluster.submit("#!/bin/sh\nsleep 60\n", "--time=10")
     minicluster.wait_job(job, 20, until="RUNNING")

@@ -8,6 +8,7 @@ from nvrx_job import CLIENT, Job, Jobs, start_again
 pytestmark = pytest.mark.slurm
 
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
+PATIENT = "export NVRX_KILL_WAIT=30"  # Slurm's default; the cluster's own is too short for a gentle end on a busy machine
 # Odd ranks have a handler of their own; the others must not die of the signal.
 ASKS = CLIENT + """
 import select
@@ -53,7 +54,7 @@ def test_a_warning_reaches_every_rank_once(jobs: Jobs, how: tuple[str, ...]) -> 
 
 
 def test_a_second_warning_ends_the_job(jobs: Jobs) -> None:
-    job = jobs.submit(STAYS, TWO_PLUS_TWO)
+    job = jobs.submit(STAYS, TWO_PLUS_TWO, lead=PATIENT)
     job.wait_marks("ready", 4)
     warn(job)
     job.wait_marks("told", 4)
@@ -68,8 +69,7 @@ def test_a_second_warning_ends_the_job(jobs: Jobs) -> None:
 def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
     """Slurm 22.05 tells no end time in the environment: squeue is asked, first and before each of the two."""
     flags = " --ft-warn-before-end=52 --ft-stop-before-end=44"
-    patient = "export NVRX_KILL_WAIT=30"  # Slurm's default; the cluster's own is too short for a gentle end
-    job = jobs.submit(STAYS, TWO_PLUS_TWO + flags, sbatch=("--time=1",), lead=patient)
+    job = jobs.submit(STAYS, TWO_PLUS_TWO + flags, sbatch=("--time=1",), lead=PATIENT)
     job.wait_marks("told", 4)
     assert job.marks("term") == []
     end = job.wait_end()
