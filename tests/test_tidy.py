@@ -40,7 +40,7 @@ LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
 LAYERS["inprocess"] = LAYERS["agent"]
 LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs"}
-LAYERS["sbatch_templates"] = set()
+LAYERS["sbatch_templates"] = LAYERS["warm"] = set()
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
@@ -52,6 +52,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/api/pyslurm_child.py",),
     "torch": ("inprocess/", "testing/"),
+    "sitecustomize": ("warm/",),
 }
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 IMPURE = {"os", "time", "random", "socket", "threading", "logging", "subprocess", "asyncio", "secrets", "pathlib", "io"}

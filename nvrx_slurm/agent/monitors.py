@@ -39,6 +39,11 @@ _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 30.0
 
 
+def faulthandler_env() -> dict[str, str]:
+    """What lets a monitored worker print its stacks."""
+    return {} if "PYTHONFAULTHANDLER" in os.environ else {"PYTHONFAULTHANDLER": "1"}
+
+
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
 OnLooked = Callable[[int, dict[str, Any]], None]
@@ -145,9 +150,7 @@ class RankMonitor(RestartedProcess):
         if self._life is None or not self._life.path.exists():
             self._new_life()
         env = {} if self._life is None else {SOCKET_ENV: os.fspath(self._life.path)}
-        if "PYTHONFAULTHANDLER" not in os.environ:
-            env["PYTHONFAULTHANDLER"] = "1"
-        return env
+        return env | faulthandler_env()
 
     def watch(
         self,

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.types import Node, Plan
 
+# Variables that differ from rank to rank, or from cycle to cycle.
+RANK_NAMES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+    *("NVRX_TERM", "NVRX_CYCLE", "NVRX_INFRA_RANK", "NVRX_RUN_DIR", "NVRX_CURRENT_CYCLE_INFO", "NVRX_BOARD"),
+    "FT_RANK_MONITOR_IPC_SOCKET",
+)
 LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
 
 

@@ -18,11 +18,12 @@ from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.looks import Looks
 from nvrx_slurm.agent.monitor_start import MonitorStarter
-from nvrx_slurm.agent.monitors import RankMonitor
+from nvrx_slurm.agent.monitors import RankMonitor, faulthandler_env
 from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.run_dir import ERROR_FILE, Logs, RunDir
 from nvrx_slurm.agent.signals import ENDING
+from nvrx_slurm.agent.warm import Warm, WarmSpec
 from nvrx_slurm.agent.worker_env import LOCAL_RANK_MACRO, WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.monitor.lease import Lease
@@ -51,6 +52,7 @@ class WorkerSpec:
     warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
     in_step: bool = False  # Slurm signals the workers itself
     hang_collect_s: float = 0.0  # how long a look at all ranks may take when one hangs
+    warm: WarmSpec | None = None  # None: workers are always executed
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
 
@@ -93,6 +95,7 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
+        self._warm = self._make_warm()
         self._board = Board(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
@@ -115,6 +118,8 @@ class Workers:
                 )
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
+        if self._warm is not None:
+            self._warm.begin()
         self._hold()
 
     def handle(self, command: Any) -> None:
@@ -129,6 +134,8 @@ class Workers:
         try:
             self._end_opening()
             self._end_held()
+            if self._warm is not None:
+                await self._warm.close()
             self._signal(signal.SIGKILL)
             if self._alive or self._ending:
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
@@ -155,6 +162,8 @@ class Workers:
         logs = Logs(directory, range(first, first + self._node.nproc))
         with logs:
             await logs.open(OPEN_TIMEOUT_S)
+            if self._warm is not None:
+                await self._warm.wait()
             self._opening = None
             if logs.problem:
                 said = "what the workers write is lost in this cycle, they go on without"
@@ -169,6 +178,8 @@ class Workers:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
                     self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
         self._client_check.start()
+        if self._warm is not None and self._alive:
+            self._warm.workers_started(next(iter(self._alive.values())).child.pid)
         if self._monitors and self._starter is None:
             lease_fd = -1 if self._lease is None else self._lease.fd
             self._starter = MonitorStarter(self._private_dir, lease_fd, self._monitors, _MONITORS_AFTER_S)
@@ -206,6 +217,14 @@ class Workers:
         for monitor in self._monitors:  # also of a worker that is about to start
             monitor.warn()
 
+    def _make_warm(self) -> Warm | None:
+        spec, nproc = self._spec, self._node.nproc
+        if spec.warm is None:
+            return None
+        prefixes = spec.prefixes or [()] * nproc
+        env = worker_env(os.environ, faulthandler_env() if spec.monitored else {}, nproc)
+        return Warm(spec.warm, prefixes, env, self._private_dir, self._end_one_held, self._console.say)
+
     # --- one worker ---------------------------------------------------------------------------------------------
 
     def _argv(self, local_rank: int) -> list[str]:
@@ -220,13 +239,18 @@ class Workers:
         env = worker_env(os.environ, {}, self._node.nproc)
         with contextlib.suppress(OSError):
             for local_rank in range(self._node.nproc):
-                if local_rank not in self._held:
+                if local_rank not in self._held and not (self._warm is not None and self._warm.provides(local_rank)):
                     self._held[local_rank] = processes.hold(self._argv(local_rank), env, self._spec.warning_signal)
 
     def _end_held(self) -> None:
         held, self._held = self._held, {}
         for one in held.values():
             self._end_one_held(one)
+
+    def _become_idle(self) -> None:
+        self._end_held()
+        if self._warm is not None:
+            self._warm.stays_spare()
 
     def _end_one_held(self, held: processes.Held) -> None:
         held.kill()
@@ -248,13 +272,14 @@ class Workers:
     # agent; then the lease of this node runs out, its monitors kill its ranks, and `_start_one` starts none after that.
 
     def _launch(self, local_rank: int, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> processes.Child:
-        """The worker's process: the one that is held, or else a new one. Raises OSError."""
-        held = self._held.pop(local_rank, None)
-        if held is not None:
-            if held.waits:
-                with contextlib.suppress(OSError):
-                    return held.release(env, out, err)
-            self._end_one_held(held)
+        """The worker's process: a standby, else the one that is held, else a new one. Raises OSError."""
+        take_standby = (lambda local_rank: None) if self._warm is None else self._warm.take
+        for take in (take_standby, lambda local_rank: self._held.pop(local_rank, None)):
+            if (held := take(local_rank)) is not None:
+                if held.waits:
+                    with contextlib.suppress(OSError):
+                        return held.release(env, out, err)
+                self._end_one_held(held)
         return processes.start(self._argv(local_rank), env, out, err, self._spec.warning_signal)
 
     def _start_one(self, plan: Plan, logs: Logs, local_rank: int, where: RankFault) -> None:
@@ -363,6 +388,6 @@ _ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
     ag.WarnRanks: lambda self, command: self._warn_ranks(),
     ag.PostGone: lambda self, command: self._board.post(command) if self._spec.wrapped else None,
     ag.Prepare: lambda self, command: self._hold() if command.used else None,
-    ag.EndHeld: lambda self, command: self._end_held(),
+    ag.EndHeld: lambda self, command: self._become_idle(),
 }
 Workers.commands = tuple(_ACTIONS)

@@ -83,6 +83,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
             slurm is not None,
             info.current if info is not None else "",
             place,
+            script,
         ),
         agent,
         preflight,

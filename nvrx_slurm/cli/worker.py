@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.agent.worker_env import WorkerContract
+from nvrx_slurm.agent.warm import WarmSpec
+from nvrx_slurm.agent.worker_env import LOCAL_RANK_MACRO, WorkerContract
 from nvrx_slurm.agent.workers import WorkerSpec
 from nvrx_slurm.cli.log_tree import working_directory
 from nvrx_slurm.cli.place import OnNode
@@ -33,6 +34,7 @@ def worker_spec(
     in_step: bool,
     cycle_info: str,
     place: OnNode,
+    script: str,
 ) -> WorkerSpec:
     """What starts the `nproc` workers of this node. `in_step`: Slurm signals the workers of a step, too.
     `cycle_info`: see `worker_env.WorkerContract`; `place`: where they are among all workers of the node.
@@ -53,6 +55,7 @@ def worker_spec(
         warning_signal=config.ft.warning_signal or 0,
         in_step=in_step,
         hang_collect_s=config.ft.hang_collect_s,
+        warm=_warm(config, argv, script),
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 
@@ -69,6 +72,22 @@ def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]
         return [*python, "-m", script, *args]
     _check_script(script)
     return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
+
+
+def _warm(config: Config, argv: list[str], script: str) -> WarmSpec | None:
+    """What the workers' template does; None where there is none."""
+    launch = config.launch
+    differs = any(LOCAL_RANK_MACRO in word for word in argv)  # a template has the command line of its workers
+    if config.ft.warm == "off" or launch.no_python or differs or argv[0] != sys.executable:
+        return None
+    path0: str | None = os.path.dirname(os.path.realpath(script))
+    if launch.module:
+        path0 = os.getcwd()
+    elif launch.run_path:
+        path0 = ""
+    if os.environ.get("PYTHONSAFEPATH"):
+        path0 = None
+    return WarmSpec(argv, None if launch.module else os.path.abspath(script), path0, config.ft.preload)
 
 
 def _check_script(script: str) -> None:

@@ -143,6 +143,14 @@ class FaultToleranceConfig(AttributionSettings):
         help="Give group ranks in segments of N nodes of one NVLink domain, and train on complete segments only; MIN "
         "of --nnodes is a multiple of N.",
     )  # fmt: skip
+    preload: tuple[str, ...] = setting(
+        v.PRELOAD, (), g.RESTARTS,
+        help="Modules that a template process of each node imports once; workers are forked from it and have them "
+        "already. auto: what the workers of the first cycle have loaded, out of a short list (numpy, torch, ...).",
+    )  # fmt: skip
+    warm: str = setting(
+        k.choice("auto", "off"), "auto", g.RESTARTS, help="off: execute each worker, fork none from a template."
+    )
     checkpoint_iteration_file: str | None = setting(
         k.optional(k.PATH), None, g.RESTARTS,
         help="File with one integer, the iteration of the last checkpoint, that the coordinator's node can read: "

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import NamedTuple
 
-from nvrx_slurm.config.kinds import ABSOLUTE_PATH, TIMEOUT, Kind, as_number, did_you_mean, integer, list_of, optional
+from nvrx_slurm.config.kinds import (
+    ABSOLUTE_PATH,
+    TEXT,
+    TIMEOUT,
+    Kind,
+    as_number,
+    did_you_mean,
+    integer,
+    list_of,
+    optional,
+)
 from nvrx_slurm.core.logs import names
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
@@ -37,6 +47,18 @@ def _node_range(raw: object) -> NodeRange:
     return NodeRange(low, high)
 
 
+def _preload(raw: object) -> tuple[str, ...]:
+    if isinstance(raw, str) and raw.strip() == "auto":
+        return ()
+    names: tuple[str, ...] = _MODULES.parse(raw)
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError("must be auto or names of Python modules, for example torch,numpy")
+    return names
+
+
+_MODULES = list_of(TEXT, "modules")
+PRELOAD = Kind("auto|MODULE,...", _preload, lambda names: ",".join(names) or "auto")
 NNODES = Kind("MIN[:MAX]", _node_range, str)
 
 

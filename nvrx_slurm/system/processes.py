@@ -129,11 +129,13 @@ def start(
     ignored: int = 0,
     stdin: IO[bytes] | int = subprocess.DEVNULL,
     control_fd: int = -1,
+    pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start `argv` (from the main thread: the parent-death signal follows the thread that forked).
 
     `ignored`: a signal that it shall not die of, unless it sets a handler (0 = none); its own children inherit that.
-    `control_fd`: a socket for `system.trampoline`, which waits there for its release (-1 = none).
+    `control_fd`: a socket for `system.trampoline`, which waits there for its release (-1 = none). `pass_fds`: further
+    descriptors that the command inherits.
     A command that cannot be executed ends with 126 or 127 and a sentence on its stderr. Raises OSError when no
     process can be made at all (limits, memory).
     """
@@ -145,7 +147,7 @@ def start(
         stderr=stderr,
         start_new_session=True,
         close_fds=True,
-        pass_fds=() if control_fd < 0 else (control_fd,),
+        pass_fds=pass_fds if control_fd < 0 else (*pass_fds, control_fd),
     )
     return Child(popen)
 
@@ -163,7 +165,11 @@ def start_directly(argv: Sequence[str], pass_fds: Sequence[int], env: Mapping[st
 
 
 def adopt(pid: int) -> Child:
-    """A program of ours that came to this process because its parent, which started it, has ended. Raises OSError."""
+    """A program of ours that came to this process because its parent, which started it, has ended.
+
+    Raises OSError; ChildProcessError if `pid` is no child of this process.
+    """
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return Child(_Adopted(pid))
 
 

@@ -8,7 +8,7 @@ from nvrx_job import CLIENT, Job, Jobs, start_again
 pytestmark = pytest.mark.slurm
 
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
-PATIENT = "export NVRX_KILL_WAIT=30"  # Slurm's default; the cluster's own is too short for a gentle end on a busy machine
+PATIENT = "export NVRX_KILL_WAIT=30"  # Slurm's default; the cluster's own is short for a busy machine
 # Odd ranks have a handler of their own; the others must not die of the signal.
 ASKS = CLIENT + """
 import select

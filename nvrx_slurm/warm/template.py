@@ -1,0 +1,319 @@
+"""The program of a template, as the `sitecustomize` of a worker's interpreter; see `start.py`. Standard library only.
+
+It imports modules, then forks a standby for each socket that the agent sends. A standby waits for its release. Then it
+returns from this file, and Python goes on as after any start: it runs the script.
+
+The environment variable NVRX_TEMPLATE is JSON:
+    control      descriptor of the socket to the agent
+    agent        process id of the agent, the parent of all workers
+    modules      what to import, in this order
+    path0        what Python will put in front of sys.path, or null
+    rank_names   variables that only a worker has
+    hurry        workers wait for this template
+Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": []},
+{"pids": [...]}, {"stale": FILE}. A message from the agent has one descriptor per standby, the socket on which `system.processes.Held` releases it.
+"""
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
+_USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
+
+
+class Unfit(Exception):
+    """Workers must not be forked from this process."""
+
+
+class Stale(Exception):
+    """A file that the template read has changed."""
+
+
+class Template:
+    """The template until it is a worker. `setup`: see above."""
+
+    def __init__(self, setup):
+        self._control = socket.socket(fileno=setup["control"])
+        self._agent = setup["agent"]
+        self._modules = setup["modules"]
+        self._path0 = setup["path0"]
+        self._rank_names = set(setup["rank_names"])
+        self._hurry = setup["hurry"]
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._env = dict(os.environ)
+        self._descriptors = _descriptors()
+        self._stamps = {}
+
+    def run(self):
+        """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""
+        module = ""
+        try:
+            with _LowPriority(self._hurry), _Path(self._path0), _Reads() as reads:
+                for module in self._modules:
+                    importlib.import_module(module)
+                    self._check(reads.names & self._rank_names)
+            self._stamp()
+            gc.collect()
+            gc.freeze()  # the collector would write to pages that are shared
+        except BaseException as error:  # also what a module raises to end the process
+            why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
+            self._say(unfit=module, why=why)
+            os._exit(0)
+        self._say(ready=[])
+        standby = self._serve()
+        self._be_released(standby)
+
+    def _say(self, **message):
+        self._control.send(json.dumps(message).encode())
+
+    # --- what may not be forked -----------------------------------------------------------------------------
+
+    def _check(self, read_names):
+        """Raises Unfit for what the last import left behind."""
+        if read_names:
+            raise Unfit(f"it reads {', '.join(sorted(read_names))}, which only a worker has")
+        for fd in _descriptors() - self._descriptors:
+            raise Unfit(f"it keeps {_opened(fd)} open")
+        if _children():
+            raise Unfit("it started a process")
+        if _threads() > 1:
+            # A library that is safe to fork ends its threads before a fork (pthread_atfork), as OpenBLAS does.
+            pid = os.fork()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+            if _threads() > 1:
+                raise Unfit("it started a thread")
+
+    def _stamp(self):
+        files = [getattr(sys.modules[name], "__file__", None) for name in self._modules]
+        self._stamps = {path: _stamp(path) for path in (sys.executable, *files) if path}
+
+    def _check_stamps(self):
+        for path, stamp in self._stamps.items():
+            if _stamp(path) != stamp:
+                raise Stale(path)
+
+    # --- standbys -------------------------------------------------------------------------------------------
+
+    def _serve(self):
+        """Fork when the agent asks for it. Returns in a standby: the socket of its release."""
+        while True:
+            message, ancillary, _, _ = self._control.recvmsg(1, socket.CMSG_SPACE(4 * _MAX_STANDBYS))
+            if not message:
+                os._exit(0)
+            sockets = [socket.socket(fileno=fd) for fd in _sent(ancillary)]
+            try:
+                self._check_stamps()
+            except (Stale, OSError) as error:
+                self._say(stale=str(error))
+                os._exit(0)
+            standby = self._fork(sockets)
+            if standby is not None:
+                return standby
+            for one in sockets:
+                one.close()
+
+    def _fork(self, sockets):
+        """One standby for each socket. A process between us and them ends at once, so the agent becomes their parent.
+
+        Returns None here and the own socket in a standby.
+        """
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between:
+            os.close(writing)
+            with open(reading, "rb") as pids:
+                found = pids.read()
+            os.waitpid(between, 0)
+            self._say(pids=[int(pid) for pid in found.split()])
+            return None
+        os.close(reading)
+        for mine in sockets:
+            pid = os.fork()
+            if not pid:
+                os.setsid()
+                os.close(writing)
+                self._control.close()
+                for other in sockets:
+                    if other is not mine:
+                        other.close()
+                return mine
+            os.write(writing, b"%d\n" % pid)
+        os._exit(0)
+
+    # --- a worker -------------------------------------------------------------------------------------------
+
+    def _be_released(self, standby):
+        """Wait for the release, then be as a process that was executed just now."""
+        message, ancillary, _, _ = standby.recvmsg(1, socket.CMSG_SPACE(3 * 4))
+        if not message:
+            os._exit(0)
+        standby.close()
+        env_fd, *streams = _sent(ancillary)
+        for fd, target in zip(streams, (1, 2), strict=True):
+            os.dup2(fd, target)
+            os.close(fd)
+        with open(env_fd, "rb") as file:
+            env = dict(line.split(b"=", 1) for line in file.read().split(b"\0") if b"=" in line)
+        env = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self._agent:
+            os._exit(0)
+        for signum in signal.sigpending() & _USER_SIGNALS:  # for the workers of an earlier moment
+            signal.signal(signum, signal.signal(signum, signal.SIG_IGN))
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        try:
+            self._check_stamps()
+            if {name: value for name, value in env.items() if name not in self._rank_names} != self._env:
+                raise Stale("the environment")
+        except (Stale, OSError):
+            os.execve(sys.executable, sys.orig_argv, env)
+        for name in self._env.keys() - env.keys():
+            del os.environ[name]
+        os.environ.update(env)
+        _new_seeds()
+
+
+class _LowPriority:
+    """The lowest priority that can be taken back; with `hurry` the usual one."""
+
+    def __init__(self, hurry):
+        self._hurry = hurry or os.sched_getscheduler(0) != os.SCHED_OTHER
+
+    def __enter__(self):
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
+        if self._hurry:
+            return
+        pid = os.fork()
+        if not pid:  # most users may not go back from a lower priority
+            try:
+                os.setpriority(os.PRIO_PROCESS, 0, 19)
+                os.setpriority(os.PRIO_PROCESS, 0, self._nice)
+            except OSError:
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(pid, 0)[1] == 0:
+            os.setpriority(os.PRIO_PROCESS, 0, 19)
+        else:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+    def __exit__(self, *exc):
+        if not self._hurry:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, 0, self._nice)
+
+
+class _Path:
+    """sys.path as the script will have it."""
+
+    def __init__(self, path0):
+        self._path0 = path0
+
+    def __enter__(self):
+        if self._path0 is not None:
+            sys.path.insert(0, self._path0)
+
+    def __exit__(self, *exc):
+        if self._path0 is not None and self._path0 in sys.path:
+            sys.path.remove(self._path0)
+
+
+class _Reads:
+    """Notes which variables are read from os.environ."""
+
+    def __enter__(self):
+        self.names = names = set()
+        self._real = real = os._Environ.__getitem__
+
+        def getitem(environ, name):
+            names.add(name)
+            return real(environ, name)
+
+        os._Environ.__getitem__ = getitem
+        return self
+
+    def __exit__(self, *exc):
+        os._Environ.__getitem__ = self._real
+
+
+def _descriptors():
+    fds = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        return {int(name) for name in os.listdir(fds)} - {fds}
+    finally:
+        os.close(fds)
+
+
+def _opened(fd):
+    """What a descriptor refers to, for people."""
+    target = os.readlink(f"/proc/self/fd/{fd}")
+    if target.startswith("/dev/nvidia"):
+        return f"a CUDA context ({target})"
+    if target.startswith("socket:"):
+        with socket.socket(fileno=os.dup(fd)) as opened:
+            if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return "a listening socket"
+    return target
+
+
+def _children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def _threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def _stamp(path):
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _sent(ancillary):
+    """The descriptors in a message."""
+    fds = array.array("i")
+    for _, _, content in ancillary:
+        fds.frombytes(content)
+    return list(fds)
+
+
+def _new_seeds():
+    """`random` does this on its own after a fork. Torch starts from a constant."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def main():
+    """Be the template. Returns in a worker."""
+    hook_dir = os.path.dirname(__file__)
+    sys.path.remove(hook_dir)
+    sys.path_importer_cache.pop(hook_dir, None)
+    path = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
+    if path:
+        os.environ["PYTHONPATH"] = path
+    else:
+        del os.environ["PYTHONPATH"]
+    setup = os.environ.pop("NVRX_TEMPLATE")
+    if setup == "trial":
+        os._exit(0)
+    Template(json.loads(setup)).run()
+
+
+try:
+    main()
+except BaseException:  # else Python would say so, go on, and run the script
+    os._exit(1)
+del sys.modules["sitecustomize"]
+import sitecustomize  # noqa: E402, F401  the user's own; where there is none, `site` expects this ImportError
