@@ -24,7 +24,6 @@ _FIRST_WAIT_S = 120.0  # of the first workers for a template that the user asked
 class WarmSpec:
     """What standbys of this job are like."""
 
-    argv: Sequence[str]  # of a worker: Python and its arguments
     script: str | None  # the file that workers run, None = not known
     path0: str | None  # what Python puts in front of sys.path; None = nothing
     preload: Sequence[str] = ()  # modules that the user named; () = those that workers load
@@ -33,20 +32,22 @@ class WarmSpec:
 class Warm:
     """The templates and standbys of this node. All methods belong to the thread of the running event loop.
 
-    `prefixes`: by local rank, what goes before Python; each of them has its own template. `end(standby)` ends a process
-    that is not needed.
+    `argv`: of all workers, Python first. `prefixes`: by local rank, what goes before it; each has its own template.
+    `end(standby)` ends a process that is not needed.
     """
 
     def __init__(
         self,
         spec: WarmSpec,
+        argv: Sequence[str],
         prefixes: Sequence[Sequence[str]],
         env: Mapping[str, str],
         private_dir: Path,
         end: Callable[[processes.Held], None],
         say: Callable[[str], None],
     ) -> None:
-        self._spec, self._prefixes, self._env, self._end = spec, [tuple(prefix) for prefix in prefixes], env, end
+        self._spec, self._argv, self._env, self._end = spec, argv, env, end
+        self._prefixes = [tuple(prefix) for prefix in prefixes]
         self._private_dir = private_dir
         self._say_sentence, self._said = say, set[str]()
         self._loop = asyncio.get_running_loop()
@@ -158,7 +159,7 @@ class Warm:
             self._settle()
             return
         for prefix in dict.fromkeys(self._prefixes):
-            spec = TemplateSpec(prefix, self._spec.argv, self._env, self._spec.path0, hook_dir)
+            spec = TemplateSpec(prefix, self._argv, self._env, self._spec.path0, hook_dir)
             template = Template(spec, names, hurry, self._add, self._settle, self._say)
             self._templates[prefix] = template
             template.spawn()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +15,16 @@ from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.board import Board
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.launcher import Launcher
 from nvrx_slurm.agent.looks import Looks
 from nvrx_slurm.agent.monitor_start import MonitorStarter
-from nvrx_slurm.agent.monitors import RankMonitor, faulthandler_env
+from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.run_dir import ERROR_FILE, Logs, RunDir
 from nvrx_slurm.agent.signals import ENDING
-from nvrx_slurm.agent.warm import Warm, WarmSpec
-from nvrx_slurm.agent.worker_env import LOCAL_RANK_MACRO, WorkerContract, rank_env, worker_env
+from nvrx_slurm.agent.warm import WarmSpec
+from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import bounded, processes
@@ -66,8 +66,7 @@ class _Worker:
 class Workers:
     """Role: the workers of this node and their rank monitors. A rank's exit becomes WorkerExited here.
 
-    What a worker asked for (RankAsked) and that it hung (HangSeen) is posted before its exit. While a preflight runs,
-    the interpreters of the next workers start; they are held before anything of the user's runs, see `processes.hold`.
+    What a worker asked for (RankAsked) and that it hung (HangSeen) is posted before its exit.
     """
 
     commands: ClassVar[tuple[type, ...]]
@@ -90,12 +89,10 @@ class Workers:
         self._post = post
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, _Worker] = {}
-        self._held: dict[int, processes.Held] = {}  # by local rank
-        self._ending: set[processes.Child] = set()  # held ones that are not needed
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._warm = self._make_warm()
+        self._launcher = self._make_launcher()
         self._board = Board(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
@@ -118,9 +115,7 @@ class Workers:
                 )
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
-        if self._warm is not None:
-            self._warm.begin()
-        self._hold()
+        self._launcher.begin()
 
     def handle(self, command: Any) -> None:
         """Carry out one command."""
@@ -133,11 +128,9 @@ class Workers:
         self._closed = True
         try:
             self._end_opening()
-            self._end_held()
-            if self._warm is not None:
-                await self._warm.close()
             self._signal(signal.SIGKILL)
-            if self._alive or self._ending:
+            await self._launcher.close()
+            if self._alive:
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
@@ -162,8 +155,7 @@ class Workers:
         logs = Logs(directory, range(first, first + self._node.nproc))
         with logs:
             await logs.open(OPEN_TIMEOUT_S)
-            if self._warm is not None:
-                await self._warm.wait()
+            await self._launcher.wait()
             self._opening = None
             if logs.problem:
                 said = "what the workers write is lost in this cycle, they go on without"
@@ -178,8 +170,8 @@ class Workers:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
                     self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
         self._client_check.start()
-        if self._warm is not None and self._alive:
-            self._warm.workers_started(next(iter(self._alive.values())).child.pid)
+        if self._alive:
+            self._launcher.launched(next(iter(self._alive.values())).child.pid)
         if self._monitors and self._starter is None:
             lease_fd = -1 if self._lease is None else self._lease.fd
             self._starter = MonitorStarter(self._private_dir, lease_fd, self._monitors, _MONITORS_AFTER_S)
@@ -194,6 +186,12 @@ class Workers:
 
     def _any_connected(self) -> bool:
         return not self._monitors or any(monitor.connected for monitor in self._monitors)
+
+    def _make_launcher(self) -> Launcher:
+        spec = self._spec
+        prefixes, first_local = spec.prefixes or [()] * self._node.nproc, spec.contract.first_local
+        args = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
+        return Launcher(*args, self._private_dir, self._console.say)
 
     def _signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
@@ -217,70 +215,7 @@ class Workers:
         for monitor in self._monitors:  # also of a worker that is about to start
             monitor.warn()
 
-    def _make_warm(self) -> Warm | None:
-        spec, nproc = self._spec, self._node.nproc
-        if spec.warm is None:
-            return None
-        prefixes = spec.prefixes or [()] * nproc
-        env = worker_env(os.environ, faulthandler_env() if spec.monitored else {}, nproc)
-        return Warm(spec.warm, prefixes, env, self._private_dir, self._end_one_held, self._console.say)
-
     # --- one worker ---------------------------------------------------------------------------------------------
-
-    def _argv(self, local_rank: int) -> list[str]:
-        argv = [
-            word.replace(LOCAL_RANK_MACRO, str(self._spec.contract.first_local + local_rank))
-            for word in self._spec.argv
-        ]
-        return [*(self._spec.prefixes[local_rank] if self._spec.prefixes else ()), *argv]
-
-    def _hold(self) -> None:
-        """Start the next workers' interpreters. Where that fails, they are started when they are needed."""
-        env = worker_env(os.environ, {}, self._node.nproc)
-        with contextlib.suppress(OSError):
-            for local_rank in range(self._node.nproc):
-                if local_rank not in self._held and not (self._warm is not None and self._warm.provides(local_rank)):
-                    self._held[local_rank] = processes.hold(self._argv(local_rank), env, self._spec.warning_signal)
-
-    def _end_held(self) -> None:
-        held, self._held = self._held, {}
-        for one in held.values():
-            self._end_one_held(one)
-
-    def _become_idle(self) -> None:
-        self._end_held()
-        if self._warm is not None:
-            self._warm.stays_spare()
-
-    def _end_one_held(self, held: processes.Held) -> None:
-        held.kill()
-        self._ending.add(held.child)
-        self._none_left.clear()
-        self._loop.add_reader(held.child.pidfd, self._held_ended, held.child)
-
-    def _held_ended(self, child: processes.Child) -> None:
-        self._loop.remove_reader(child.pidfd)
-        child.reap()
-        self._ending.discard(child)
-        self._note_if_none_left()
-
-    def _note_if_none_left(self) -> None:
-        if not self._alive and not self._ending:
-            self._none_left.set()
-
-    # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
-    # agent; then the lease of this node runs out, its monitors kill its ranks, and `_start_one` starts none after that.
-
-    def _launch(self, local_rank: int, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> processes.Child:
-        """The worker's process: a standby, else the one that is held, else a new one. Raises OSError."""
-        take_standby = (lambda local_rank: None) if self._warm is None else self._warm.take
-        for take in (take_standby, lambda local_rank: self._held.pop(local_rank, None)):
-            if (held := take(local_rank)) is not None:
-                if held.waits:
-                    with contextlib.suppress(OSError):
-                        return held.release(env, out, err)
-                self._end_one_held(held)
-        return processes.start(self._argv(local_rank), env, out, err, self._spec.warning_signal)
 
     def _start_one(self, plan: Plan, logs: Logs, local_rank: int, where: RankFault) -> None:
         if self._lease is not None and self._lease.over:  # this program was stopped, and the plan is an old one
@@ -295,7 +230,7 @@ class Workers:
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
-        child = self._launch(local_rank, env, out, err)
+        child = self._launcher.launch(local_rank, env, out, err)
         err_path = f"{stem}.err"
         where = replace(where, pid=child.pid, log=err_path)
         self._alive[local_rank] = _Worker(child, where)
@@ -338,7 +273,8 @@ class Workers:
         self._looks.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
-        self._note_if_none_left()
+        if not self._alive:
+            self._none_left.set()
         self._failed = self._failed or code != 0 or self._stopping
         if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
@@ -387,7 +323,7 @@ _ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
     ag.LookAtRanks: Workers._look,
     ag.WarnRanks: lambda self, command: self._warn_ranks(),
     ag.PostGone: lambda self, command: self._board.post(command) if self._spec.wrapped else None,
-    ag.Prepare: lambda self, command: self._hold() if command.used else None,
-    ag.EndHeld: lambda self, command: self._become_idle(),
+    ag.Prepare: lambda self, command: self._launcher.hold() if command.used else None,
+    ag.EndHeld: lambda self, command: self._launcher.end_held(),
 }
 Workers.commands = tuple(_ACTIONS)

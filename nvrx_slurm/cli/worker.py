@@ -87,7 +87,7 @@ def _warm(config: Config, argv: list[str], script: str) -> WarmSpec | None:
         path0 = ""
     if os.environ.get("PYTHONSAFEPATH"):
         path0 = None
-    return WarmSpec(argv, None if launch.module else os.path.abspath(script), path0, config.ft.preload)
+    return WarmSpec(None if launch.module else os.path.abspath(script), path0, config.ft.preload)
 
 
 def _check_script(script: str) -> None:
