@@ -35,7 +35,7 @@ class Launcher:
         private_dir: Path,
         say: Callable[[str], None],
     ) -> None:
-        """`prefixes`: for each worker of this agent, what goes before `argv`. `first_local`: LOCAL_RANK of the first."""
+        """`prefixes`: by local rank, what goes before `argv`. `first_local`: LOCAL_RANK of the agent's first worker."""
         self._commands = [
             [*prefix, *(word.replace(LOCAL_RANK_MACRO, str(first_local + local_rank)) for word in argv)]
             for local_rank, prefix in enumerate(prefixes)

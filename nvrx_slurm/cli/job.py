@@ -11,7 +11,7 @@ from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, on_node, workers_per_node
-from nvrx_slurm.cli.worker import worker_argv, worker_spec
+from nvrx_slurm.cli.worker import worker_spec
 from nvrx_slurm.config.kinds import SECONDS
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
@@ -71,20 +71,12 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         from nvrx_slurm.cli.chain import limits
 
         until_done = limits(config)
+    in_step, current = slurm is not None, info.current if info is not None else ""
+    spec = worker_spec(config, env, nproc, directory, script, args, in_step, current, place)
     return Job(
         node,
         directory,
-        worker_spec(
-            config,
-            env,
-            nproc,
-            directory,
-            worker_argv(config, script, args),
-            slurm is not None,
-            info.current if info is not None else "",
-            place,
-            script,
-        ),
+        spec,
         agent,
         preflight,
         coordinator if hosts else None,

@@ -30,17 +30,18 @@ def worker_spec(
     env: Mapping[str, str],
     nproc: int,
     directory: RunDir,
-    argv: list[str],
+    script: str,
+    args: tuple[str, ...],
     in_step: bool,
     cycle_info: str,
     place: OnNode,
-    script: str,
 ) -> WorkerSpec:
     """What starts the `nproc` workers of this node. `in_step`: Slurm signals the workers of a step, too.
     `cycle_info`: see `worker_env.WorkerContract`; `place`: where they are among all workers of the node.
 
     Raises UsageError where NUMA binding was asked for and fails.
     """
+    argv = worker_argv(config, script, args)
     return WorkerSpec(
         argv=argv,
         contract=WorkerContract(
