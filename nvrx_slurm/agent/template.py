@@ -21,6 +21,7 @@ _START = str(Path(__file__).parents[1] / "warm" / "start.py")
 _BUILD_S = 900.0  # for the imports, also from a busy file system
 _FORK_S = 30.0  # for the answer to a request
 _MAX_MESSAGE_BYTES = 65536
+_MAX_STANDBYS = 253  # descriptors in one message, SCM_MAX_FD of the kernel
 _HOOK_FAILED = 97  # exit code of warm/start.py
 
 
@@ -97,7 +98,7 @@ class Template(RestartedProcess):
 
     def fork(self, local_ranks: Sequence[int]) -> None:
         """Make a standby for each of these, now or when the process is ready."""
-        self._wanted = list(local_ranks)
+        self._wanted = list(local_ranks)[:_MAX_STANDBYS]
         if self._control is None or not self._is_ready or self._asked or not self._wanted:
             return
         theirs = []
@@ -135,7 +136,7 @@ class Template(RestartedProcess):
             if "pids" in message:
                 self._take(message["pids"])
             elif "ready" in message:
-                self._is_ready = True
+                self._is_ready, self._hurry = True, False
                 self.fork(self._wanted)
             elif "unfit" in message:
                 self._leave_out(message["unfit"], message["why"])

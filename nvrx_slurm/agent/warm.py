@@ -125,7 +125,7 @@ class Warm:
 
     async def _look_at(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
         """Two looks that find the same: the worker has imported what it needs."""
-        found = preload.loaded(await self._read(Path(f"/proc/{pid}/maps")))
+        found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
         if found and found == before:
             self._build(found)
         elif after_s < _LAST_LOOK_S:
@@ -136,14 +136,18 @@ class Warm:
 
     async def _read_script(self) -> None:
         assert self._spec.script is not None
-        self._build(preload.imported(await self._read(Path(self._spec.script))))
+        self._build(await self._read(Path(self._spec.script), preload.imported))
 
-    async def _read(self, path: Path) -> str:
-        """Text of a file, "" where it cannot be read in time."""
+    async def _read(self, path: Path, parse: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+        """The modules that the text of a file tells; () where it cannot be read in time."""
+
+        def read() -> tuple[str, ...]:
+            return parse(path.read_text(errors="replace"))
+
         try:
-            return await bounded.call_async(partial(path.read_text, errors="replace"), _LOOK_TIMEOUT_S, "warm")
+            return await bounded.call_async(read, _LOOK_TIMEOUT_S, "warm")
         except (OSError, bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
-            return ""
+            return ()
 
     # --- templates ------------------------------------------------------------------------------------------
 

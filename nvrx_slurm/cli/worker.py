@@ -56,7 +56,7 @@ def worker_spec(
         warning_signal=config.ft.warning_signal or 0,
         in_step=in_step,
         hang_collect_s=config.ft.hang_collect_s,
-        warm=_warm(config, argv, script),
+        warm=_warm(config, argv, script, shared=place.world > nproc),
         wrapped=RestartPolicy(config.ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 
@@ -75,11 +75,13 @@ def worker_argv(config: Config, script: str, args: tuple[str, ...]) -> list[str]
     return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
 
 
-def _warm(config: Config, argv: list[str], script: str) -> WarmSpec | None:
-    """What the workers' template does; None where there is none."""
+def _warm(config: Config, argv: list[str], script: str, shared: bool) -> WarmSpec | None:
+    """What the workers' template does; None where there is none. `shared`: other agents have workers on this node."""
     launch = config.launch
     differs = any(LOCAL_RANK_MACRO in word for word in argv)  # a template has the command line of its workers
     if config.ft.warm == "off" or launch.no_python or differs or argv[0] != sys.executable:
+        return None
+    if shared and not config.ft.preload:  # one template for each agent would take more memory than it saves
         return None
     path0: str | None = os.path.dirname(os.path.realpath(script))
     if launch.module:

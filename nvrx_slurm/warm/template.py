@@ -49,6 +49,8 @@ class Template:
         self._rank_names = set(setup["rank_names"])
         self._hurry = setup["hurry"]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        for name in self._rank_names & os.environ.keys():  # of the agent's own environment
+            del os.environ[name]
         self._env = dict(os.environ)
         self._descriptors = _descriptors()
         self._stamps = {}
@@ -57,10 +59,10 @@ class Template:
         """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""
         module = ""
         try:
-            with _LowPriority(self._hurry), _Path(self._path0), _Reads() as reads:
+            with _LowPriority(self._hurry), _Path(self._path0), _Environment() as environment:
                 for module in self._modules:
                     importlib.import_module(module)
-                    self._check(reads.names & self._rank_names)
+                    self._check(environment.read & self._rank_names)
             self._stamp()
             gc.collect()
             gc.freeze()  # the collector would write to pages that are shared
@@ -174,14 +176,19 @@ class Template:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         try:
             self._check_stamps()
-            if {name: value for name, value in env.items() if name not in self._rank_names} != self._env:
+            if self._shared(env) != self._env:
                 raise Stale("the environment")
         except (Stale, OSError):
             os.execve(sys.executable, sys.orig_argv, env)
-        for name in self._env.keys() - env.keys():
-            del os.environ[name]
-        os.environ.update(env)
+        for name in self._rank_names:  # no others: a module may have set some that its other imports read
+            os.environ.pop(name, None)
+            if name in env:
+                os.environ[name] = env[name]
         _new_seeds()
+
+    def _shared(self, env):
+        """Variables that are the same for all workers."""
+        return {name: value for name, value in env.items() if name not in self._rank_names}
 
 
 class _LowPriority:
@@ -228,22 +235,26 @@ class _Path:
             sys.path.remove(self._path0)
 
 
-class _Reads:
-    """Notes which variables are read from os.environ."""
+class _Environment:
+    """Notes which variables are read from os.environ. Refuses to execute another program, which would be the script."""
 
     def __enter__(self):
-        self.names = names = set()
-        self._real = real = os._Environ.__getitem__
+        self.read = read = set()
+        self._real = os._Environ.__getitem__, os.execv, os.execve
+        getitem = os._Environ.__getitem__
 
-        def getitem(environ, name):
-            names.add(name)
-            return real(environ, name)
+        def note(environ, name):
+            read.add(name)
+            return getitem(environ, name)
 
-        os._Environ.__getitem__ = getitem
+        def refuse(*args):
+            raise Unfit("it executes another program")
+
+        os._Environ.__getitem__, os.execv, os.execve = note, refuse, refuse
         return self
 
     def __exit__(self, *exc):
-        os._Environ.__getitem__ = self._real
+        os._Environ.__getitem__, os.execv, os.execve = self._real
 
 
 def _descriptors():
