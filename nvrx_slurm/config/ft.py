@@ -146,7 +146,8 @@ class FaultToleranceConfig(AttributionSettings):
     preload: tuple[str, ...] = setting(
         v.PRELOAD, (), g.RESTARTS,
         help="Modules that a template process of each node imports once; workers are forked from it and have them "
-        "already. auto: what the workers of the first cycle have loaded, out of a short list (numpy, torch, ...).",
+        "already, for example torch,torch._dynamo (the first optimizer imports the latter). auto: what the workers of "
+        "the first cycle have loaded, out of a short list (numpy, torch, ...).",
     )  # fmt: skip
     warm: str = setting(
         k.choice("auto", "off"), "auto", g.RESTARTS, help="off: execute each worker, fork none from a template."

@@ -13,7 +13,10 @@ _LIBRARY = re.compile(rf"/({'|'.join(CANDIDATES)})/\S*\.so[.\d]*$", re.MULTILINE
 
 def _in_order(found: Iterable[str]) -> tuple[str, ...]:
     names = set(found)
-    return tuple(name for name in CANDIDATES if name in names)
+    chosen = [name for name in CANDIDATES if name in names]
+    if "torch" in names:
+        chosen.append("torch._dynamo")  # the first optimizer of a script imports it, as slow as torch itself
+    return tuple(chosen)
 
 
 def loaded(maps: str) -> tuple[str, ...]:
