@@ -15,7 +15,8 @@ from benchmarks.harness import EVENT_TIMEOUT_S, WORKER, Event, Failure, Job, Lau
 
 _POLL_S = 0.02
 _NODES_OF = {"1": 1, "2": 2, "2:3": 2}
-_PRELOAD = "--ft-preload=torch,torch._dynamo"
+_MODULES = "torch,torch._dynamo"  # the second one is what the first optimizer imports
+_OFF = "--ft-warm off"
 
 
 def _last(events: list[Event]) -> float:
@@ -87,10 +88,6 @@ def _memory(launcher: Launcher, nproc: int, warm: bool) -> float:
         return procfs.pss_mb(_scripts(job.nodes[0].pid))
 
 
-def _preloading(launcher: Launcher) -> Launcher:
-    return replace(launcher, flags=(*launcher.flags, _PRELOAD))
-
-
 def _figure(
     name: str,
     what: str,
@@ -99,20 +96,19 @@ def _figure(
     *,
     unit: str = "s",
     base: str = "",
-    preload: bool = True,
+    preload: str = _MODULES,
     theirs: bool = True,
 ) -> Figure:
-    """`one(launcher, warm)`. `preload`: the modules are named by a flag. `theirs`: other launchers have it, too."""
+    """`one(launcher, warm)`. `preload`: value of that flag. `theirs`: other launchers have such a figure, too."""
 
     def measure(launchers: Launchers, repeats: int) -> Samples:
-        ours = _preloading(launchers.ours) if preload else launchers.ours
+        ours = replace(launchers.ours, flags=(*launchers.ours.flags, f"--ft-preload={preload}"))
         who = [*(launchers.rivals()[:-1] if theirs else []), launchers.executed(), ours]
         return interleaved(lambda launcher: one(launcher, launcher.name == ours.name), who, repeats)
 
     return Figure(name, what, unit, target, bool(base), measure, base or "torchrun")
 
 
-_OFF = "--ft-warm off"
 FIGURES = [
     _figure("warm-restart-1", "restart, torch imported, 1 x 2", 0.10, lambda who, warm: _restart(who, "1", 2, warm)),
     _figure(
@@ -120,7 +116,7 @@ FIGURES = [
         "the same without a flag",
         0.10,
         lambda who, warm: _restart(who, "1", 2, warm),
-        preload=False,
+        preload="auto",
     ),
     _figure("warm-restart-8", "restart, torch imported, 1 x 8", 0.25, lambda who, warm: _restart(who, "1", 8, warm)),
     _figure("warm-restart-2", "restart, torch imported, 2 x 2", 0.15, lambda who, warm: _restart(who, "2", 2, warm)),
@@ -132,7 +128,12 @@ FIGURES = [
         theirs=False,
     ),
     _figure(
-        "warm-start-8", "cold start, torch imported, 1 x 8", 0.35, lambda who, warm: _cold_start(who, 8), base=_OFF
+        "warm-start-8",
+        "cold start, torch imported, 1 x 8",
+        0.35,
+        lambda who, warm: _cold_start(who, 8),
+        base=_OFF,
+        preload="torch",
     ),
     _figure(
         "warm-memory",
