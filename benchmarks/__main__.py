@@ -9,15 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import client, cycles, ends, hang, health, idle, inprocess, join, logs, procfs, ranks, slurm_api
+from benchmarks import client, cycles, ends, hang, health, idle, inprocess, join, logs, procfs, ranks, slurm_api, warm
 from benchmarks.figures import Figure, Launchers, Result
 from benchmarks.harness import Failure, Launcher, become_subreaper, kill_all_children
 from benchmarks.nvrx_venv import make_venv
 
-_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks, health, logs, slurm_api)
+_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks, health, logs, slurm_api, warm)
 FIGURES = [figure for module in _MODULES for figure in module.FIGURES]
 RESULTS = Path(__file__).with_name("results")
-_COLUMNS = ("bare Python", "torchrun", "NVRx 0.4.1", "nvrx-run")
+_COLUMNS = ("bare Python", "torchrun", "NVRx 0.4.1", "--ft-warm off", "nvrx-run")
 _EXIT_MISSED = 1
 
 
@@ -90,7 +90,7 @@ def table(results: list[Result]) -> str:
     for result in results:
         figure, ratio = result.figure, result.ratio()
         medians = [_shown(result.median(name), figure.unit) for name in _COLUMNS]
-        target = f"<= {figure.target:g}{' x torchrun' if figure.relative else ' ' + figure.unit}"
+        target = f"<= {figure.target:g}{' x ' + figure.base if figure.relative else ' ' + figure.unit}"
         reached = "yes" if result.reached() else "NO"
         rows.append((figure.what, *medians, "-" if ratio is None else f"{ratio:.3f}", target, reached))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -27,6 +27,10 @@ class Launchers:
     nvrx: Launcher | None = None
     watch_s: float = 600.0
 
+    def executed(self) -> Launcher:
+        """Ours without forked workers."""
+        return replace(self.ours, name="--ft-warm off", flags=(*self.ours.flags, "--ft-warm=off"))
+
     def rivals(self) -> list[Launcher]:
         """All real launchers."""
         return [self.torchrun, *([self.nvrx] if self.nvrx else []), self.ours]
@@ -39,7 +43,7 @@ class Launchers:
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the table. `target` bounds our median or, if `relative`, its ratio to torchrun's."""
+    """One row of the table. `target` bounds our median or, if `relative`, its ratio to that of launcher `base`."""
 
     name: str
     what: str
@@ -47,6 +51,7 @@ class Figure:
     target: float
     relative: bool
     measure: Callable[[Launchers, int], Samples]
+    base: str = "torchrun"
 
 
 @dataclass
@@ -64,8 +69,8 @@ class Result:
         return median(values) if values else None
 
     def ratio(self) -> float | None:
-        """Ours / torchrun's; where torchrun has no such thing, and the target is none of it, ours / NVRx's."""
-        ours, theirs = self.median("nvrx-run"), self.median("torchrun")
+        """Ours / the base's; where the target is no ratio, and torchrun has no such figure, ours / NVRx's."""
+        ours, theirs = self.median("nvrx-run"), self.median(self.figure.base)
         if theirs is None and not self.figure.relative:
             theirs = self.median("NVRx 0.4.1")
         return ours / theirs if ours is not None and theirs and isfinite(theirs) else None

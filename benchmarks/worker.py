@@ -1,10 +1,13 @@
-"""The user's script of all figures; imports no torch. It tells the harness, through a FIFO, what happened and when.
+"""The user's script of all figures. It tells the harness, through a FIFO, what happened and when.
+
+Only the mode "torch" imports torch.
 
 worker.py wait           say "started"; on SIGUSR1 say "dying" and exit with 1
 worker.py stop | sleep   say "started"; one heartbeat, say "heartbeat"; then hang (SIGSTOP, or asleep for good)
 worker.py nested         say "started"; open three sections, one within the other, say "opened"; then hang
 worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections), say "took" (median in us)
 worker.py beat EVERY_S   say "started"; heartbeats for good; on SIGUSR1 one more, say "heartbeat"; then hang
+worker.py torch          import torch, say "imported"; make a step of a small model, say "stepped"; then idle
 worker.py shutdown       say "started"; on SIGUSR1 say "asking" and ask for the end of the job
 """
 
@@ -136,6 +139,19 @@ def shutdown():
         signal.sigtimedwait(set(), LONGEST_LIFE_S)
 
 
+def train():
+    """The part of a restart that is the user's: the import and the first step."""
+    import torch
+
+    tell("imported", time.monotonic())
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    tell("stepped", time.monotonic())
+    time.sleep(LONGEST_LIFE_S)
+
+
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 mode = sys.argv[1]
 if mode == "wait":
@@ -148,5 +164,7 @@ elif mode == "beat":
     beat(float(sys.argv[2]))
 elif mode == "shutdown":
     shutdown()
+elif mode == "torch":
+    train()
 else:
     hang(mode)
