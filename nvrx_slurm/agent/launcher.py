@@ -48,7 +48,7 @@ class Launcher:
         self._warm: Warm | None = None
         if warm is not None:
             env = worker_env(os.environ, faulthandler_env() if monitored else {}, len(prefixes))
-            self._warm = Warm(warm, argv, prefixes, env, private_dir, self._end, say)
+            self._warm = Warm(warm, argv, prefixes, env, warning_signal, private_dir, self._end, say)
 
     def begin(self) -> None:
         """Start the processes of the first workers."""

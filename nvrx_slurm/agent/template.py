@@ -34,6 +34,7 @@ class TemplateSpec:
     env: Mapping[str, str]  # without what only a rank has
     path0: str | None  # what Python puts in front of sys.path; None = nothing
     hook_dir: Path
+    ignored: int = 0  # a signal that workers shall not die of; 0 = none
 
 
 class Template(RestartedProcess):
@@ -85,7 +86,7 @@ class Template(RestartedProcess):
         try:
             with theirs:
                 command = [*self._spec.prefix, *start, *self._spec.argv]
-                child = processes.start(command, env, null, null, pass_fds=[theirs.fileno()])
+                child = processes.start(command, env, null, null, self._spec.ignored, pass_fds=[theirs.fileno()])
         except OSError as error:
             ours.close()
             self._say(f"no template process can be made, workers are executed: {error.strerror}")

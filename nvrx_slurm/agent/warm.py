@@ -42,13 +42,14 @@ class Warm:
         argv: Sequence[str],
         prefixes: Sequence[Sequence[str]],
         env: Mapping[str, str],
+        warning_signal: int,
         private_dir: Path,
         end: Callable[[processes.Held], None],
         say: Callable[[str], None],
     ) -> None:
         self._spec, self._argv, self._env, self._end = spec, argv, env, end
         self._prefixes = [tuple(prefix) for prefix in prefixes]
-        self._private_dir = private_dir
+        self._warning_signal, self._private_dir = warning_signal, private_dir
         self._say_sentence, self._said = say, set[str]()
         self._loop = asyncio.get_running_loop()
         self._templates: dict[tuple[str, ...], Template] = {}  # by prefix
@@ -163,7 +164,7 @@ class Warm:
             self._settle()
             return
         for prefix in dict.fromkeys(self._prefixes):
-            spec = TemplateSpec(prefix, self._argv, self._env, self._spec.path0, hook_dir)
+            spec = TemplateSpec(prefix, self._argv, self._env, self._spec.path0, hook_dir, self._warning_signal)
             template = Template(spec, names, hurry, self._add, self._settle, self._say)
             self._templates[prefix] = template
             template.spawn()

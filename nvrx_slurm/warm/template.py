@@ -184,7 +184,7 @@ class Template:
             os.environ.pop(name, None)
             if name in env:
                 os.environ[name] = env[name]
-        _new_seeds()
+        _renew()
 
     def _shared(self, env):
         """Variables that are the same for all workers."""
@@ -299,8 +299,10 @@ def _sent(ancillary):
     return list(fds)
 
 
-def _new_seeds():
-    """`random` does this on its own after a fork. Torch starts from a constant."""
+def _renew():
+    """Seeds and ids that modules took in the template. `random` does it by itself; torch starts from a constant."""
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 keeps the template's
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
