@@ -31,22 +31,39 @@ def _pythons() -> dict[str, str]:
 PYTHONS = _pythons()
 
 
-def start(directory: Path, argv: list[str], envs: list[dict[str, str]], preload: list[str] | None, **how: Any) -> Any:
-    """What the workers of one job say: executed, or forked from a template with `preload`."""
+def start(
+    directory: Path,
+    argv: list[str],
+    envs: list[dict[str, str]],
+    preload: list[str] | None,
+    path0: str | None = None,
+    *,
+    env: dict[str, str] | None = None,
+    prefixes: list[list[str]] | None = None,
+    says: str = "",
+) -> Any:
+    """Code, stdout and stderr of each worker: executed, or forked from a template with `preload`.
+
+    `env`: of the agent. `says`: in the one sentence for people; "" = there is none.
+    """
     private = directory / f"private-{'forked' if preload else 'executed'}"
     private.mkdir()
-    order = {"argv": argv, "envs": envs, "preload": preload, "path0": how.get("path0"), "directory": str(private)}
-    program = f"import os, sys; os.environ['NVRX_TEST_AGENT'] = str(os.getpid()); sys.argv[0] = {str(DRIVER)!r}; "
-    program += "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
-    env = {**os.environ, "RANK": "9", **how.get("env", {})}  # a rank's variable of the agent's own is not the worker's
+    order = {"argv": argv, "envs": envs, "preload": preload, "path0": path0, "directory": str(private)}
+    order["prefixes"] = prefixes or [[]] * len(envs)
+    more = {**(env or {}), "RANK": "9"}  # a rank's variable of the agent's own is not the worker's
+    program = f"""
+import os, runpy, sys
+os.environ.update({more!r}, NVRX_TEST_AGENT=str(os.getpid()))
+sys.path.insert(0, {str(DRIVER.parents[2])!r})
+runpy.run_path({str(DRIVER)!r}, run_name="__main__")
+"""
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        input=json.dumps(order), env=env, cwd=how.get("cwd", directory), text=True, capture_output=True,
-        timeout=BOUND_S, check=False,
+        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=BOUND_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
-    assert result["said"] == []
+    assert len(result["said"]) == bool(says) and says in "".join(result["said"])
     return result["workers"]
 
 
@@ -113,3 +130,46 @@ def test_ends(tmp_path: Path, version: str) -> None:
     assert (executed[0][1], forked[0][1]) == ("False\n", "True\n")
     for name, before, after in zip(warm_ends.ENDS, executed[1:], forked[1:], strict=True):
         assert [before[0], *map(_plain, before[1:])] == [after[0], *map(_plain, after[1:])], name
+
+
+CUSTOM = """import os, sys
+print(__name__, os.environ["RANK"], "NVRX_TEMPLATE" in os.environ, [name for name in sys.path if "private" in name])
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM)
+    (tmp_path / "work.py").write_text(
+        "import sys; print(sys.modules['sitecustomize'].__file__, 'decimal' in sys.modules)"
+    )
+    argv, env = [PYTHONS[version], "-u", "work.py"], {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    envs = [{"RANK": "0"}, {"RANK": "1"}]
+    workers = start(tmp_path, argv, envs, ["decimal"], env=env, path0=str(tmp_path))
+    where = tmp_path / "sitecustomize.py"
+    assert workers == [[0, f"sitecustomize {rank} False []\n{where} True\n", ""] for rank in (0, 1)]
+
+
+def test_without_its_hook_the_template_does_not_run_the_script(tmp_path: Path) -> None:
+    """This Python does not look at PYTHONPATH, so it never imports our sitecustomize."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -E "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "work.py").write_text("import os; open('runs', 'a').write(os.environ['RANK'])")
+    argv, envs = [str(python), "-u", "work.py"], [{"RANK": "0"}, {"RANK": "1"}]
+    workers = start(tmp_path, argv, envs, ["decimal"], says="another sitecustomize")
+    assert workers == [[0, "", ""]] * 2 and sorted((tmp_path / "runs").read_text()) == ["0", "1"]
+
+
+def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
+    """As numactl's: what it binds is inherited by the workers."""
+    (tmp_path / "mark.py").write_text("import os; PID = os.getpid()")
+    script = "import os, sys; before = 'mark' in sys.modules; import mark; print(os.nice(0), before, mark.PID)"
+    (tmp_path / "work.py").write_text(script)
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    prefixes = [["nice", "-n", str(step)] for step in (1, 1, 2, 2)]
+    argv, envs = [sys.executable, "-u", "work.py"], [{"RANK": str(rank)} for rank in range(4)]
+    workers = start(tmp_path, argv, envs, ["mark"], prefixes=prefixes, path0=str(tmp_path))
+    found = [out.split() for _, out, _ in workers]
+    assert [(int(nice) - here, before) for nice, before, _ in found] == [(1, "True")] * 2 + [(2, "True")] * 2
+    assert found[0][2] == found[1][2] != found[2][2] == found[3][2]

@@ -1,6 +1,7 @@
 """Starts workers by `agent.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
 
-In:  argv (of the workers), envs (one per worker, added to ours), preload (modules; null: execute), path0, directory.
+In:  argv (of the workers), envs (one per worker, added to ours), preload (modules; null: execute), path0, directory,
+     prefixes (per worker, what goes before argv).
 Out: said (sentences), workers: code, out, err of each.
 """
 
@@ -28,7 +29,7 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     directory, said = Path(order["directory"]), list[str]()
     processes.Orphans()  # standbys come to a subreaper
     warm = None if order["preload"] is None else WarmSpec(None, order["path0"], order["preload"])
-    prefixes = [()] * len(order["envs"])
+    prefixes = order["prefixes"]
     launcher = Launcher(order["argv"], prefixes, 0, WARNING_SIGNAL, True, warm, directory, said.append)
     launcher.begin()
     await launcher.wait()

@@ -1,0 +1,43 @@
+"""Which modules a template imports where the user names none."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.core import preload
+
+MAPS = """\
+7f0a4c000000-7f0a4c021000 rw-p 00000000 00:00 0
+7f0a50a00000-7f0a50c00000 r-xp 00000000 fd:00 12345 /usr/lib/python3/dist-packages/numpy/_core/_umath.cpython-311.so
+7f0a51a00000-7f0a51c00000 r-xp 00000000 fd:00 12346 /opt/env/lib/python3.12/site-packages/torch/lib/libtorch_cpu.so
+7f0a52a00000-7f0a52c00000 r-xp 00000000 fd:00 12347 /opt/env/lib/python3.12/site-packages/scipy.libs/libopenblas.so
+7f0a53a00000-7f0a53c00000 r--p 00000000 fd:00 12348 /data/pandas/table.bin
+7f0a54a00000-7f0a54c00000 r--p 00000000 fd:00 12349 /opt/regex/lib/libz.so.1.2.13
+7f0a55a00000-7f0a55c00000 r-xp 00000000 fd:00 12350 /opt/other/mytorch/lib/libmy.so
+"""
+
+
+def test_loaded_libraries() -> None:
+    assert preload.loaded(MAPS) == ("numpy", "torch", "regex", "torch._dynamo")
+    assert preload.loaded("") == preload.loaded("\0\xff garbage\n" * 1000) == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch", ("torch", "torch._dynamo")),
+        (
+            "def f():\n    from torch.nn import functional as F\nimport numpy as np, os",
+            ("numpy", "torch", "torch._dynamo"),
+        ),
+        ("import pandas.io", ("pandas",)),
+        ("from . import torch\nfrom .torch import x\nimport mytorch\n# import numpy\n'import scipy'", ()),
+        ("import os", ()),
+        ("", ()),
+        ("#!/bin/sh\nexec python train.py", ()),
+        ("import torch\0", ()),
+        ("(" * 5000, ()),
+    ],
+)
+def test_imports_of_a_script(source: str, found: tuple[str, ...]) -> None:
+    assert preload.imported(source) == found
