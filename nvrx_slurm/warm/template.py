@@ -300,11 +300,13 @@ def _sent(ancillary):
 
 
 def _renew():
-    """Seeds and ids that modules took in the template. `random` does it by itself; torch starts from a constant."""
+    """Seeds and ids that modules took in the template. `random` does it by itself."""
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 keeps the template's
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_harness import free_port
 
 DATA = Path(__file__).parents[1] / "data"
 DRIVER = Path(__file__).with_name("warm_driver.py")
@@ -173,3 +174,19 @@ def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
     found = [out.split() for _, out, _ in workers]
     assert [(int(nice) - here, before) for nice, before, _ in found] == [(1, "True")] * 2 + [(2, "True")] * 2
     assert found[0][2] == found[1][2] != found[2][2] == found[3][2]
+
+
+@pytest.mark.torch
+def test_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    argv, found = [sys.executable, "-u", str(DATA / "warm_torch.py")], []
+    for preload in (None, ["torch", "torch._dynamo"]):
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        workers = start(tmp_path, argv, [place | {"RANK": rank} for rank in "01"], preload, str(DATA))
+        assert [code for code, _, _ in workers] == [0, 0], workers
+        told = [json.loads(out) for _, out, _ in workers]
+        assert [one["forked"] for one in told] == [preload is not None] * 2
+        found.append([one["facts"] for one in told])
+        for random in ("seed", "random"):
+            assert len({str(facts.pop(random)) for facts in found[-1]}) == 2, random
+    assert found[0] == found[1] and found[0][0]["sum"] == 3.0
