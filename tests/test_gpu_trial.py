@@ -1,0 +1,40 @@
+"""scripts/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu-trial"
+BOUND_S = 110
+
+
+def trial(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NVRX_"))}
+    return subprocess.run(
+        [str(SCRIPT), *args], cwd=directory, env=env | {"PYTHON": sys.executable}, text=True, capture_output=True,
+        timeout=BOUND_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.torch
+def test_rows(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = trial(tmp_path, "--rows=nvml,checks,nproc-gpu,killed-warm,template")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = {row["row"]: row for row in json.loads((tmp_path / "gpu-trial.json").read_text())["rows"]}
+    verdicts = {name: row["verdict"] for name, row in rows.items()}
+    assert verdicts.pop("nproc-gpu") == "untried" and set(verdicts.values()) == {"ok"}
+    assert rows["killed-warm"]["value"]["forked"] == [True, True]
+    assert rows["template"]["value"] == {"template and standbys": 3, "devices open in them": 0}
+
+
+@pytest.mark.parametrize(("args", "named"), [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
+def test_bad_arguments(tmp_path: Path, args: list[str], named: str) -> None:
+    ended = trial(tmp_path, *args)
+    assert ended.returncode == 2 and named in ended.stderr
