@@ -180,13 +180,13 @@ def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
 def test_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     argv, found = [sys.executable, "-u", str(DATA / "warm_torch.py")], []
-    for preload in (None, ["torch", "torch._dynamo"]):
+    for preload in (None, ["numpy", "torch", "torch._dynamo"]):
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         workers = start(tmp_path, argv, [place | {"RANK": rank} for rank in "01"], preload, str(DATA))
         assert [code for code, _, _ in workers] == [0, 0], workers
         told = [json.loads(out) for _, out, _ in workers]
         assert [one["forked"] for one in told] == [preload is not None] * 2
         found.append([one["facts"] for one in told])
-        for random in ("seed", "random"):
+        for random in ("seed", "random", "numpy"):
             assert len({str(facts.pop(random)) for facts in found[-1]}) == 2, random
     assert found[0] == found[1] and found[0][0]["sum"] == 3.0

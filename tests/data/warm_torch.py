@@ -6,6 +6,7 @@ import sys
 
 FORKED = "torch" in sys.modules
 
+import numpy  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
@@ -17,6 +18,7 @@ def squares(number):
 
 PID = os.getpid()
 facts = {"seed": torch.initial_seed(), "random": torch.rand(3).tolist(), "threads": torch.get_num_threads()}
+facts["numpy"] = numpy.random.rand(2).tolist()
 facts["cuda"] = [torch.cuda.is_initialized(), torch.cuda.is_available()]
 loader = DataLoader(list(range(8)), num_workers=2, collate_fn=lambda batch: [squares(one) for one in batch])
 facts["loader"] = [batch for batch in loader]
