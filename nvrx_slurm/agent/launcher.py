@@ -78,9 +78,8 @@ class Launcher:
         standby = self._warm.take(local_rank) if self._warm is not None else None
         held = standby or self._held.pop(local_rank, None)
         if held is not None:
-            if held.waits:
-                with contextlib.suppress(OSError):
-                    return held.release(env, out, err)
+            with contextlib.suppress(OSError):  # it has ended
+                return held.release(env, out, err)
             self._end(held)
         return processes.start(self._commands[local_rank], env, out, err, self._warning_signal)
 
