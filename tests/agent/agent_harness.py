@@ -228,7 +228,7 @@ class Rig:
         """Environment of a launcher: ours without Slurm's, and marked."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_"))}
         kept |= {MARK: self.mark, "TMPDIR": str(self.dir / "tmp"), "PYTHONPATH": str(REPO)}
-        kept["NVRX_TEST_GATES"] = str(self.dir)
+        kept |= {"NVRX_TEST_GATES": str(self.dir), "TORCHINDUCTOR_CACHE_DIR": str(self.dir / "inductor")}
         return kept | more
 
     def run(self, script: str, *flags: str, args: tuple[str, ...] = (), split: bool = False, **env: str) -> Launcher:

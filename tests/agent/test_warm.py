@@ -58,11 +58,16 @@ def alike(one: Launcher) -> list[int]:
 def waiting(one: Launcher, workers: list[int]) -> list[int]:
     """The template, then one standby per worker; waits for them."""
     until(lambda: len(set(alike(one)) - set(workers)) == len(workers) + 1, "all ranks have a standby")
-    found = sorted(set(alike(one)) - set(workers))
+    found = sorted(set(alike(one)) - set(workers), key=began)
     no_children = Path(f"/proc/{found[0]}/task/{found[0]}/children")
     until(lambda: not no_children.read_text() and stat(found[0])[1] == "S", "the template has told the agent")
     until(lambda: stat(one.pid)[1] == "S", "the agent has heard it")
     return found
+
+
+def began(pid: int) -> tuple[int, int]:
+    """Order of processes by their start."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
 
 
 def imports(rig: Rig) -> int:
