@@ -179,7 +179,8 @@ def test_a_stopped_template_does_not_hold_up_a_restart_or_the_end(rig: Rig, work
     pids = [up(one, 0, rank)[1] for rank in (0, 1)]
     os.kill(waiting(one, pids)[0], signal.SIGSTOP)
     os.kill(pids[0], signal.SIGKILL)
-    os.kill(up(one, 1, 0)[1], signal.SIGKILL)
+    pids = [up(one, 1, rank)[1] for rank in (0, 1)]
+    os.kill(pids[0], signal.SIGKILL)
     assert one.wait() == 0
     assert [up(one, cycle, rank)[0] for cycle in (1, 2) for rank in (0, 1)] == ["forked"] * 2 + ["executed"] * 2
 
