@@ -258,6 +258,7 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
     policy = ("--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=1", "--ft-preload=torch")
     one = rig.run(script, *policy)
     pids = [int(one.line(rf"entered 0 1 as {rank} pid (\d+)$", 90)[1]) for rank in (0, 1)]
+    until(lambda: len(alike(one)) == 5, "all ranks have a standby, and there is the template")
     os.kill(pids[1], signal.SIGKILL)
     for rank in (0, 1):
         one.line(rf"entered 1 0 as {rank} ", 90)

@@ -53,8 +53,11 @@ def start(
     order["prefixes"] = prefixes or [[]] * len(envs)
     more = {**(env or {}), "RANK": "9"}  # a rank's variable of the agent's own is not the worker's
     program = f"""
-import os, runpy, sys
+import os, resource, runpy, sys
 os.environ.update({more!r}, NVRX_TEST_AGENT=str(os.getpid()))
+os.umask(0o27)
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
 sys.path.insert(0, {str(DRIVER.parents[2])!r})
 runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 """
@@ -68,7 +71,16 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
     return result["workers"]
 
 
-STARTS = ["script", "relative", "symlink", "module", "run_path", "folder", "zip"]
+# How the script is named, and what is in the agent's environment.
+STARTS: dict[str, dict[str, str]] = {
+    "script": {},
+    "relative": {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "5"},
+    "symlink": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONPATH": "/one:/other"},
+    "module": {"PYTHONPATH": ""},
+    "run_path": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1:replace"},
+    "folder": {"NVRX_TEST_TEXT": "a=b\nc\udcff"},
+    "zip": {"PYTHONFAULTHANDLER": "", "PYTHONSAFEPATH": "1"},
+}
 
 
 def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | None]:
@@ -108,7 +120,8 @@ def test_facts(tmp_path: Path, version: str, how: str) -> None:
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
     for preload in (None, ["decimal", "asyncio"]):
-        ((code, out, err),) = start(tmp_path, argv, [{"RANK": "0", "NVRX_CYCLE": "3"}], preload, path0=path0)
+        rank = {"RANK": "0", "NVRX_CYCLE": "3"}
+        ((code, out, err),) = start(tmp_path, argv, [rank], preload, path0=path0, env=STARTS[how])
         assert (code, err) == (0, "")
         found = json.loads(out)
         assert found["forked"] is (preload is not None)
