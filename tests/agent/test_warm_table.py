@@ -149,19 +149,25 @@ def test_ends(tmp_path: Path, version: str) -> None:
 CUSTOM = """import os, sys
 print(__name__, os.environ["RANK"], "NVRX_TEMPLATE" in os.environ, [name for name in sys.path if "private" in name])
 """
+WORK = """import sys
+if "decimal" in sys.modules:
+    open("forked", "a").write("x")
+print([sys.modules.get(name) for name in sys.argv[1:]])
+"""
 
 
+@pytest.mark.parametrize("fails", ["", "raise ValueError('as asked')"])
 @pytest.mark.parametrize("version", PYTHONS)
-def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str) -> None:
-    (tmp_path / "sitecustomize.py").write_text(CUSTOM)
-    (tmp_path / "work.py").write_text(
-        "import sys; print(sys.modules['sitecustomize'].__file__, 'decimal' in sys.modules)"
-    )
-    argv, env = [PYTHONS[version], "-u", "work.py"], {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str, fails: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM + fails)
+    (tmp_path / "usercustomize.py").write_text(CUSTOM)  # a virtual environment has none
+    (tmp_path / "work.py").write_text(WORK)
+    argv, env = [PYTHONS[version], "-u", "work.py", "sitecustomize", "usercustomize"], {"PYTHONPATH": str(tmp_path)}
     envs = [{"RANK": "0"}, {"RANK": "1"}]
-    workers = start(tmp_path, argv, envs, ["decimal"], env=env, path0=str(tmp_path))
-    where = tmp_path / "sitecustomize.py"
-    assert workers == [[0, f"sitecustomize {rank} False []\n{where} True\n", ""] for rank in (0, 1)]
+    executed, forked = (start(tmp_path, argv, envs, preload, env=env) for preload in (None, ["decimal"]))
+    assert executed == forked and (tmp_path / "forked").read_text() == "xx"
+    for rank, (code, out, err) in enumerate(forked):
+        assert code == 0 and out.startswith(f"sitecustomize {rank} False []\n") and ("as asked" in err) == bool(fails)
 
 
 def test_without_its_hook_the_template_does_not_run_the_script(tmp_path: Path) -> None:
