@@ -25,7 +25,6 @@ import os
 import signal
 import socket
 import sys
-import types
 
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
 _NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
@@ -104,8 +103,8 @@ class Template:
         installed = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
         files = [sys.executable]
         for name, module in sys.modules.items():
-            path = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
-            if path and os.path.isfile(path) and (name in self._modules or not path.startswith(installed)):
+            path = str(getattr(module, "__dict__", {}).get("__file__"))
+            if (name in self._modules or not path.startswith(installed)) and os.path.isfile(path):
                 files.append(path)
         self._stamps = {path: _stamp(path) for path in files}
 
