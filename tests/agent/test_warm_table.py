@@ -16,7 +16,7 @@ from agent_harness import free_port
 
 DATA = Path(__file__).parents[1] / "data"
 DRIVER = Path(__file__).with_name("warm_driver.py")
-BOUND_S = 60
+BOUND_S = 100
 sys.path.insert(0, str(DATA))
 import warm_ends  # noqa: E402
 

@@ -21,7 +21,7 @@ from nvrx_slurm.agent.worker_env import worker_env
 from nvrx_slurm.system import processes
 
 WARNING_SIGNAL = 10
-BOUND_S = 30.0
+BOUND_S = 90.0
 
 
 async def run(order: dict[str, Any]) -> dict[str, Any]:
