@@ -78,6 +78,7 @@ class Template(RestartedProcess):
             "modules": self._modules,
             "path0": self._spec.path0,
             "rank_names": RANK_NAMES,
+            "python_path": self._spec.env.get("PYTHONPATH"),
             "hurry": self._hurry,
         }
         start = [sys.executable, "-I", "-S", _START, os.fspath(self._spec.hook_dir)]

@@ -9,6 +9,7 @@ The environment variable NVRX_TEMPLATE is JSON:
     modules      what to import, in this order
     path0        what Python will put in front of sys.path, or null
     rank_names   variables that only a worker has
+    python_path  PYTHONPATH of a worker, or null
     hurry        workers wait for this template
 Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": []},
 {"pids": [...]}, {"stale": FILE}. A message from the agent has one descriptor per standby: the socket on which
@@ -24,8 +25,10 @@ import os
 import signal
 import socket
 import sys
+import types
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
+_NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
 _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
 _USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
 
@@ -97,8 +100,14 @@ class Template:
                 raise Unfit("it started a thread")
 
     def _stamp(self):
-        files = [getattr(sys.modules[name], "__file__", None) for name in self._modules]
-        self._stamps = {path: _stamp(path) for path in (sys.executable, *files) if path}
+        """Of the named modules and of all that are not installed: people change those while a job runs."""
+        installed = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
+        files = [sys.executable]
+        for name, module in sys.modules.items():
+            path = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
+            if path and os.path.isfile(path) and (name in self._modules or not path.startswith(installed)):
+                files.append(path)
+        self._stamps = {path: _stamp(path) for path in files}
 
     def _check_stamps(self):
         for path, stamp in self._stamps.items():
@@ -166,7 +175,8 @@ class Template:
             os.dup2(fd, target)
             os.close(fd)
         with open(env_fd, "rb") as file:
-            env = dict(line.split(b"=", 1) for line in file.read().split(b"\0") if b"=" in line)
+            text = file.read()
+        env = dict(line.split(b"=", 1) for line in text.split(b"\0") if b"=" in line)
         env = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._agent:
@@ -178,13 +188,20 @@ class Template:
             self._check_stamps()
             if self._shared(env) != self._env:
                 raise Stale("the environment")
-        except (Stale, OSError):
+            self._take(env)
+            _show(text)
+            _renew()
+        except Exception as error:
+            if not isinstance(error, Stale):
+                print(f"nvrx-run: this worker is executed, not forked: {error!r}", file=sys.stderr)
             os.execve(sys.executable, sys.orig_argv, env)
-        for name in self._rank_names:  # no others: a module may have set some that its other imports read
+
+    def _take(self, env):
+        """Only the variables of a rank: a module may have set others, which its other imports read."""
+        for name in self._rank_names:
             os.environ.pop(name, None)
             if name in env:
                 os.environ[name] = env[name]
-        _renew()
 
     def _shared(self, env):
         """Variables that are the same for all workers."""
@@ -299,6 +316,24 @@ def _sent(ancillary):
     return list(fds)
 
 
+def _show(text):
+    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows; people look there for a rank.
+
+    See prctl(2), PR_SET_MM_MAP. It sets all places at once, so the others get what they have. A kernel may refuse it.
+    """
+    kept = ctypes.create_string_buffer(text)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: the kernel reads it until this process ends
+    with open("/proc/self/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()[1:]
+    field = [0, 0, 0, 0, *map(int, words)]  # by the numbers in proc(5)
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    start = ctypes.addressof(kept)
+    places = [*field[26:28], *field[45:48], libc.sbrk(0), field[28], *field[48:50], start, start + len(kept)]
+    area = (ctypes.c_uint64 * 13)(*places, 0, _NO_FILE << 32)  # struct prctl_mm_map; no new auxv, no new executable
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, area, ctypes.c_ulong(ctypes.sizeof(area)), 0)
+
+
 def _renew():
     """Seeds and ids that modules took in the template. `random` does it by itself."""
     if "threading" in sys.modules:
@@ -316,15 +351,15 @@ def main():
     hook_dir = os.path.dirname(__file__)
     sys.path.remove(hook_dir)
     sys.path_importer_cache.pop(hook_dir, None)
-    path = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
-    if path:
-        os.environ["PYTHONPATH"] = path
-    else:
-        del os.environ["PYTHONPATH"]
     setup = os.environ.pop("NVRX_TEMPLATE")
     if setup == "trial":
         os._exit(0)
-    Template(json.loads(setup)).run()
+    setup = json.loads(setup)
+    if setup["python_path"] is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = setup["python_path"]
+    Template(setup).run()
 
 
 try:

@@ -12,12 +12,12 @@ import pytest
 from agent_harness import Launcher, Rig, kill, says, stat, until
 from stage import await_end
 
-# `slow` is beside the script. It counts its imports, and knows the process that imported it.
+# `slow` is beside the script. It counts its imports, and has its text from a module of its own.
 SLOW = """
 import os
-PID, TEXT = os.getpid(), "first"
+from slow_text import TEXT
 with open(os.path.join(os.environ["NVRX_TEST_GATES"], "imports"), "a") as file:
-    file.write(f"{PID}\\n")
+    file.write(f"{os.getpid()}\\n")
 """
 LIVES = """
 before = "slow" in sys.modules
@@ -33,6 +33,7 @@ PRELOAD = "--ft-preload=slow"
 def work(rig: Rig) -> str:
     """The script, with its module beside it. Its argument: the cycle in which it ends."""
     (rig.dir / "slow.py").write_text(SLOW)
+    (rig.dir / "slow_text.py").write_text("TEXT = 'first'")
     return rig.script(LIVES)
 
 
@@ -189,7 +190,7 @@ def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
     pids = [up(one, 0, rank)[1] for rank in (0, 1)]
     waiting(one, pids)
-    (rig.dir / "slow.py").write_text(SLOW.replace("first", "second"))
+    (rig.dir / "slow_text.py").write_text("TEXT = 'second'")
     os.kill(pids[0], signal.SIGKILL)
     found = [up(one, 1, rank) for rank in (0, 1)]
     assert [(how, text) for how, _, text in found] == [("executed", "second")] * 2
@@ -258,6 +259,7 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
     policy = ("--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=1", "--ft-preload=torch")
     one = rig.run(script, *policy)
     pids = [int(one.line(rf"entered 0 1 as {rank} pid (\d+)$", 90)[1]) for rank in (0, 1)]
+    until(lambda: len(alike(one)) == 5, "all ranks have a standby, and there is the template")
     os.kill(pids[1], signal.SIGKILL)
     for rank in (0, 1):
         one.line(rf"entered 1 0 as {rank} ", 90)

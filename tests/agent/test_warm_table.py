@@ -53,8 +53,11 @@ def start(
     order["prefixes"] = prefixes or [[]] * len(envs)
     more = {**(env or {}), "RANK": "9"}  # a rank's variable of the agent's own is not the worker's
     program = f"""
-import os, runpy, sys
+import os, resource, runpy, sys
 os.environ.update({more!r}, NVRX_TEST_AGENT=str(os.getpid()))
+os.umask(0o27)
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
 sys.path.insert(0, {str(DRIVER.parents[2])!r})
 runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 """
@@ -68,7 +71,16 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
     return result["workers"]
 
 
-STARTS = ["script", "relative", "symlink", "module", "run_path", "folder", "zip"]
+# How the script is named, and what is in the agent's environment.
+STARTS: dict[str, dict[str, str]] = {
+    "script": {},
+    "relative": {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "5"},
+    "symlink": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONPATH": "/one:/other"},
+    "module": {"PYTHONPATH": ""},
+    "run_path": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1:replace"},
+    "folder": {"NVRX_TEST_TEXT": "a=b\nc\udcff"},
+    "zip": {"PYTHONFAULTHANDLER": "", "PYTHONSAFEPATH": "1"},
+}
 
 
 def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | None]:
@@ -108,7 +120,8 @@ def test_facts(tmp_path: Path, version: str, how: str) -> None:
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
     for preload in (None, ["decimal", "asyncio"]):
-        ((code, out, err),) = start(tmp_path, argv, [{"RANK": "0", "NVRX_CYCLE": "3"}], preload, path0=path0)
+        rank = {"RANK": "0", "NVRX_CYCLE": "3"}
+        ((code, out, err),) = start(tmp_path, argv, [rank], preload, path0=path0, env=STARTS[how])
         assert (code, err) == (0, "")
         found = json.loads(out)
         assert found["forked"] is (preload is not None)
@@ -136,19 +149,25 @@ def test_ends(tmp_path: Path, version: str) -> None:
 CUSTOM = """import os, sys
 print(__name__, os.environ["RANK"], "NVRX_TEMPLATE" in os.environ, [name for name in sys.path if "private" in name])
 """
+WORK = """import sys
+if "decimal" in sys.modules:
+    open("forked", "a").write("x")
+print([sys.modules.get(name) for name in sys.argv[1:]])
+"""
 
 
+@pytest.mark.parametrize("fails", ["", "raise ValueError('as asked')"])
 @pytest.mark.parametrize("version", PYTHONS)
-def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str) -> None:
-    (tmp_path / "sitecustomize.py").write_text(CUSTOM)
-    (tmp_path / "work.py").write_text(
-        "import sys; print(sys.modules['sitecustomize'].__file__, 'decimal' in sys.modules)"
-    )
-    argv, env = [PYTHONS[version], "-u", "work.py"], {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str, fails: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM + fails)
+    (tmp_path / "usercustomize.py").write_text(CUSTOM)  # a virtual environment has none
+    (tmp_path / "work.py").write_text(WORK)
+    argv, env = [PYTHONS[version], "-u", "work.py", "sitecustomize", "usercustomize"], {"PYTHONPATH": str(tmp_path)}
     envs = [{"RANK": "0"}, {"RANK": "1"}]
-    workers = start(tmp_path, argv, envs, ["decimal"], env=env, path0=str(tmp_path))
-    where = tmp_path / "sitecustomize.py"
-    assert workers == [[0, f"sitecustomize {rank} False []\n{where} True\n", ""] for rank in (0, 1)]
+    executed, forked = (start(tmp_path, argv, envs, preload, env=env) for preload in (None, ["decimal"]))
+    assert executed == forked and (tmp_path / "forked").read_text() == "xx"
+    for rank, (code, out, err) in enumerate(forked):
+        assert code == 0 and out.startswith(f"sitecustomize {rank} False []\n") and ("as asked" in err) == bool(fails)
 
 
 def test_without_its_hook_the_template_does_not_run_the_script(tmp_path: Path) -> None:

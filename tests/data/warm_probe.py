@@ -4,6 +4,7 @@ import sys
 
 FORKED = "decimal" in sys.modules  # the template imports it
 
+import fcntl  # noqa: E402
 import gc  # noqa: E402
 import inspect  # noqa: E402
 import json  # noqa: E402
@@ -24,7 +25,7 @@ def fact(function):
 
 
 def read(path):
-    with open(path) as file:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 
 
@@ -34,7 +35,7 @@ def status(*names):
 
 
 def stream(file):
-    return [file.name, file.mode, file.encoding, file.errors, file.line_buffering, file.write_through, file.isatty()]
+    return [file.name, file.mode, file.encoding, file.errors, file.line_buffering, file.write_through, file.seekable()]
 
 
 @fact
@@ -73,7 +74,23 @@ def interpreter():
         hooks,
         sys.getrecursionlimit(),
         sys.getswitchinterval(),
+        "PYTHONHASHSEED" in os.environ and hash("text"),
     ]
+
+
+@fact
+def encodings():
+    import locale
+
+    names = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), locale.getpreferredencoding()]
+    return [*names, locale.setlocale(locale.LC_ALL)]
+
+
+@fact
+def warning_filters():
+    import warnings
+
+    return repr(warnings.filters)
 
 
 @fact
@@ -88,7 +105,8 @@ def environment():
     code = "import os, json; print(json.dumps(dict(os.environ)))"
     child = json.loads(subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True).stdout)
     child.pop("NVRX_TEST_AGENT")
-    return [sorted(mine.items()), sorted(child.items())]
+    shown = [entry for entry in read("/proc/self/environ").split("\0") if not entry.startswith("NVRX_TEST_AGENT")]
+    return [sorted(mine.items()), sorted(child.items()), sorted(shown)]
 
 
 @fact
@@ -111,7 +129,9 @@ def descriptors():
         for fd in os.listdir("/proc/self/fd")
         if os.path.exists(f"/proc/self/fd/{fd}")
     }
-    return {fd: os.path.basename(path).partition(".")[2] or path for fd, path in found.items() if "/proc/" not in path}
+    flags = [[fcntl.fcntl(fd, which) for which in (fcntl.F_GETFD, fcntl.F_GETFL)] for fd in range(3)]
+    ends = {fd: os.path.basename(path).partition(".")[2] or path for fd, path in found.items() if "/proc/" not in path}
+    return [ends, flags]
 
 
 @fact
@@ -158,6 +178,16 @@ def frames():
 @fact
 def security():
     return status("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Umask", "CoreDumping")
+
+
+@fact
+def attributes():
+    """Of the process, most of them by prctl(2): dumpable, keepcaps, securebits, timer slack, subreaper, THP, ..."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    files = [read(f"/proc/self/{name}") for name in ("oom_score_adj", "personality", "cgroup")]
+    return [*files, *(libc.prctl(number, 0, 0, 0, 0) for number in (3, 7, 23, 27, 30, 37, 39, 42))]
 
 
 @fact
