@@ -22,7 +22,10 @@ _BUILD_S = 900.0  # for the imports, also from a busy file system
 _FORK_S = 30.0  # for the answer to a request
 _MAX_MESSAGE_BYTES = 65536
 _MAX_STANDBYS = 253  # descriptors in one message, SCM_MAX_FD of the kernel
-_HOOK_FAILED = 97  # exit code of warm/start.py
+_WHY = {  # exit codes of warm/start.py
+    97: "this Python runs another sitecustomize than that of their template",
+    98: "sitecustomize or usercustomize changes sys.path or the environment, after a template has imported modules",
+}
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,8 @@ class Template(RestartedProcess):
         self._asked = {}
         if self._closed:
             return
-        if code == _HOOK_FAILED:
-            self._say("workers are executed: this Python runs another sitecustomize than that of their template")
+        if code in _WHY:
+            self._say(f"workers are executed: {_WHY[code]}")
             self._modules = []
         elif code:
             self._say(f"the template process ended with {code}, workers are executed")

@@ -16,6 +16,7 @@ _PROGRAM = Path(__file__).parents[1] / "warm" / "template.py"
 _FORK_AFTER_S = 0.1  # the start of workers comes before that of their standbys
 _FIRST_LOOK_S = 1.0  # at what the workers have loaded; each further look comes after twice as long
 _LAST_LOOK_S = 1024.0
+_WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
 _LOOK_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 120.0  # of the first workers for a template that the user asked for
 
@@ -127,7 +128,7 @@ class Warm:
     async def _look_at(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
         """Two looks that find the same: the worker has imported what it needs."""
         found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
-        if found and found == before:
+        if found and found == before and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
             self._build(found)
         elif after_s < _LAST_LOOK_S:
             self._timer = self._loop.call_later(2 * after_s, self._begin_look, pid, 2 * after_s, found)

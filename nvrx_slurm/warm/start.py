@@ -9,7 +9,14 @@ that hook the process would be a rank too many, so a trial run without a script 
 import os
 import sys
 
-HOOK_FAILED = 97  # exit code
+HOOK_FAILED, SITE_CHANGES = 97, 98  # exit codes
+# Customizations of the user run after our hook, and so after the imports of a template.
+_TRIAL = f"""
+import os, sys
+before = getattr(sys, "_nvrx_before", None)
+after = [path for path in sys.path if path], {{**os.environ}}
+raise SystemExit({HOOK_FAILED} if before is None else {SITE_CHANGES} if after != before else 0)
+"""
 
 
 def main() -> None:
@@ -17,9 +24,9 @@ def main() -> None:
     hook_dir, command = sys.argv[1], sys.argv[2:]
     path = os.environ.get("PYTHONPATH")
     env = {**os.environ, "PYTHONPATH": f"{hook_dir}{os.pathsep}{path}" if path else hook_dir}
-    trial = [command[0], "-c", f"raise SystemExit({HOOK_FAILED})"]
-    if os.spawnve(os.P_WAIT, command[0], trial, {**env, "NVRX_TEMPLATE": "trial"}):
-        os._exit(HOOK_FAILED)
+    failed = os.spawnve(os.P_WAIT, command[0], [command[0], "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"})
+    if failed:
+        os._exit(SITE_CHANGES if failed == SITE_CHANGES else HOOK_FAILED)
     os.execve(command[0], command, env)
 
 

@@ -179,7 +179,7 @@ class Template:
         env = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._agent:
-            os._exit(0)
+            os._exit(1)
         for signum in signal.sigpending() & _USER_SIGNALS:  # for the workers of an earlier moment
             signal.signal(signum, signal.signal(signum, signal.SIG_IGN))
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
@@ -351,8 +351,9 @@ def main():
     sys.path.remove(hook_dir)
     sys.path_importer_cache.pop(hook_dir, None)
     setup = os.environ.pop("NVRX_TEMPLATE")
-    if setup == "trial":
-        os._exit(0)
+    if setup == "trial":  # see start.py
+        sys._nvrx_before = [*sys.path], {**os.environ}
+        return
     setup = json.loads(setup)
     if setup["python_path"] is None:
         del os.environ["PYTHONPATH"]

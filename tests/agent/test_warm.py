@@ -95,6 +95,7 @@ def test_auto_preloads_what_the_first_workers_loaded(rig: Rig) -> None:
         if CYCLE == 0:
             forever()
     """)
+    rig.before = "from nvrx_slurm.agent import warm; warm._WITHOUT_TORCH_S = 0.0"  # there will be no torch
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
     workers = [up(one, 0, rank) for rank in (0, 1)]
     assert [worker[0] for worker in workers] == ["executed"] * 2

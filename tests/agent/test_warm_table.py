@@ -209,3 +209,11 @@ def test_torch(tmp_path: Path) -> None:
         for random in ("seed", "random", "numpy"):
             assert len({str(facts.pop(random)) for facts in found[-1]}) == 2, random
     assert found[0] == found[1] and found[0][0]["sum"] == 3.0
+
+
+def test_a_sitecustomize_that_changes_the_path_executes_workers(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path / 'overlay')!r})")
+    (tmp_path / "work.py").write_text("import sys; print('decimal' in sys.modules)")
+    argv, env = [sys.executable, "-u", "work.py"], {"PYTHONPATH": str(tmp_path)}
+    workers = start(tmp_path, argv, [{"RANK": "0"}], ["decimal"], env=env, says="sys.path")
+    assert workers == [[0, "False\n", ""]]

@@ -87,8 +87,10 @@ def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed
         write()
         if number % 5 == 4:
             what = list(faults)[(number // 5) % 4]
-            faults[what] += 1 if what != "cut" else wire.cut()
-            if what == "shipper":
+            faults[what] += 1
+            if what == "cut":
+                merge.until(lambda: wire.cut() > 0, "a connection is there and is cut")
+            elif what == "shipper":
                 shipper.kill()
                 shipper = new_shipper()
             elif what == "aggregator":
