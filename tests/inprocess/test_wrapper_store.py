@@ -19,7 +19,7 @@ from nvrx_slurm.core.inprocess.rollcall import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.meeting.barriers import Iteration, latest, serve_barrier
+from nvrx_slurm.inprocess.meeting.barriers import Iteration, latest, read, serve_barrier
 from nvrx_slurm.inprocess.meeting.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
@@ -176,6 +176,22 @@ def test_one_result_whichever_server_gives_it(view: StoreView) -> None:
     assert results[0] == results[1] and (results[0].terminated, results[0].gone) == ({1}, {1})
     this.delete_keys([0, 1, 2])
     assert not this.has_result()
+
+
+def test_a_read_of_a_missing_key_wakes_no_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two observers of a dead rank read its key, and the barrier server waits for it."""
+    monkeypatch.setenv("RANK", "0")
+    port = free_port()
+    server, observer = (TCPStore("127.0.0.1", port).view() for _ in range(2))
+    came: list[bool] = []
+    waiter = threading.Thread(target=lambda: came.append(server.look(["dead"], 0.5)))
+    waiter.start()
+    reads = 0
+    while waiter.is_alive():
+        assert read(observer, "dead") is None
+        reads += 1
+    waiter.join()
+    assert came == [False] and reads > 1
 
 
 def test_a_missing_rank_is_declared_gone(view: StoreView) -> None:

@@ -249,7 +249,12 @@ def latest(call: StoreView) -> tuple[int, BarrierResult] | None:
 
 
 def read(keys: StoreView, key: str) -> bytes | None:
-    """Its value, or None if it does not exist: in one step, since it may be deleted at any moment."""
+    """Its value, or None if it does not exist. It may be deleted at any moment, so `get` could wait forever.
+
+    A compare_set that does not find its key wakes the waiters of that key (torch 2.9 and later), so look first.
+    """
+    if not keys.check([key]):
+        return None
     value = keys.compare_set(key, _NOTHING, _NOTHING)
     return None if value == _NOTHING.encode() else value
 
