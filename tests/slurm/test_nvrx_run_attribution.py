@@ -25,8 +25,8 @@ def test_every_cycle_is_submitted_by_whichever_node_coordinates(jobs: Jobs) -> N
     said = {"action": "RESTART", "reason": "a node was lost", "source": "test"}
     with Fake(b"") as service:
         service.answer = lambda asked: reply(200, {"recommendation": said} if asked.method == "GET" else {})  # type: ignore[method-assign]
-        flags = f"--spares=2 --max-restarts=4 --ft-attribution-endpoint={service.url}"
-        flags += " --rdzv-conf=last_call_timeout=30"  # n1 is not late: it has ranks, and coordinates the job
+        flags = f"--spares=2 --nproc-per-node=1 --max-restarts=4 --ft-attribution-endpoint={service.url}"
+        flags += " --rdzv-conf=last_call_timeout=30"  # n1 is not late: it has a rank, and coordinates the job
         job = jobs.submit(FAILS, f"{flags} --ft-per-cycle-applog-prefix=$PWD/m/%j.log")
         for cycle in range(2):  # first the node of a rank, then that of the coordinator
             lost = job.wait_marks("up", 2, cycle=cycle)
