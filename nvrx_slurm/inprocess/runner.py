@@ -22,7 +22,7 @@ from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, serve_barrier
 from nvrx_slurm.inprocess.meeting.view import StoreLost
 from nvrx_slurm.inprocess.monitor_thread import Answer, await_end
-from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections
+from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
 from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
@@ -224,6 +224,7 @@ class Runner:
     def finalize(self) -> object:
         """The user's."""
         free_frames(self._cause)
+        release_groups()
         self._between("finalize")
         return phases.Done()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -40,8 +41,10 @@ def test_a_dead_rank_and_then_its_node_are_the_wrappers_business_and_no_process_
     os.kill(pids[3], signal.SIGKILL)
     assert [entered((first, second)[rank // 2], 1, rank, 3) for rank in range(3)] == pids[:3]
     first.line("going on: 1 of 2 nodes are good, 1 are needed")
-    family = init.descendants(second.pid)
-    fds = [os.pidfd_open(one.pid) for one in family]
+    family, fds = init.descendants(second.pid), list[int]()
+    for one in family:
+        with contextlib.suppress(ProcessLookupError):  # the dead rank's monitor may have ended meanwhile
+            fds.append(os.pidfd_open(one.pid))
     second.signal(signal.SIGSTOP)
     for one in family:
         init.signal_process(one, signal.SIGKILL)  # a monitor may have ended with its parent

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from plugin_harness import WITHOUT_TORCH
-from ranks_harness import Zygote
+from ranks_harness import Zygote, free_port
 from scripts_harness import Script
 
 from nvrx_slurm.inprocess.plugins import abort
@@ -114,6 +114,29 @@ own.set("key", "value")
 assert own.get("key") == b"value"
 """
 )
+RELEASED = (
+    PRELUDE
+    + """
+import weakref
+from nvrx_slurm import inprocess
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1], RANK="0", WORLD_SIZE="1")
+
+class Look(abort.Abort, inprocess.finalize.Finalize):
+    def __call__(self, state):
+        print("held" if group() else "released", flush=True)
+        return state
+
+@inprocess.Wrapper(abort=inprocess.Compose(Look(), abort.AbortTorchDistributed()), finalize=Look())
+def train(call: inprocess.CallWrapper):
+    global group
+    if call.iteration == 0:
+        dist.init_process_group("gloo")
+        group = weakref.ref(dist.group.WORLD)
+        raise ValueError
+
+train()
+"""
+)
 DUMP = (
     PRELUDE
     + """
@@ -164,6 +187,12 @@ def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tm
 @pytest.mark.parametrize("how", ["kept", "again"])
 def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how: str) -> None:
     assert spawn(RENDEZVOUS, how)().split()[:2] == ["unblocked", "init_process_group"]
+
+
+@pytest.mark.torch
+def test_aborted_groups_are_held_until_the_frames_of_the_function_are_free(spawn) -> None:
+    """The Reducer of a DistributedDataParallel in such a frame would destroy its group with the GIL held."""
+    assert spawn(RELEASED, str(free_port()))().split() == ["held", "released"]
 
 
 @pytest.mark.torch

@@ -45,6 +45,7 @@ class Abort(ABC):
 
 _kept: frozenset[int] | None = None  # inodes of connections; None: unknown, so no store's connection is ever cut
 _has_cut = False  # AbortTorchDistributed has run since keep_connections()
+_aborted: list[Any] = []  # process groups, see release_groups()
 
 
 def keep_connections() -> None:
@@ -62,6 +63,16 @@ def cut_again() -> None:
     if _has_cut:
         connections.cut(connections.gloo_sockets())
         _cut_store()
+
+
+def release_groups() -> None:
+    """Drop the last reference to the process groups that `AbortTorchDistributed` has aborted.
+
+    The destructor of a gloo group waits for its threads, and these may need the GIL. A Python reference releases the
+    GIL meanwhile. DistributedDataParallel's Reducer does not, so it must not be the last one to hold its group. The
+    wrapper calls this when the frames of the function are free.
+    """
+    _aborted.clear()
 
 
 def forget_half_made_groups() -> None:
@@ -117,6 +128,8 @@ class AbortTorchDistributed(Abort):
         _has_cut = True
         initialized = c10d.is_initialized()
         path = self.torch_fr_trace_path or os.environ.get(FR_TRACE_PATH_ENV)
+        if initialized:
+            _aborted[:] = getattr(getattr(c10d, "_world", None), "pg_map", ())
         if initialized and path:
             _step("dumping the flight recorder", lambda: _dump(Path(path), state), _DUMP_TIMEOUT_S)
         _step("cutting gloo's connections", lambda: connections.cut(connections.gloo_sockets()))
