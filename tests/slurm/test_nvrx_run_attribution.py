@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slurm
 
 FAILS = """
 import time
-mark("up")
 while CYCLE < 2:
     time.sleep(0.05)
 """
