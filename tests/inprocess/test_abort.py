@@ -92,6 +92,7 @@ for turn, (name, call) in enumerate({CALLS}.items()):
             wait(0.005)
         abort_torch()
     del other
+    abort.release_groups()
     held.append([len(os.listdir(f"/proc/self/{{kind}}")) for kind in ("task", "fd")])
 assert held[-1] <= held[0] and held[-1][1] <= held[0][1], held
 """
