@@ -206,7 +206,7 @@ def report(run: Run) -> list[timeline.Recovery]:
         fault = r.fault.what.partition(":")[0].partition(" (")[0]
         say(f"{fault:26} {r.noticed_s:9.3f} s {r.started_s:23.3f} s {r.trains_s:26.1f} s")
         say(f"    noticed by {r.noticed_by}; {r.decision}")
-    say("(the last column is mostly each rank's own start: python, import torch, gloo, loading the checkpoint)")
+    say("(the last column is mostly the start of the ranks: imports unless they are warm, gloo, the checkpoint)")
     return found
 
 
