@@ -8,6 +8,8 @@ worker.py nested         say "started"; open three sections, one within the othe
 worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections), say "took" (median in us)
 worker.py beat EVERY_S   say "started"; heartbeats for good; on SIGUSR1 one more, say "heartbeat"; then hang
 worker.py torch          import torch, say "imported"; make a step of a small model, say "stepped"; then idle
+worker.py handler        say "started"; wait in C for good, with a handler of SIGTERM in Python
+worker.py saving         say "started"; on SIGTERM write, sync and sleep for 10 s, say "saved" and end
 worker.py shutdown       say "started"; on SIGUSR1 say "asking" and ask for the end of the job
 """
 
@@ -22,6 +24,7 @@ import sys  # noqa: E402
 LONGEST_LIFE_S = float(os.environ.get("BENCH_LIFE_S", "120"))  # nobody stays for ever, even if the harness was killed
 BATCH, BATCHES = 20, 500
 BLOCKED_AFTER_S = 5.0
+SAVE_S = 10.0
 
 
 def tell(what, at_s):
@@ -139,6 +142,35 @@ def shutdown():
         signal.sigtimedwait(set(), LONGEST_LIFE_S)
 
 
+def handler():
+    """The main thread does not come back to Python, as in a collective whose peer is dead."""
+    import ctypes
+
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    tell("started", first_line_s)
+    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    while lock(mutex) == 0:
+        pass
+
+
+def saving():
+    """A checkpoint that takes SAVE_S, to a slow disk."""
+
+    def save(*_):
+        until_s = time.monotonic() + SAVE_S
+        while time.monotonic() < until_s:
+            with open(os.path.join(os.environ["TMPDIR"], f"checkpoint{os.environ['RANK']}"), "wb") as file:
+                file.write(bytes(1 << 20))
+                os.fsync(file.fileno())
+            time.sleep(1.5)  # longer than a rank that does nothing is waited for
+        tell("saved", time.monotonic())
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    tell("started", first_line_s)
+    time.sleep(LONGEST_LIFE_S)
+
+
 def train():
     """The part of a restart that is the user's: the import and the first step."""
     import torch
@@ -162,6 +194,8 @@ elif mode == "time":
     time_calls(sys.argv[2])
 elif mode == "beat":
     beat(float(sys.argv[2]))
+elif mode in ("handler", "saving"):
+    {"handler": handler, "saving": saving}[mode]()
 elif mode == "shutdown":
     shutdown()
 elif mode == "torch":

@@ -233,8 +233,9 @@ class JobReport:
     last_faults: tuple[FaultRecord, ...] = ()  # of the latest cycle with faults; at most 1,000
     lost_nodes: tuple[str, ...] = ()  # hosts of active nodes that were lost, in order of loss; each once
     excluded_nodes: tuple[str, ...] = ()  # hosts that were excluded, by a request or an unfit check
-    spares_used: tuple[str, ...] = ()  # hosts that took a group rank over from another node, in order; each once
+    spares_used: tuple[str, ...] = ()  # hosts that took a group rank over, in order, each time; at most 64
     down_s: float = 0.0  # sum over all restarts of `RestartRecord.down_s`
+    out_of_time: bool = False  # stopped before the time limit of the allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +257,9 @@ class Plan:
     rank_offset: int = -1
     leader: Peer | None = None  # the coordinator that sends it; None where the job elects none
     successors: tuple[Peer, ...] = ()  # that may lead after it, in this order, at most 32
-    electors: int = 0  # nodes of the job, of which a coordinator needs most
-    dead: tuple[str, ...] = ()  # keys of those without a vote: proven dead, or back since then
-    returned: tuple[str, ...] = ()  # those of `dead` that get a vote again once all nodes know it
+    electors: int = 0  # size of the electorate; a coordinator needs a majority of those not in `dead`
+    dead: tuple[str, ...] = ()  # keys of nodes that do not vote: proven dead, or returned
+    returned: tuple[str, ...] = ()  # the part of `dead` that is alive again, and votes once each node has this plan
 
     @property
     def active(self) -> bool:

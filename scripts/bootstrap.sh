@@ -6,6 +6,8 @@ set -euo pipefail
 repo=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 venv=$repo/.venv
 cd "$repo"
+# Tests and the demo start thousands of Pythons; each would compile all that it imports, torch too.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '== %s\n' "$*"; }
 
@@ -29,16 +31,22 @@ apt_install() {
     return "$rc"
 }
 
-# need_slurm: Debian's Slurm, where it can be had; returns 1 (and says why) where it cannot.
-need_slurm() {
-    local missing=() pair
-    for pair in slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge numactl:numactl; do
+# need_tools WHAT PROGRAM:PACKAGE...: installs the packages whose program is missing; returns 1 (and says why) where it cannot.
+need_tools() {
+    local what=$1 missing=() pair
+    shift
+    for pair in "$@"; do
         PATH=$PATH:/usr/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
     done
     [ ${#missing[@]} = 0 ] && return 0
     can_apt && apt_install "${missing[@]}" && return 0
-    say "Slurm is not complete here (${missing[*]} missing) and cannot be installed: no root, no apt-get, or it failed"
+    say "$what: ${missing[*]} missing and cannot be installed: no root, no apt-get, or it failed"
     return 1
+}
+
+# need_slurm: Debian's Slurm.
+need_slurm() {
+    need_tools Slurm slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge numactl:numactl
 }
 
 # need_venv [EXTRAS]: .venv with this package in place and its EXTRAS ("test,dev").

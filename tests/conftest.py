@@ -17,6 +17,10 @@ from minicluster import MiniCluster
 # cost seconds each time, and a rank that waits for it is taken for hung. No test needs a name server (resolv.conf(5)).
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
+# A proxy of the user is for what `scripts/test` installs, and not for the addresses of this machine.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "localhost,127.0.0.1")))
+
 # `nohup scripts/test &` makes all children ignore these signals, and tests send them.
 for _signum, _usual in {
     signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL,
@@ -25,19 +29,64 @@ for _signum, _usual in {
         signal.signal(_signum, _usual)
 
 
+TESTS = Path(__file__).parent
+# Each test has one tier: its own mark of these, else that of its folder (or file) here.
+TIERS = ("fast", "process", "slurm", "matrix")
+TIER_OF = {
+    **dict.fromkeys(("cli", "config", "control", "core", "sim", "system", "test_mutations.py", "test_tidy.py"), "fast"),
+    **dict.fromkeys(("agent", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
+    "slurm": "slurm",
+    # Files that differ from their folder.
+    **dict.fromkeys(("test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
+    **dict.fromkeys(("test_cache.py", "test_drain_policy.py", "test_policy.py", "test_xid.py"), "fast"),
+    **dict.fromkeys(("test_api_faults.py", "test_api_text.py", "test_env.py", "test_nodelist.py"), "fast"),
+    **dict.fromkeys(("test_control.py", "test_docs_chains.py", "test_minicluster.py"), "fast"),
+    **dict.fromkeys(("test_bad_input.py", "test_wire_streams.py", "test_wire_strangers.py"), "process"),
+    **dict.fromkeys(("test_docs.py", "test_gpu_trial.py", "test_numa.py", "test_numa_auto.py"), "process"),
+}
+# Repeats of a test with other values, which only the matrices run: by name, and the beginning of their value's id.
+REPEATS = {
+    "test_the_rank_that_the_others_wait_for_is_named": ("spins", "vfork"),
+    "test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on": ("sections",),
+    "test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere": ("unplug-hosts1", "deafen", "mute"),
+    "test_heartbeats_through_two_jobs": ("pytorch_lightning",),
+    "test_every_byte_is_merged_once_under_kills_terms_and_cuts": ("1",),
+    "test_a_plugin_that_never_returns_costs_its_rank_only": ("health_check", "initialize", "terminate"),
+    "test_their_client_asks_our_service": ("unix",),
+    "test_scancel_ends_workers_within_kill_wait_and_leaves_nothing": ("stubborn",),
+    "test_a_job_ends_with_its_code_on_all_nodes": ("OK", "FAILED", "NO_RESTART", "TOO_FEW_NODES"),
+    "test_equal_failures_over_requeues_give_stop": ("third2", "third3", "third4"),
+}
+_NO_FAST = {"agent", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.
 SLURM_B = {
-    "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py", "test_nvrx_run_inprocess.py",
+    "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py",
     "test_nvrx_run_codes.py",
 }  # fmt: skip
-SLURM_C = {"test_every_version.py", "test_ordinary_user.py"}  # bring clusters of their own up
+SLURM_C = {"test_every_version.py", "test_ordinary_user.py", "test_nvrx_submit.py"}  # the first two bring up their own
+
+
+def tiers(item: pytest.Item) -> set[str]:
+    return {mark.name for mark in item.iter_markers() if mark.name in TIERS}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m fast` does not import what only slower tests need, as torch."""
+    skip = config.option.markexpr == "fast" and collection_path.parent == TESTS and collection_path.name in _NO_FAST
+    return True if skip else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist's --dist loadgroup the tests on a real Slurm run on three workers, each with own clusters."""
+    """Tiers. With pytest-xdist's --dist loadgroup real Slurms are on three workers, each with clusters of its own."""
     for item in items:
-        if item.get_closest_marker("slurm"):
+        known = [TIER_OF[part] for part in item.path.relative_to(TESTS).parts if part in TIER_OF]
+        value = item.name.partition("[")[2]
+        if value and value.startswith(REPEATS.get(item.name.partition("[")[0], ("]",))):
+            item.add_marker("matrix")
+        elif known and not tiers(item):
+            item.add_marker(known[-1])
+        if "needs_slurm" in getattr(item, "fixturenames", ()):
             group = "slurm-c" if item.path.name in SLURM_C else "slurm-b" if item.path.name in SLURM_B else "slurm-a"
             item.add_marker(pytest.mark.xdist_group(group))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tutorialdoc
 from test_tidy import our_files
 
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
@@ -140,6 +141,16 @@ def test_command_lines_are_understood(capsys: pytest.CaptureFixture[str]) -> Non
         with pytest.raises(SystemExit) as end:
             command.main(["--print-config", *words])
         assert end.value.code == 0, f"{place}: {capsys.readouterr().err}"
+
+
+@pytest.mark.matrix
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_the_samples_of_the_tutorial_are_those_of_a_run() -> None:
+    page = (DOCS / "tutorial/first-job.md").read_text()
+    made = tutorialdoc.render(page)
+    assert tutorialdoc.plain(made) == tutorialdoc.plain(page), "run scripts/lib/tutorialdoc.py"
+    assert page.count("```console") >= 4
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

@@ -36,11 +36,12 @@ LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
-LAYERS["ptl_resiliency"] = {"fault_tolerance", "system"}
+LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
 LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
-LAYERS["inprocess"] = LAYERS["agent"]
-LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs"}
-LAYERS["sbatch_templates"] = LAYERS["warm"] = set()
+LAYERS["inprocess"] = LAYERS["agent"] | {"testing"}  # tools.inject_fault
+LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs", "compat"}
+LAYERS["__main__"] = {"cli"}
+LAYERS["sbatch_templates"] = LAYERS["warm"] = LAYERS["compat"] = set()
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
@@ -53,6 +54,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "pyslurm": ("slurm/api/pyslurm_child.py",),
     "torch": ("inprocess/", "testing/"),
     "sitecustomize": ("warm/",),
+    "transformers": ("huggingface.py",),
 }
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 IMPURE = {"os", "time", "random", "socket", "threading", "logging", "subprocess", "asyncio", "secrets", "pathlib", "io"}
@@ -224,10 +226,16 @@ def _sleeps(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
 
 
+def _installs(node: ast.AST) -> bool:
+    """A test never installs: `scripts/test` does, before pytest starts (tests/data/nvrx_wheel.py is its part)."""
+    return isinstance(node, ast.List) and any(ast.unparse(word) in ("'pip'", "'apt-get'") for word in node.elts)
+
+
 NEVER = {
     "shells and evaluated text": (EVERYWHERE, _runs_text),
     "exceptions swallowed blindly": (EVERYWHERE, _swallows),
     "sleeps in tests": (TESTS, _sleeps),
+    "installs in tests": ([path for path in TESTS if path.name != "nvrx_wheel.py"], _installs),
 }
 
 
@@ -241,9 +249,11 @@ WALL_CLOCK = {
     "nvrx_slurm/agent/elections.py",
     "nvrx_slurm/agent/event_log.py",
     "nvrx_slurm/agent/cycle_info.py",
+    "nvrx_slurm/agent/monitors.py",  # a heartbeat's time, to compare with files
     "nvrx_slurm/agent/result.py",
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
+    "nvrx_slurm/cli/front.py",
     "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/logs/aggregator.py",
     "nvrx_slurm/logs/shipper.py",
@@ -267,6 +277,12 @@ def test_every_module_and_public_name_says_what_it_is() -> None:
         defined = [node for node in module.body if isinstance(node, DEFINITIONS) and node.name[0] != "_"]
         wrong += [f"{name(path)}:{node.lineno} {node.name}" for node in defined if ast.get_docstring(node) is None]
     assert wrong == []
+
+
+def test_each_test_has_one_tier(request: pytest.FixtureRequest) -> None:
+    tiers = {"fast", "process", "slurm", "matrix"}
+    names = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in request.session.items}
+    assert [where for where, marks in names.items() if len(marks & tiers) != 1] == []  # TIER_OF in tests/conftest.py
 
 
 # --- what a process really imports ------------------------------------------------------------------------------------
@@ -299,6 +315,6 @@ def test_no_launcher_loads_torch(code: str) -> None:
 def test_the_monitor_is_standard_library_only_and_small() -> None:
     modules = loaded("import nvrx_slurm.monitor.main")
     foreign = {m for m in modules if m.split(".")[0] not in sys.stdlib_module_names} - {"nvrx_slurm", "__main__"}
-    allowed = ("nvrx_slurm.monitor", "nvrx_slurm.core")
+    allowed = ("nvrx_slurm.monitor", "nvrx_slurm.core", "nvrx_slurm.system.descendants")
     site = loaded("")  # what the environment brings along
-    assert {m for m in foreign - site if not m.startswith(allowed)} == set()
+    assert {m for m in foreign - site if not m.startswith(allowed)} == {"nvrx_slurm.system"}

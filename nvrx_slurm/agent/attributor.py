@@ -88,7 +88,10 @@ class Attributor(LogProgram):
             self._late.cancel()
         cycle, text = packet.get("cycle"), one_line(str(packet.get("text", ""))[:_TEXT_CHARS])
         if isinstance(cycle, int) and self._open.pop(cycle, {}) and text:
-            self._post(ev.Advised(cycle, packet.get("stop") is True, text))
+            if self._ends is None:
+                self._post(ev.Advised(cycle, packet.get("stop") is True, text))
+            else:  # about the failure that ended the job
+                self._print(f"attribution of cycle {cycle}: {text}")
 
     def end(self) -> None:
         """This node coordinates no more, or the job has ended: the process may say its last words, then it is killed.

@@ -140,7 +140,7 @@ class Console:
 
     def _speak(self) -> None:
         if self._said:
-            for one in self._followed:  # whatever is told now, what was held for it may follow
+            for one in self._followed:  # a sentence is printed: release the tracebacks that were held back for it
                 one.held_until_s = min(one.held_until_s, time.monotonic())
         while self._said:
             lines = self._said.popleft()

@@ -179,9 +179,9 @@ class CoordinatorRole:
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
 
-    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> int | None:
+    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> ev.Done | None:
         """Wait for the end of the job, disconnect the members, publish its result; `before_result` comes before the
-        file. Returns the exit code, or None where this node coordinates no more."""
+        file. Returns the end, or None where this node coordinates no more."""
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
@@ -193,7 +193,7 @@ class CoordinatorRole:
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
         await self._end_attribution()
-        return int(done.code)
+        return done
 
     async def close(self, last: t.Finish | None = None) -> None:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LINK_S = 5.0
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
 _PROBE_LEASES = 3  # a probe gives up after so many leases
-_STAND_SHARE = 0.9  # of the time after which agents without a coordinator end with 96: before that they end with 94
+_STAND_SHARE = 0.9  # of the join timeout; a candidate gives up then (94), before the agents that wait for it do (96)
 _LEAST_STAND_S = 1.0
 _STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
 

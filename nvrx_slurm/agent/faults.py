@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -11,16 +12,20 @@ from pathlib import Path
 from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.types import FaultKind, RankFault
 
-_TAIL_BYTES = 16_000
+_TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
 _ERROR_FILE_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
+_UNCOMPILED = re.compile(
+    r'^  File ".*", line \d+\n(?:    .*\n)*(?:SyntaxError|IndentationError|TabError): .*\s*\Z', re.MULTILINE
+)
 # A dump of faulthandler without a fatal error: blocks of a header and indented lines.
 _DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
 _OF_TORCH = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # its hook for uncaught exceptions puts it before each line
 _MODULES = "\nExtension modules: "  # faulthandler's last line
 _CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
+_CLOCKS_S = 2.0  # the clocks of a file server and of this node differ
 
 
 def signal_name(signum: int) -> str:
@@ -40,17 +45,21 @@ def from_exit_code(code: int, where: RankFault) -> RankFault | None:
     return replace(where, kind=FaultKind.EXIT, exit_code=code)
 
 
-def with_details(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
+def with_details(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0) -> RankFault:
     """Add message, traceback and finding from files that the worker wrote; what they hold is not trusted. Never raises.
 
+    `progress_s`: its last heartbeat (`time.time()`, 0 = none); what was written long before says nothing of its end.
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
-    from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine  # not at the start: its patterns take 10 ms
+    from nvrx_slurm.core.attribution.evidence import examine  # not at the start: its patterns take 10 ms
+    from nvrx_slurm.core.attribution.signatures import PROGRESS
 
     explained = _explained(fault, error_file, stderr_file)
-    stdout = _last_bytes(stderr_file.with_suffix(".out"), TAIL_BYTES)
-    return replace(explained, finding=examine(explained, _last_bytes(stderr_file, TAIL_BYTES), stdout))
+    stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s)
+    if PROGRESS.search(stdout.lower()):
+        progress_s = max(progress_s, written_s)
+    return replace(explained, finding=examine(explained, _written(stderr_file, progress_s)[0], stdout))
 
 
 def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
@@ -86,6 +95,14 @@ def tail(path: Path) -> str:
     return _last_bytes(path, _TAIL_BYTES).decode("utf-8", "replace")
 
 
+def _written(path: Path, progress_s: float) -> tuple[bytes, float]:
+    """The end of a file, and when it was last written to; nothing of a file that is older than the rank's progress."""
+    with contextlib.suppress(OSError):
+        if (written_s := path.stat().st_mtime) + _CLOCKS_S >= progress_s:
+            return last_bytes(path, _LOG_BYTES), written_s
+    return b"", 0.0
+
+
 def _last_bytes(path: Path, most: int) -> bytes:
     try:
         return last_bytes(path, most)
@@ -99,4 +116,6 @@ def _traceback_in(text: str) -> str:
     dumps = [found.start() for found in _DUMP.finditer(text)]
     if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:
         starts.append(dumps[-1])
+    if max(starts) < 0 and (found := _UNCOMPILED.search(text)):  # of the script itself
+        starts.append(found.start())
     return text[max(starts) :] if max(starts) >= 0 else ""

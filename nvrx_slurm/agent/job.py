@@ -1,4 +1,4 @@
-"""All that one agent needs to know about its job: derived once from flags, environment and Slurm (cli/place.py)."""
+"""All that one agent needs to know about its job: derived once from flags, environment and Slurm (cli/job.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nvrx_slurm.types import Node, Peer
 if TYPE_CHECKING:
     from nvrx_slurm.agent.logs import LogSpec
     from nvrx_slurm.agent.preflight_settings import PreflightSpec
-    from nvrx_slurm.agent.workers import WorkerSpec
+    from nvrx_slurm.agent.worker_spec import WorkerSpec
     from nvrx_slurm.attribution.records import AttributionSpec
     from nvrx_slurm.core.chain import Limits
     from nvrx_slurm.core.logs.cycle_info import CycleFiles

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from nvrx_slurm.agent.monitors import faulthandler_env
 from nvrx_slurm.agent.warm import Warm, WarmSpec
@@ -48,7 +47,7 @@ class Launcher:
         self._warm: Warm | None = None
         if warm is not None:
             env = worker_env(os.environ, faulthandler_env() if monitored else {}, len(prefixes))
-            self._warm = Warm(warm, argv, prefixes, env, warning_signal, private_dir, self._end, say)
+            self._warm = Warm(warm, argv, prefixes, env, warning_signal, private_dir, self.end, say)
 
     def begin(self) -> None:
         """Start the processes of the first workers."""
@@ -58,12 +57,15 @@ class Launcher:
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
-        env = worker_env(os.environ, {}, len(self._commands))
         with contextlib.suppress(OSError):
-            for local_rank, command in enumerate(self._commands):
+            for local_rank in range(len(self._commands)):
                 has_standby = self._warm is not None and self._warm.provides(local_rank)
                 if local_rank not in self._held and not has_standby:
-                    self._held[local_rank] = processes.hold(command, env, self._warning_signal)
+                    self._held[local_rank] = self._hold(local_rank)
+
+    def _hold(self, local_rank: int) -> processes.Held:
+        env = worker_env(os.environ, {}, len(self._commands))
+        return processes.hold(self._commands[local_rank], env, self._warning_signal)
 
     async def wait(self) -> None:
         """Until no process that the first workers need is on its way; bounded."""
@@ -73,15 +75,15 @@ class Launcher:
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
     # agent; then the lease of this node runs out, its monitors kill its ranks, and no worker is started after that.
 
-    def launch(self, local_rank: int, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> processes.Child:
-        """The process of one worker. Raises OSError."""
+    def take(self, local_rank: int) -> processes.Held:
+        """A process that waits; its release makes it the worker. Raises OSError."""
         standby = self._warm.take(local_rank) if self._warm is not None else None
         held = standby or self._held.pop(local_rank, None)
-        if held is not None:
-            with contextlib.suppress(OSError):  # it has ended
-                return held.release(env, out, err)
-            self._end(held)
-        return processes.start(self._commands[local_rank], env, out, err, self._warning_signal)
+        if held is not None and held.waits:
+            return held
+        if held is not None:  # it has ended
+            self.end(held)
+        return self._hold(local_rank)
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
@@ -92,7 +94,7 @@ class Launcher:
         """The node has no workers in this cycle."""
         held, self._held = self._held, {}
         for one in held.values():
-            self._end(one)
+            self.end(one)
         if self._warm is not None:
             self._warm.stays_spare()
 
@@ -105,7 +107,8 @@ class Launcher:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
 
-    def _end(self, held: processes.Held) -> None:
+    def end(self, held: processes.Held) -> None:
+        """End a process that waits and is not needed."""
         held.kill()
         self._ending.add(held.child)
         self._none_left.clear()

@@ -1,6 +1,7 @@
 """Role: starts and supervises this node's log shipper and, beside the coordinator, the aggregators.
 
-They are opinions about files that the ranks have written already: what they do, and how they end, changes nothing else.
+The shipper and the aggregators only read the ranks' log files. If they crash or lag, merged logs are late or
+incomplete; the job is unaffected.
 """
 
 from __future__ import annotations

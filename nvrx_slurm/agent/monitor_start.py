@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nvrx_slurm.agent.restarted import RestartedProcess
+from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.system import processes
 
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -20,8 +21,10 @@ _PROGRAM = (
 )
 
 
-def start(directory: Path, lease_fd: int, local_ranks: Sequence[int]) -> tuple[processes.Child, list[socket.socket]]:
-    """The process, and our ends of the monitors' control sockets. `lease_fd`: -1 = none. Raises OSError.
+def start(
+    directory: Path, lease: Lease | None, local_ranks: Sequence[int]
+) -> tuple[processes.Child, list[socket.socket]]:
+    """The process, and our ends of the monitors' control sockets. Raises OSError.
 
     For one rank the process is its monitor. For several it forks them, tells the pids on the sockets, and ends.
     """
@@ -33,8 +36,9 @@ def start(directory: Path, lease_fd: int, local_ranks: Sequence[int]) -> tuple[p
             theirs.append(always.enter_context(its).fileno())
             mine.setblocking(False)
         which = [str(number) for pair in zip(local_ranks, theirs, strict=True) for number in pair]
+        lease_fd, listener = (-1, -1) if lease is None else (lease.fd, lease.listener)
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, os.fspath(directory), str(lease_fd), *which]
-        child = processes.start_directly(command, pass_fds=[fd for fd in (lease_fd, *theirs) if fd >= 0])
+        child = processes.start_directly(command, pass_fds=[fd for fd in (lease_fd, listener, *theirs) if fd >= 0])
         on_error.pop_all()
     return child, ours
 
@@ -55,23 +59,26 @@ class Forkable(Protocol):
 
 
 class MonitorStarter(RestartedProcess):
-    """Starts the first processes of `monitors` together, `after_s` seconds from now.
+    """Starts the first processes of `monitors` together, `after_s` seconds from now; 0: at once.
 
     The forked ones become children of this agent, which has to be a subreaper (system.processes.Orphans).
     """
 
-    def __init__(self, directory: Path, lease_fd: int, monitors: Sequence[Forkable], after_s: float) -> None:
+    def __init__(self, directory: Path, lease: Lease | None, monitors: Sequence[Forkable], after_s: float) -> None:
         super().__init__()
-        self._directory, self._lease_fd = directory, lease_fd
+        self._directory, self._lease = directory, lease
         self._monitors = monitors
-        self._timer = self._loop.call_later(after_s, self.spawn)
+        if after_s:
+            self._timer = self._loop.call_later(after_s, self.spawn)
+        else:
+            self.spawn()
 
     def spawn(self) -> None:
         """Start them; those that this fails for try again on their own."""
         local_ranks = [monitor.local_rank for monitor in self._monitors]
         with contextlib.suppress(OSError):
             if len(local_ranks) > 1:
-                child, controls = start(self._directory, self._lease_fd, local_ranks)
+                child, controls = start(self._directory, self._lease, local_ranks)
                 for monitor, control in zip(self._monitors, controls, strict=True):
                     monitor.connect(control)
                 return self._adopt(child, {})

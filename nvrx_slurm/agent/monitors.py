@@ -24,13 +24,12 @@ from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, Page, PageError, create_page
 from nvrx_slurm.system import processes
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
 
-SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"
 _BACKLOG = 128
 
 # One that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
@@ -120,7 +119,7 @@ class RankMonitor(RestartedProcess):
         on_looked: OnLooked = lambda local_rank, message: None,
     ) -> None:
         super().__init__()
-        self._lease_fd = -1 if lease is None else lease.fd
+        self._lease = lease
         self.local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
@@ -145,11 +144,11 @@ class RankMonitor(RestartedProcess):
     def worker_env(self) -> dict[str, str]:
         """Variables for the next worker; ask again after each unwatch(), because the socket is new then.
 
-        Without SOCKET_ENV if the rank cannot be monitored this time.
+        Without `wire.SOCKET_ENV` if the rank cannot be monitored this time.
         """
         if self._life is None or not self._life.path.exists():
             self._new_life()
-        env = {} if self._life is None else {SOCKET_ENV: os.fspath(self._life.path)}
+        env = {} if self._life is None else {wire.SOCKET_ENV: os.fspath(self._life.path)}
         return env | faulthandler_env()
 
     def watch(
@@ -204,6 +203,10 @@ class RankMonitor(RestartedProcess):
         """A hung worker can be ended now."""
         self._send(wire.encode("end"))
 
+    def should_exit(self) -> None:
+        """Most ranks of the node have ended well."""
+        self._send(wire.encode("exit"))
+
     def warn(self) -> None:
         """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
         page = self._page()
@@ -214,18 +217,24 @@ class RankMonitor(RestartedProcess):
     @property
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
-        return self._is_set(LEAVES)
+        return self._word(LEAVES) != 0
 
     @property
     def connected(self) -> bool:
         """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
-        return self._is_set(INIT)
+        return self._word(INIT) != 0
 
-    def _is_set(self, word: int) -> bool:
+    @property
+    def beat_s(self) -> float:
+        """`time.time()` of the worker's last heartbeat, 0 without one; ask before unwatch()."""
+        beat_ns = self._word(HEARTBEAT)
+        return beat_ns and time.time() - (time.monotonic_ns() - beat_ns) / 1e9
+
+    def _word(self, word: int) -> int:
         page = self._page()
         if page is None:
-            return False
-        found = page.words[word] != 0
+            return 0
+        found = page.words[word]
         page.close()
         return found
 
@@ -290,7 +299,7 @@ class RankMonitor(RestartedProcess):
         """Start a monitor and give it what there is to watch; if that fails, try again later."""
         self._spawned_s = time.monotonic()
         try:
-            child, (control,) = monitor_start.start(self._dir, self._lease_fd, [self.local_rank])
+            child, (control,) = monitor_start.start(self._dir, self._lease, [self.local_rank])
         except OSError as error:
             return self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
         self.connect(control)

@@ -20,15 +20,21 @@ class OrphanReaper:
         self._orphans = processes.Orphans()
         self._loop = asyncio.get_running_loop()
         self._child_ended = asyncio.Event()
+        self._kills = False  # until none is left: one that is killed may have forked another one just before
         self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
 
     def reap(self) -> None:
         """Collect those that have ended."""
         self._orphans.reap(processes.own_pids())
 
-    def kill(self) -> int:
-        """SIGKILL all, without waiting. Returns how many have not ended yet."""
-        return self._orphans.kill(processes.own_pids())
+    def kill(self, later: bool = True) -> int:
+        """SIGKILL all, without waiting. Returns how many have not ended yet.
+
+        `later`: also those that come until none is left.
+        """
+        left = self._orphans.kill(processes.own_pids())
+        self._kills = later and left > 0
+        return left
 
     async def close(self) -> int:
         """Kill all. Returns how many do not end; bounded."""
@@ -46,5 +52,8 @@ class OrphanReaper:
         return left
 
     def _on_child(self) -> None:
-        self.reap()
+        if self._kills:
+            self.kill()
+        else:
+            self.reap()
         self._child_ended.set()

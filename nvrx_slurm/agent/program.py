@@ -1,7 +1,7 @@
 """The program of one node: an agent, and on one node also the coordinator, as roles on one asyncio loop.
 
 This file says which roles there are, and in which order they start and end. What they do is in the files of the roles:
-`signals`, `workers`, `preflight`, `coordinator`, `link`.
+`signals`, `workers`, `preflight`, `members`, `elections`, `link`, `logs`; the coordinator is in `coordinator`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from nvrx_slurm.agent.event_log import EventLog
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.lease import LeaseKeeper
 from nvrx_slurm.agent.link import LAST_MESSAGES_S, Link, NoTransport, credentials
+from nvrx_slurm.agent.out_file import OutFile
 from nvrx_slurm.agent.preflight import Preflight
 from nvrx_slurm.agent.roles import Role
 from nvrx_slurm.agent.shell import Shell
@@ -34,7 +35,7 @@ from nvrx_slurm.core.job.agent import Agent
 from nvrx_slurm.core.job.quorum import peer_key, peer_of
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.slurm.api.facts import SlurmError
+from nvrx_slurm.slurm.api.facts import NotInstalled, SlurmError
 from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import HEALTH_NAME
 
@@ -72,6 +73,7 @@ class Program:
         self._server: ControlServer | None = None
         self._lease: LeaseKeeper | None = None
         self._logs: LogsRole | None = None
+        self._out_file: OutFile | None = None
         self._shell: Shell
         self._link: Link
 
@@ -79,8 +81,6 @@ class Program:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
         asyncio.get_running_loop().set_exception_handler(self._on_defect)
         self._console.start()
-        for note in self._notes:
-            self._console.say(note)
         try:
             await self._start()
             return await self._end(await self._shell.result)
@@ -99,6 +99,8 @@ class Program:
         finally:
             await self._close()
             self._console.finish(_LAST_LINES_S)
+            if self._out_file is not None:
+                self._out_file.finish(_LAST_LINES_S)
 
     # --- the order of start and end ---------------------------------------------------------------------------
 
@@ -112,13 +114,15 @@ class Program:
         if job.electable is not None:
             await self._listen()
             job = self._job
+        for note in self._notes:
+            say(note)
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         self._signals.agent = shell
         path, resident = self._early.private_dir.path, self._early.resident
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, resident)
-        lease = Lease() if self._server is not None else None
+        lease = Lease(listener=self._server.fileno()) if self._server is not None else None
         workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
         await self.add(preflight, workers)
         if job.logs is not None:
@@ -203,6 +207,8 @@ class Program:
     def _on_coordinator(self, role: CoordinatorRole | None) -> None:
         self._coordinator = role
         self._signals.coordinator = None if role is None else role.shell
+        if role is not None and role.term > 1 and self._job.slurm is not None and self._out_file is None:
+            self._out_file = OutFile(self._job.slurm.job_id)
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
@@ -221,32 +227,35 @@ class Program:
                 self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
             if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
                 self._coordinator.shell.post(ev.ProvenDead(peer_of(job.node)))
-            code = await self._coordinator.finish(self._end_logs)
-            if code is None:  # another node coordinates the job
+            done = await self._coordinator.finish(self._end_logs)
+            if done is None:  # another node coordinates the job
                 return end.code
             # Without a quorum another part of the job may go on.
             if job.slurm is not None and self._coordinator.leads and self._coordinator.nodes_are_lost:
-                await self._end_job(job.slurm.job_id, code)
-            return code
+                await self._end_job(job.slurm.job_id, int(done.code), done.report.out_of_time)
+            return int(done.code)
         why = end.reason
         if end.code == ExitCode.COORDINATOR_LOST:
             why += f"; last try: {getattr(self._link.transport, 'last_problem', '')}"
         self._console.say(f"node {self._job.node.host} ends with code {end.code}: {why}")
         return end.code
 
-    async def _end_job(self, job_id: int, code: int) -> None:
+    async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
         from nvrx_slurm.core.chain import Link, Next, decide
         from nvrx_slurm.slurm import batch_host
 
         chain = self._job.until_done
-        again = chain is not None and decide([Link(code, 0.0)], chain, 0.0).next is Next.CONTINUE
+        again = chain is not None and decide([Link(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
         until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
         while asyncio.get_running_loop().time() < until_s:
             end = partial(batch_host.end_if_gone, job_id, code, tries >= _TRIES_BEFORE_SCANCEL, again)
             try:
                 if done := await bounded.call_async(end, _ASK_SLURM_S, "Slurm"):
                     self._console.say(done)
+                return
+            except NotInstalled as error:
+                self._console.say(f"{error}: if job {job_id} has lost its batch host, end it by hand: scancel {job_id}")
                 return
             except (bounded.Overrun, RuntimeError, SlurmError) as error:
                 if not tries:

@@ -87,7 +87,7 @@ class Resident(RestartedProcess):
             return None
         answer: asyncio.Future[Answer | None] = self._loop.create_future()
         self._asked[question.split()[0]].append(answer)
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is about to end, or stopped reading
+        with contextlib.suppress(OSError):  # it is about to end, or stopped reading
             os.write(self._now.stdin, f"{question}\n".encode())
         try:
             return await asyncio.wait_for(answer, timeout_s)

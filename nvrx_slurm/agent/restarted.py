@@ -44,17 +44,27 @@ class RestartedProcess:
         """This is the process now. `readers`: by descriptor; each is called when there is output, and at the end."""
         self._child, self._readers = child, readers
         self._none_left.clear()
-        for fd, read in {**readers, child.pidfd: self._on_end}.items():
-            self._loop.add_reader(fd, read)
+        for fd, read in readers.items():
+            self._loop.add_reader(fd, self._read_one, fd, read)
+        self._loop.add_reader(child.pidfd, self._on_end)
+
+    def _read_one(self, fd: int, read: Callable[[], None]) -> None:
+        try:
+            read()
+        except OSError:  # ECONNRESET: the process ended with a message of ours unread; its pidfd tells the rest
+            self._loop.remove_reader(fd)
 
     def _on_end(self) -> None:
-        child = self._child
+        with contextlib.ExitStack() as at_end:  # whatever a reader raises, the process is reaped
+            at_end.callback(self._reap)
+            for fd, read in self._readers.items():
+                at_end.callback(self._loop.remove_reader, fd)
+                self._read_one(fd, read)
+
+    def _reap(self) -> None:
+        child, self._child = self._child, None
         assert child is not None
-        for fd, read in self._readers.items():
-            read()
-            self._loop.remove_reader(fd)
         self._loop.remove_reader(child.pidfd)
-        self._child = None
         code = child.reap()
         self._none_left.set()
         self._on_exit(child.pid, code)

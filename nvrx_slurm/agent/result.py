@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,10 +20,11 @@ from nvrx_slurm.core.job.coordinator_events import Done, HangFound
 from nvrx_slurm.core.job.failing_line import failing_line
 from nvrx_slurm.core.job.restarts import headline, report
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
 
 WRITE_TIMEOUT_S = 5.0
 _ROWS_SHOWN = 32
+_NOTES_BYTES, _NOTES_LISTED = 1 << 20, 1000
 _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
@@ -45,11 +47,26 @@ async def publish(
         await before_write()
     if not elected:
         return
-    data = (json.dumps(content(done, requeues, time.time()), indent=1) + "\n").encode()
+    data = content(done, requeues, time.time())
     try:
-        await bounded.call_async(lambda: write_atomic(path, data), WRITE_TIMEOUT_S, "result.json")
+        await bounded.call_async(lambda: _write(path, data), WRITE_TIMEOUT_S, "result.json")
     except (OSError, bounded.Overrun, RuntimeError) as error:
         say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    """`data`, and the restarts in process, which the wrapper has noted in the log tree."""
+    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())  # first: the notes are many files, and of ranks
+    data["inprocess_restarts"] = found = list[dict[str, Any]]()
+    notes = [last_bytes(file, _NOTES_BYTES) for file in sorted(path.parent.glob(f"cycle_*/{IN_PROCESS_NAME}"))]
+    for line in b"".join(notes).splitlines()[-_NOTES_LISTED:]:
+        # A rank can write what it likes.
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            note = json.loads(line)
+            found.append({"cycle": int(note["cycle"]), "iteration": int(note["iteration"]), "why": str(note["why"])})
+    if found:
+        data["summary"] = ", ".join(filter(None, [data["summary"], f"restarts in process: {len(found)}"]))
+    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 class HangReports:

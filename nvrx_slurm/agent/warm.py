@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 from nvrx_slurm.agent.template import Template, TemplateSpec
 from nvrx_slurm.core import preload
 from nvrx_slurm.system import bounded, processes
+from nvrx_slurm.system.files import WARM_NAME
 
 _PROGRAM = Path(__file__).parents[1] / "warm" / "template.py"
 _FORK_AFTER_S = 0.1  # the start of workers comes before that of their standbys
@@ -18,6 +20,7 @@ _FIRST_LOOK_S = 1.0  # at what the workers have loaded; each further look comes 
 _LAST_LOOK_S = 1024.0
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
 _LOOK_TIMEOUT_S = 5.0
+_ANSWER_S = 2.0  # for a standby to show that it can run
 _FIRST_WAIT_S = 120.0  # of the first workers for a template that the user asked for
 
 
@@ -55,6 +58,7 @@ class Warm:
         self._loop = asyncio.get_running_loop()
         self._templates: dict[tuple[str, ...], Template] = {}  # by prefix
         self._standbys: dict[int, processes.Held] = {}  # by local rank
+        self._silent = set[int]()  # local ranks whose standbys have yet to answer
         self._settled = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.Task[None] | None = None
@@ -73,10 +77,26 @@ class Warm:
         except asyncio.TimeoutError:
             self._say(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
+        asked = [asyncio.wait_for(self._ask(rank), _ANSWER_S) for rank in self._standbys]
+        await asyncio.gather(*asked, return_exceptions=True)  # TimeoutError; OSError: it has ended
+        for local_rank in self._silent.intersection(self._standbys):  # it never gets the environment of a rank
+            self._drop(local_rank, "does not answer")
+
+    async def _ask(self, local_rank: int) -> None:
+        """A standby that can run sends back what it gets."""
+        self._silent.add(local_rank)
+        control = self._standbys[local_rank].control
+        control.send(b"?", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        control.setblocking(False)
+        if await self._loop.sock_recv(control, 1):
+            self._silent.discard(local_rank)
 
     def take(self, local_rank: int) -> processes.Held | None:
         """The standby of this rank, which belongs to the caller now; None if there is none."""
-        return self._standbys.pop(local_rank, None)
+        standby = self._standbys.pop(local_rank, None)
+        if standby is not None:
+            self._loop.remove_reader(standby.child.pidfd)
+        return standby
 
     def provides(self, local_rank: int) -> bool:
         """Whether this rank has a standby, or the first one is on its way."""
@@ -100,9 +120,8 @@ class Warm:
     async def close(self) -> None:
         """End all processes; standbys are ended by `end`. Bounded."""
         self._end_timer()
-        standbys, self._standbys = self._standbys, {}
-        for standby in standbys.values():
-            self._end(standby)
+        for local_rank in list(self._standbys):
+            self._drop(local_rank)
         await asyncio.gather(*(template.close() for template in self._templates.values()))
 
     def _say(self, sentence: str) -> None:
@@ -156,7 +175,7 @@ class Warm:
     def _build(self, names: Sequence[str], hurry: bool = False) -> None:
         if not names:
             return
-        hook_dir = self._private_dir / "warm"
+        hook_dir = self._private_dir / WARM_NAME
         try:
             hook_dir.mkdir(exist_ok=True)
             (hook_dir / "sitecustomize.py").write_bytes(_PROGRAM.read_bytes())
@@ -177,9 +196,18 @@ class Warm:
             template.fork([rank for rank, its in enumerate(self._prefixes) if its == prefix and not self._has(rank)])
 
     def _add(self, local_rank: int, standby: processes.Held) -> None:
-        if (ended := self.take(local_rank)) is not None:
-            self._end(ended)
+        self._drop(local_rank)
         self._standbys[local_rank] = standby
+        self._loop.add_reader(standby.child.pidfd, self._drop, local_rank, "was killed")
+
+    def _drop(self, local_rank: int, why: str = "") -> None:
+        """End a standby; `why` is for people."""
+        if (standby := self.take(local_rank)) is None:
+            return
+        self._end(standby)
+        if why:
+            pid = standby.child.pid
+            self._say_sentence(f"standby {pid} of local rank {local_rank} {why}: that worker will be executed")
 
     def _settle(self) -> None:
         if not any(template.is_busy for template in self._templates.values()):

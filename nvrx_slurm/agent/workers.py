@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -15,7 +15,9 @@ from nvrx_slurm.agent import faults
 from nvrx_slurm.agent.board import Board
 from nvrx_slurm.agent.client_check import ClientCheck
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.idle import wait_until_idle
 from nvrx_slurm.agent.launcher import Launcher
+from nvrx_slurm.agent.live import WITHIN_S, Live
 from nvrx_slurm.agent.looks import Looks
 from nvrx_slurm.agent.monitor_start import MonitorStarter
 from nvrx_slurm.agent.monitors import RankMonitor
@@ -23,44 +25,19 @@ from nvrx_slurm.agent.orphans import OrphanReaper
 from nvrx_slurm.agent.roles import Post
 from nvrx_slurm.agent.run_dir import ERROR_FILE, Logs, RunDir
 from nvrx_slurm.agent.signals import ENDING
-from nvrx_slurm.agent.warm import WarmSpec
-from nvrx_slurm.agent.worker_env import WorkerContract, rank_env, worker_env
+from nvrx_slurm.agent.worker_env import rank_env, worker_env
+from nvrx_slurm.agent.worker_spec import StartedWorker, WorkerSpec
 from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.system import bounded, processes
+from nvrx_slurm.system import bounded
 from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
-_MONITORS_AFTER_S = 0.1  # the first workers' own start comes before that of the monitors' processes
+_MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What to start and how to watch it."""
-
-    argv: Sequence[str]
-    contract: WorkerContract
-    limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.Limits`
-    termination_signal: int
-    shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
-    monitored: bool = True
-    settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
-    prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
-    warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
-    in_step: bool = False  # Slurm signals the workers itself
-    hang_collect_s: float = 0.0  # how long a look at all ranks may take when one hangs
-    warm: WarmSpec | None = None  # None: workers are always executed
-    wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
-
-
-@dataclass
-class _Worker:
-    child: processes.Child
-    where: RankFault  # template of its fault
-    hang: RankFault | None = None
 
 
 class Workers:
@@ -88,7 +65,7 @@ class Workers:
         self._console = console
         self._post = post
         self._loop = asyncio.get_running_loop()
-        self._alive: dict[int, _Worker] = {}
+        self._alive: dict[int, StartedWorker] = {}
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
@@ -98,24 +75,34 @@ class Workers:
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
         self._looks = Looks(post)
+        self._live = Live(run_dir.path, partial(self._look, ag.LookAtRanks(-1, WITHIN_S)))
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
+        self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
 
     async def start(self) -> None:
-        """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError."""
+        """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError.
+
+        Where another node may start the same ranks, the monitors' processes start before any worker, also on a spare.
+        """
         if self._spec.wrapped:
             self._board.create()
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(
-                    local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looks.looked
-                )
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looked)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._launcher.begin()
+        if self._lease is not None:
+            self._start_monitors(0.0)
+        await self._live.start(self._private_dir)
+
+    def _start_monitors(self, after_s: float) -> None:
+        if self._monitors and self._starter is None:
+            self._starter = MonitorStarter(self._private_dir, self._lease, self._monitors, after_s)
 
     def handle(self, command: Any) -> None:
         """Carry out one command."""
@@ -126,8 +113,11 @@ class Workers:
         if self._closed:
             return
         self._closed = True
+        self._live.close()
         try:
             self._end_opening()
+            if self._ending is not None:
+                self._ending.cancel()
             self._signal(signal.SIGKILL)
             await self._launcher.close()
             if self._alive:
@@ -145,8 +135,7 @@ class Workers:
 
     def _start_all(self, plan: Plan) -> None:
         """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
-        if self._spec.wrapped:
-            self._orphans.kill()  # of an earlier cycle
+        self._orphans.kill(later=False)  # of an earlier cycle
         self._stopping = self._failed = False
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
 
@@ -172,9 +161,7 @@ class Workers:
         self._client_check.start()
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
-        if self._monitors and self._starter is None:
-            lease_fd = -1 if self._lease is None else self._lease.fd
-            self._starter = MonitorStarter(self._private_dir, lease_fd, self._monitors, _MONITORS_AFTER_S)
+        self._start_monitors(_MONITORS_AFTER_S)
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
@@ -193,23 +180,57 @@ class Workers:
         args = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
         return Launcher(*args, self._private_dir, self._console.say)
 
-    def _signal(self, signum: int, wake: bool = False) -> None:
-        """Send `signum` to the group of every living worker; `wake`: SIGCONT too (a stopped one acts on nothing)."""
+    def _signal(self, signum: int, wake: bool = False, but: Collection[int] = ()) -> None:
+        """Send `signum` to the group of every living worker, `but` these; `wake`: SIGCONT too."""
         if wake:
             self._end_opening()
         self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
         for local_rank, worker in self._alive.items():
             if self._monitors and self._stopping:
                 self._monitors[local_rank].end_hold()
-            if worker.hang is not None and signum == signal.SIGTERM:
-                continue  # its monitor ends it, after it has printed its stacks
-            worker.child.signal_group(signum)
-            if wake:
-                worker.child.signal_group(signal.SIGCONT)
+            if local_rank not in but:
+                self._signal_one(worker, signum, wake)
 
-    def _look(self, command: ag.LookAtRanks) -> None:
+    @staticmethod
+    def _signal_one(worker: StartedWorker, signum: int, wake: bool) -> None:
+        if worker.hang is not None and signum == signal.SIGTERM:
+            return  # its monitor ends it, after it has printed its stacks
+        worker.child.signal_group(signum)
+        if wake:  # a stopped one acts on nothing
+            worker.child.signal_group(signal.SIGCONT)
+
+    def _end(self, command: ag.SignalWorkers) -> None:
+        """Workers that handle SIGTERM are looked at before they get it: that shows later whether a handler runs."""
+        workers = self._alive.items() if command.idle_s else ()
+        handle = {r: w for r, w in workers if kill.handles(w.child.pidfd, w.child.pid, command.signum)}
+        self._signal(command.signum, True, handle)
+        if handle:
+            self._ending = asyncio.ensure_future(self._end_idle(command, handle))
+
+    async def _end_idle(self, command: ag.SignalWorkers, handle: Mapping[int, StartedWorker]) -> None:
+        stopped = dict(self._alive)
+
+        def alive() -> list[int]:
+            return [w.child.pid for r, w in stopped.items() if self._alive.get(r) is w]
+
+        def end() -> None:
+            for local_rank, worker in handle.items():
+                if self._alive.get(local_rank) is worker:
+                    self._signal_one(worker, command.signum, True)
+
+        def hung() -> bool:
+            return any(worker.hang is not None for worker in self._alive.values())  # its monitor makes it print stacks
+
+        if await wait_until_idle(alive, end, hung, command.idle_s):
+            self._post(ag.Idle())
+
+    def _look(self, command: ag.LookAtRanks, looks: Looks | None = None) -> None:
         alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
-        self._looks.begin(command, alive, self._monitors)
+        (looks or self._looks).begin(command, alive, self._monitors)
+
+    def _looked(self, local_rank: int, message: Mapping[str, Any]) -> None:
+        for looks in (self._looks, *self._live.open):
+            looks.looked(local_rank, message)
 
     def _warn_ranks(self) -> None:
         for monitor in self._monitors:  # also of a worker that is about to start
@@ -230,13 +251,9 @@ class Workers:
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
-        child = self._launcher.launch(local_rank, env, out, err)
-        err_path = f"{stem}.err"
-        where = replace(where, pid=child.pid, log=err_path)
-        self._alive[local_rank] = _Worker(child, where)
-        self._none_left.clear()
-        self._loop.add_reader(child.pidfd, self._exited, local_rank)
-        if monitor is not None:
+        held = self._launcher.take(local_rank)
+        child = held.child
+        if monitor is not None:  # before anything of the user's runs: this process may be stopped after that
             monitor.watch(
                 pid=child.pid,
                 pidfd=child.pidfd,
@@ -247,12 +264,22 @@ class Workers:
                 cfg=self._spec.settings,
                 hold_s=2 * self._spec.hang_collect_s,
             )
+        try:
+            held.release(env, out, err)
+        except OSError:
+            self._launcher.end(held)
+            raise
+        where = replace(where, pid=child.pid, log=f"{stem}.err")
+        self._alive[local_rank] = StartedWorker(child, where)
+        self._none_left.clear()
+        self._loop.add_reader(child.pidfd, self._exited, local_rank)
 
     def _show(self, local_rank: int, rank: int, files: list[IO[bytes]]) -> None:
         streams = self._spec.shown(local_rank)
         for bit, file in enumerate(files, 1):
             if streams & bit and file.name != os.devnull:
-                self._console.follow(Path(file.name), f"[rank {rank}] ", bit, file.tell())
+                prefix = self._spec.line_prefix.format(rank=rank)
+                self._console.follow(Path(file.name), prefix, bit, file.tell())
 
     def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
         worker = self._alive.get(local_rank)
@@ -270,7 +297,8 @@ class Workers:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
-        self._looks.gone(local_rank)
+        for looks in (self._looks, *self._live.open):
+            looks.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         if not self._alive:
@@ -282,10 +310,14 @@ class Workers:
         else:
             self._orphans.reap()
         self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
-        early = False
+        early, beat_s = False, 0.0
         if self._monitors:
+            beat_s = self._monitors[local_rank].beat_s
             early = code == 0 and self._monitors[local_rank].leaves
             self._monitors[local_rank].unwatch()
+            if not self._failed and 2 * len(self._alive) <= self._node.nproc:
+                for other in self._alive:
+                    self._monitors[other].should_exit()
         fault = faults.from_exit_code(code, worker.where)
         if worker.hang is not None:
             fault = replace(worker.hang, exit_code=code)
@@ -295,14 +327,14 @@ class Workers:
             wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
             self._loop.call_later(wait_s, self._post, ag.WorkerExited(local_rank, fault, early))
             return
-        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, self._explained))
+        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, beat_s, self._explained))
 
     async def _explain(
-        self, local_rank: int, fault: RankFault, worker: _Worker, before: asyncio.Task[None] | None
+        self, local_rank: int, fault: RankFault, worker: StartedWorker, beat_s: float, before: asyncio.Task[None] | None
     ) -> None:
         """Add to the fault what the worker wrote, then post its exit."""
         stderr = Path(worker.where.log)
-        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr)
+        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s)
         try:
             fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
@@ -318,7 +350,7 @@ class Workers:
 
 _ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
     ag.StartWorkers: lambda self, command: self._start_all(command.plan),
-    ag.SignalWorkers: lambda self, command: self._signal(command.signum, wake=True),
+    ag.SignalWorkers: lambda self, command: self._end(command),
     ag.PassOn: lambda self, command: self._signal(command.signum),
     ag.LookAtRanks: Workers._look,
     ag.WarnRanks: lambda self, command: self._warn_ranks(),

@@ -25,11 +25,12 @@ class Client:
         self._spec, self._say, self._ending = spec, say, ending
         self._web = Web(spec.endpoint)
         self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._order: dict[int, asyncio.Lock] = {}  # by cycle: its end is told after its beginning
         self._failures, self._pause_s, self._broken_until_s = 0, _PAUSE_S, 0.0
         self._now = asyncio.get_running_loop().time
 
     async def answer(self, news: CycleNews) -> Answer:
-        """What the service says; raises Trouble where it says nothing in time, or the job ends before."""
+        """What the service says; raises Trouble where it says nothing in time, or is left alone when the job ends."""
         try:
             return await asyncio.wait_for(self._submit(news), _PATIENCE_S)
         except asyncio.TimeoutError:
@@ -38,10 +39,13 @@ class Client:
     async def _submit(self, news: CycleNews) -> Answer:
         about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
         about["analysis_intent"] = "terminal" if news.over else "progressive"
-        await self._ask(news, "POST", json={name: value for name, value in about.items() if value != ""})
+        async with self._order.setdefault(news.cycle, asyncio.Lock()):
+            await self._ask(news, "POST", json={name: value for name, value in about.items() if value != ""})
+        if news.over:
+            self._order.pop(news.cycle, None)
         pause_s = _FIRST_POLL_S
         while news.fault:
-            await self._pause(pause_s)
+            await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
             reply = await self._ask(news, "GET", params={"log_path": news.log, "wait": "false"})
             if (answer := answer_in(reply)) is not None:
@@ -52,6 +56,10 @@ class Client:
         """The reply, after as many requests as it takes: a log may come to the file system after its news."""
         refusals = 0
         while True:
+            while (broken_s := self._broken_until_s - self._now()) > 0:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), broken_s)
+                    raise Trouble("the job has ended")
             try:
                 async with self._turn:
                     return await self._request(method, **what)
@@ -59,11 +67,9 @@ class Client:
                 refusals += trouble.is_refusal
                 if refusals >= _REFUSALS or not news.over:
                     raise
-                await self._pause(trouble.retry_after_s or min(_FIRST_POLL_S * 2**refusals, _POLL_S))
+                await asyncio.sleep(trouble.retry_after_s or min(_FIRST_POLL_S * 2**refusals, _POLL_S))
 
     async def _request(self, method: str, **what: Any) -> dict[str, Any]:
-        if (broken_s := self._broken_until_s - self._now()) > 0:
-            await self._pause(broken_s)
         try:
             reply = json_object(await self._web.ask(method, "/logs", _REQUEST_S, **what))
         except Trouble as trouble:
@@ -82,9 +88,3 @@ class Client:
                       " again later, and the training goes on")  # fmt: skip
         self._broken_until_s = self._now() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-
-    async def _pause(self, seconds: float) -> None:
-        """Raises Trouble when the job ends: then nothing is asked again."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
-            raise Trouble("the job has ended")

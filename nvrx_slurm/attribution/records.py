@@ -25,7 +25,7 @@ class AttributionSpec:
     """What the process needs to know about its job. Empty text = not given."""
 
     endpoint: str  # where the service is; "" = this process is it
-    prefix: str = "/"  # of the merged logs, without links; what may be analysed is in its directory
+    prefix: str = "/"  # of the merged logs, without links; requests may name files in its directory only
     part: int = -1  # of several merged files of a cycle, the one to show; -1 = there is one
     tree: str = ""  # our own log tree of this run
     startup_s: float = 20.0  # a later start is said

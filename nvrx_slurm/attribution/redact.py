@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterable
 
 _SECRETS = [re.compile(pattern) for pattern in (  # the first group stays
-    r"()\b(?:hf_|sk-|xox[abprs]-|gh[pousr]_|github_pat_|glpat-|nvapi-|AKIA|ASIA)[\w-]{8,}",
+    r"()\b(?:hf_|sk-|xox[abprs]-|gh[pousr]_|github_pat_|wandb_v\d+_|glpat-|nvapi-|AKIA|ASIA)[\w-]{8,}",
     r"()\beyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?",
     r"()-----BEGIN [^-]{0,40}KEY-----[\s\S]*?(?:-----END|\Z)",
+    r"()\A(?:(?!-----BEGIN)[\s\S])*?-----END [^-]{0,40}KEY-----",  # the end of a log may begin in the middle of a key
+    r"()(?<![\w+/])(?:[0-9a-fA-F]{32,}|[A-Za-z0-9+/]{50,}={0,2})(?![\w+/])",
     r"(?i)\b((?:authorization|cookie)['\"]?\s*[:=]\s*).*",
     r"(?i)\b(bearer\s+)\S+",
     r"(?i)\b([\w-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access)[-_]?key)\w{0,40}['\"]?\s*[=:]\s*['\"]?)"
     r"[^\s'\",;&]+",
+    r"(?i)\b((?:[\w-]{1,40}key|sig|[\w-]{0,40}signature|[\w-]{0,40}credential)['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&]+",
+    r"(?i)\b(wandb\s+login\s+)\S+",
     r"(?i)(--[\w-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|key)['\"]?[\s,]+['\"]?)[^\s'\",;&-][^\s'\",;&]*",
     r"\b(\w{1,20}://)[^\s/@]*:[^\s/@]*(?=@)",
 )]  # fmt: skip

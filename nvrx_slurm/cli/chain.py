@@ -1,33 +1,27 @@
 """A chain of jobs that continue each other, as the nvrx-run in front of each of them sees it.
 
 `--until-done` requeues one job; `nvrx submit --chain N` makes several, whose ids are in a file. What became of earlier
-links is read from their result.json, or the link.json of one whose coordinator left no result. A link without both was
-ended from outside, for example at the time limit.
+links is read from their result.json. A link without one was ended from outside, for example at the time limit.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.cli.log_tree import RUN, result_of
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.chain import Decision, Limits, Link, Next, decide
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.system.files import write_atomic
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
 _PATIENCE_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end
-_MAX_RESULT_BYTES = 64 << 20
-_LINK = "link.json"
-_RUN = re.compile(r"r(\d{1,9})(?:_\w+)?", re.ASCII)
 
 
 def limits(config: Config) -> Limits:
@@ -78,13 +72,9 @@ class Chain:
 
     def after(self, code: int, run: RunDir) -> None:
         """This link has ended with `code`: requeue it, or tell the next one. Slurm's refusals are only said."""
-        result, now_s = _result(run.result), time.time()
-        if not result:  # else a step that never starts would be requeued for ever
-            self._write(
-                run.path / _LINK, {"code": code, "ended": datetime.fromtimestamp(now_s, timezone.utc).isoformat()}
-            )
-        lasted_s = result.get("duration_s", 0.0)
-        found = decide([*self._earlier(run.log_dir), Link(code, now_s, lasted_s)], self._limits, now_s)
+        result, now_s = result_of(run.path), time.time()
+        last = Link(code, now_s, bool(result.get("out_of_time")))
+        found = decide([*self._earlier(run.log_dir), last], self._limits, now_s)
         excluded = tuple(map(str, result.get("excluded_nodes", ())))
         try:
             if self._links_file is None:
@@ -96,12 +86,6 @@ class Chain:
                 _patiently(lambda: self._exclude(later[0], excluded))  # which hands them on
         except SlurmError as error:
             self._say(f"Slurm: {error}")
-
-    def _write(self, path: Path, content: dict[str, object]) -> None:
-        try:
-            write_atomic(path, json.dumps(content).encode())
-        except OSError as error:
-            self._say(f"{path} cannot be written: {error.strerror}; this link does not count as a failure later")
 
     def _requeue(self, found: Decision, excluded: Sequence[str]) -> None:
         if found.next is not Next.CONTINUE:
@@ -164,21 +148,12 @@ class Chain:
 def _links(job: Path, before: int | None = None) -> Iterator[Link]:
     """The lives of a job that left a result; only those of fewer than `before` requeues, if that is given."""
     for path in job.glob("r*"):
-        run = _RUN.fullmatch(path.name)
+        run = RUN.fullmatch(path.name)
         if run is None or (before is not None and int(run[1]) >= before):
             continue
-        result = _result(path / "result.json") or _result(path / _LINK)
+        result = result_of(path)
         try:
             ended_s = datetime.fromisoformat(result["ended"]).timestamp()
-            yield Link(int(result["code"]), ended_s, float(result.get("duration_s", 0.0)))
+            yield Link(int(result["code"]), ended_s, bool(result.get("out_of_time")))
         except (KeyError, TypeError, ValueError):
             continue
-
-
-def _result(path: Path) -> dict:
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_RESULT_BYTES))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

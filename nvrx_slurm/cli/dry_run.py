@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 
+from nvrx_slurm import compat
 from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
 from nvrx_slurm.cli.domains import planned
 from nvrx_slurm.cli.front import step_argv
@@ -84,4 +85,5 @@ def _first_env(config: Config, contract: WorkerContract, active: int, nproc: int
     node = Node("0", 0, "node 0", "", nproc)
     plan = Plan(1, 0, History(), config.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
     env = rank_env(contract, plan, node, 0, "<its error file>")
-    return {**env, "MASTER_PORT": "<free port of that node, fresh per cycle>"}
+    path = {"PYTHONPATH": compat.python_path(os.environ)} if config.launch.compat else {}
+    return {**env, **path, "MASTER_PORT": "<free port of that node, fresh per cycle>"}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from nvrx_slurm.cli.log_tree import result_of
+from nvrx_slurm.core.chain import FINAL
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NotKnown
 from nvrx_slurm.slurm.api.interface import Slurm
@@ -16,16 +20,20 @@ _OVER = frozenset(
 )
 _FIRST_S, _LONGEST_S = 0.5, 15.0  # between two questions to Slurm, which forgets a job MinJobAge (300 s) after its end
 _READ_S = 0.5
+_END_S = 3.0  # from the result to Slurm's end of the job, which waits for a lost node
 _CHUNK_BYTES = 1 << 20
 _CANCELLED = 143
 
 
-def follow(slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path]) -> int:
-    """Copy each job's output file to stdout; the exit code of the last job that ran. Ctrl-C leaves the jobs alone."""
+def follow(slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path], log_dir: Path, requeues: bool) -> int:
+    """Copy each job's output file to stdout; the exit code of the last job that ran. Ctrl-C leaves the jobs alone.
+
+    `requeues`: --until-done: only 0, 2 and 93 end the job.
+    """
     code = int(ExitCode.FAILED)
     try:
         for job_id, output in zip(jobs, outputs, strict=True):
-            found = _wait(slurm, job_id, output)
+            found = _wait(slurm, job_id, output, log_dir, requeues)
             if found is None:
                 print(f"nvrx: Slurm does not know job {job_id} any more", file=sys.stderr)
                 return code
@@ -38,19 +46,27 @@ def follow(slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path]) -> int:
     return code
 
 
-def _wait(slurm: Slurm, job_id: int, output: Path) -> JobFacts | None:
+def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool) -> JobFacts | None:
     """The job as it was in the end; None if Slurm has forgotten it."""
-    shown, pause_s, ask_at, last = 0, _FIRST_S, 0.0, ""
+    shown, pause_s, ask_at, last, job, ended_s = 0, _FIRST_S, 0.0, "", None, math.inf
     while True:
         shown = _show(output, shown)
+        if job is not None and math.isinf(ended_s):
+            end = result_of(log_dir / str(job_id) / f"r{job.restarts}")
+            if end.get("code", 128) < 128 and (not requeues or end["code"] in FINAL):
+                # after a signal Slurm may requeue the job
+                ended_s, ask_at = time.monotonic(), 0.0
+        elif job is not None and time.monotonic() > ended_s + _END_S:  # as long as a dead node is not back
+            _show(output, shown)
+            return replace(job, state="COMPLETED", exit_code=end["code"])
         if time.monotonic() >= ask_at:
             try:
                 job = slurm.job(job_id)
             except NotKnown:
                 return None
             except NoAnswer:
-                job = None
-            if job is not None:
+                pass
+            else:
                 if job.state in _OVER:
                     _show(output, shown)
                     return job

@@ -6,29 +6,39 @@ file of the current coordinator to its own output, passes signals on, and ends w
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.console import Console
+from nvrx_slurm.agent.out_file import OUT_ENV
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.cli.job import KILL_WAIT_ENV
-from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, run_dir
+from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, result_of, run_dir
 from nvrx_slurm.cli.place import Here, node_range
-from nvrx_slurm.cli.step import REFRESH_S, Step, step_name
+from nvrx_slurm.cli.step import ENDING, REFRESH_S, Step, step_name
 from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
+from nvrx_slurm.core.chain import ended_from_outside
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.system.files import write_atomic
 
 if TYPE_CHECKING:
     from nvrx_slurm.cli.chain import Chain
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
 _LAST_WORDS_S = 2.0
+_LOGS_READ, _TAIL_BYTES = 8, 4096  # of the agents' logs, for the reason of an end without a coordinator
 
 
 def step_argv(config: Config, here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
@@ -95,7 +106,10 @@ def run_step(resolved: Resolved, here: Here, script: str, args: tuple[str, ...],
         if code is not None:
             return code
         directory = own_run_dir(wanted)
+        directory.link_latest()  # a coordinator may never begin
+        began_s = time.time()
         code = _start_step(config, here, directory, words, console, changed).wait(config.launch.rdzv_conf.join_timeout)
+        _complete_result(directory, now, code, began_s, console.say)
         if chain is not None:
             chain.after(code, directory)
         return code
@@ -119,7 +133,41 @@ def _start_step(
     console.follow(log, "", 1)
     verbose, tasks = config.ft.log_level <= logging.DEBUG, here.slurm.nnodes * here.slurm.launchers
     console.say(line if verbose else f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
-    return Step(argv, _step_env(directory), log, directory, here.slurm.job_id, console)
+    return Step(argv, _step_env(config, directory, here.slurm.job_id), log, directory, here.slurm.job_id, console)
+
+
+def _complete_result(
+    directory: RunDir, slurm: SlurmContext, code: int, began_s: float, say: Callable[[str], None]
+) -> None:
+    """Add what ended a job that got a signal; of a step without a coordinator write the result itself."""
+    found, now_s = result_of(directory.path), time.time()
+    result = found or {
+        "code": code,
+        "reason": f"no coordinator has told the end; the agents said last: {_last_words(directory)}",
+        "duration_s": now_s - began_s,
+        "ended": datetime.fromtimestamp(now_s, timezone.utc).isoformat(timespec="milliseconds"),
+    }
+    if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
+        with suppress(SlurmError):
+            job = connect().job(slurm.job_id)
+            why = ended_from_outside(job.state, job.reason, job.restarts > slurm.restart_count)
+            say(f"job {slurm.job_id} got {Signals(code - 128).name}: {why}")
+            result = {**result, "ended_by": why}
+    try:
+        if result != found:
+            write_atomic(directory.result, (json.dumps(result, indent=1) + "\n").encode())
+    except OSError as error:
+        say(f"cannot write {directory.result}: {error.strerror}")
+
+
+def _last_words(directory: RunDir) -> str:
+    """The last line of each agent's log, each once."""
+    words = []
+    for log in sorted((directory.path / "agents").glob("agent_*.log"))[:_LOGS_READ]:
+        with suppress(OSError, IndexError), log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            words.append(file.read().decode(errors="replace").splitlines()[-1])
+    return "; ".join(dict.fromkeys(words)) or "nothing"
 
 
 def _chain(config: Config, slurm: SlurmContext, say: Callable[[str], None]) -> Chain | None:
@@ -139,8 +187,12 @@ def _as_it_is_now(slurm: SlurmContext) -> SlurmContext:
     return replace(slurm, nodes=tuple(nodes), nnodes=len(nodes))
 
 
-def _step_env(directory: RunDir) -> dict[str, str]:
-    env = {**os.environ, RUN_ENV: directory.run}
+def _step_env(config: Config, directory: RunDir, job_id: int) -> dict[str, str]:
+    """An image may be without Slurm's tools, so the agents are told what they would ask."""
+    env = {**os.environ, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
+    if _in_container(config) and control.END_TIME not in env:  # Slurm 22.05
+        left_s = control.time_left_s(job_id)
+        env |= {control.END_TIME: f"{time.time() + left_s:.0f}"} if left_s is not None and left_s < math.inf else {}
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{control.kill_wait_s():g}"
     return env

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from nvrx_slurm.agent.job import Job
 from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.log_tree import run_dir, working_directory
+from nvrx_slurm.cli.log_tree import RUN_ENV, run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, on_node, workers_per_node
 from nvrx_slurm.cli.worker import worker_spec
 from nvrx_slurm.config.kinds import SECONDS
@@ -19,6 +21,8 @@ from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm import control, srun
+from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
@@ -41,6 +45,7 @@ def make_job(config: Config, here: Here, env: Mapping[str, str], script: str, ar
         preflight = replace(preflight, reclaim=replace(preflight.reclaim, gpus=(place.first, place.first + nproc)))
     agent = AgentSettings(
         stop_timeout_s=config.launch.workers_stop_timeout,
+        idle_s=config.ft.stop_idle_timeout,
         term_timeout_s=_term_timeout_s(config, slurm, env),
         kill_timeout_s=_KILL_TIMEOUT_S,
         join_timeout_s=config.launch.rdzv_conf.join_timeout,
@@ -98,6 +103,9 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
         rendezvous.token_note(resolved.config, job.meeting, env),
         _term_note(resolved, job.slurm, env),
         _numa_note(job),
+        _tools_note(resolved.config, job.slurm, env),
+        _no_kill_note(job.slurm, env),
+        "" if job.spec.wrapped else _hang_note(job.spec.limits) if job.spec.monitored else _UNMONITORED,
         resolved.config.ft.attribution_note,
     ]
     if job.logs is not None:
@@ -105,6 +113,18 @@ def notes(resolved: Resolved, job: Job, env: Mapping[str, str]) -> list[str]:
 
         found.append(log_note(resolved, job.logs))
     return [*resolved.notes, *filter(None, found)] if job.coordinator is not None else []
+
+
+_UNMONITORED = "hangs are not watched for: NVRX_DISABLE_RANK_MONITORS is set"
+
+
+def _hang_note(limits: Mapping[str, Any]) -> str:
+    """Whether hangs are noticed, and how."""
+    named = {**limits, **limits["rank_section_timeouts"], "workload_check_interval": None}
+    found = [f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)]
+    if found:
+        return f"hangs are watched for: {', '.join(found)}"
+    return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"
 
 
 def _progress_file(config: Config) -> str | None:
@@ -139,7 +159,7 @@ def _coordinator(
         drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
         time_limited=slurm is not None,
         warn_before_end_s=config.ft.warn_before_end,
-        stop_before_end_s=config.ft.stop_before_end,
+        stop_before_end_s=config.stop_before_end_s,
         warning_signum=agent.warning_signum,
         expected=expected,
     )
@@ -181,6 +201,24 @@ def _term_note(resolved: Resolved, slurm: SlurmContext | None, env: Mapping[str,
         f"{origin.with_value(f'{wanted_s:g}')} is cut to {left_s:g} s: Slurm kills everything KillWait"
         f" ({_kill_wait_s(env):g} s) after its SIGTERM; use #SBATCH --signal to warn workers earlier"
     )
+
+
+def _tools_note(config: Config, slurm: SlurmContext | None, env: Mapping[str, str]) -> str:
+    """Slurm cannot be asked from here, as in most images."""
+    if slurm is None or shutil.which("scontrol", path=env.get("PATH")) is not None or connect().name != "cli":
+        return ""
+    gone = f"if the batch host is lost, the job goes on, but stays RUNNING after its end: scancel {slurm.job_id}"
+    limit = "the time limit is unknown, so no rank is warned or stopped before it"
+    timed = bool(config.ft.warn_before_end or config.stop_before_end_s) and control.END_TIME not in env
+    found = [gone] * (slurm.nnodes > 1) + [limit] * timed
+    return f"Slurm's tools are not on PATH here: {'; '.join(found)}" if found else ""
+
+
+def _no_kill_note(slurm: SlurmContext | None, env: Mapping[str, str]) -> str:
+    """The user's own srun, as in NeMo-Run's template; it is seen where it runs on this host."""
+    if slurm is None or slurm.nnodes == 1 or RUN_ENV in env or not srun.without_no_kill(slurm.job_id):
+        return ""
+    return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
 
 
 def _numa_note(job: Job) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from nvrx_slurm.cli.log_tree import find_run, title
 from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
@@ -53,7 +54,7 @@ class _Time(click.ParamType):
 
 
 @click.command()
-@click.argument("place", type=click.Path(path_type=Path), default="nvrx_logs/latest")
+@click.argument("place", default="latest", callback=find_run)
 @click.option("--rank", "ranks", type=_Ranks(), help="Only these ranks, for example 0,3-5.")
 @click.option("--cycle", "cycle", default="last", metavar="N|all|last", help="Only this cycle. Default: the last one.")
 @click.option("--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error.")
@@ -77,13 +78,14 @@ def logs(
 ) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
 
-    PLACE is the directory of a run (default: nvrx_logs/latest) or one merged file. Lines come in the order of the
-    merged file; where there is none, rank after rank, and no times are known.
+    PLACE is a job id, the directory of a job or run (default: the latest run), or one merged file. Lines come in the
+    order of the merged file; where there is none, rank after rank, and no times are known.
     """
     if cycle not in ("all", "last") and not cycle.isdecimal():
         raise click.UsageError(f"--cycle {cycle!r} must be a number, all or last")
     if (server is None) != (to_prefix is None):
         raise click.UsageError("--to and --to-prefix belong together; give both, for example --to-prefix /logs/t.log")
+    click.echo(title(place), err=True)
     if place.is_dir():
         found = _of_run(place, cycle, follow)
     elif Path(index_file(str(place))).exists():

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from nvrx_slurm import __version__
+from nvrx_slurm.config import other_nvrx
 from nvrx_slurm.config.groups import GROUPS
 from nvrx_slurm.config.kinds import nearest
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
@@ -108,7 +109,8 @@ def _sentence(error: click.ClickException, words: list[str]) -> str:
     known = {_option_name(flag): flag for item in SETTINGS.values() for flag in item.flags if flag.startswith("--")}
     guess = nearest(_option_name(typed), known)
     advice = f"did you mean {known[guess]}?" if guess else f"see {PROGRAM} --help (the script's own flags go after it)"
-    return f"{typed.partition('=')[0]} is not a flag of {PROGRAM}; {advice}"
+    advice = other_nvrx.instead(_option_name(typed)) or f"; {advice}"
+    return f"{typed.partition('=')[0]} is not a flag of {PROGRAM}{advice}"
 
 
 def _option_name(word: str) -> str:

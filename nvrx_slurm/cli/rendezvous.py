@@ -32,6 +32,8 @@ def meeting(config: Config, slurm: SlurmContext | None, nodes: NodeRange, env: M
     keepalive = (config.ft.keepalive_interval, config.ft.keepalive_timeout)
     if nodes.max == 1 and (endpoint is None or endpoint[1] == 0):  # HOST:0 is torchrun's way to say: one node
         return None
+    if nodes.max == 1 and not config.launch.rdzv_endpoint and _is_ours(config.launch.endpoints[0][0]):
+        return None  # as torchrun's static rendezvous: the script may listen on --master-port
     munge_socket = conf.munge_socket(env) if slurm is not None else None
     if slurm is not None and endpoint is None:
         address = control.node_address(slurm.nodes[0])

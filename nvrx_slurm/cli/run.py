@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from nvrx_slurm import compat
 from nvrx_slurm.cli.options import nvrx_run_options
 from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.errors import UsageError
@@ -41,6 +42,8 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(resolved, here, script, args, sys.argv[1:])
+    if config.launch.compat:
+        os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
     from nvrx_slurm.agent import early
 
     with early.started(config) as ahead:  # before the other imports, which take as long as its start

@@ -13,12 +13,16 @@ from pathlib import Path
 from nvrx_slurm.agent.console import Console
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.slurm import control
+from nvrx_slurm.slurm import control, srun
+from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.system import processes
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 REFRESH_S = 1.0
+_ASK_S = 15.0  # between two questions whether a step without srun still runs
+_NOT_YET, _RELEASED = -1, -2
 _LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
 
 
@@ -45,6 +49,9 @@ class Step:
             if signal.getsignal(signum) is not signal.SIG_IGN:  # an ignored signal (nohup) stays ignored
                 signal.signal(signum, _noted)
         self._srun = processes.start(argv, env, 1, 2)
+        self._held = _NOT_YET  # a descriptor that keeps the step alive should srun be killed
+        self._lost = 0  # negative: the signal that killed srun; the step lives on
+        self._ask_at = 0.0
         self._started_s = time.monotonic()
 
     def wait(self, start_timeout_s: float) -> int:
@@ -61,16 +68,36 @@ class Step:
         while True:
             ready = [fd for fd, _ in poll.poll(REFRESH_S * 1000)]
             self._follow_the_coordinator()
+            if self._held == _NOT_YET and self._srun.pidfd not in ready:
+                self._held = srun.hold(self._srun.pid)
             if self._srun.pidfd in ready:
-                return self._code(self._srun.reap(), ended_by)
+                poll.unregister(self._srun.pidfd)
+                self._lost = self._srun.reap()
+                if self._lost >= 0 or self._held < 0:
+                    return self._code(self._lost, ended_by)
+                started = True
+                how = signal.Signals(-self._lost).name
+                self._console.say(f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it")
             if self._read_fd in ready:
                 ended_by = self._pass_signals_on() or ended_by
-            elif self._result.exists():
+            elif self._result.exists() or (self._lost < 0 and not self._runs()):
                 self._end_lingering()
+                if self._lost < 0:
+                    return self._code(self._lost, ended_by)
             elif not started and time.monotonic() >= self._started_s + start_timeout_s:
                 started = self._log_has_begun() or control.step_id(self._job_id, self._name) is not None
                 if not started:
                     return self._give_up(start_timeout_s)
+
+    def _runs(self) -> bool:
+        """Whether Slurm knows the step, as far as it answers; asked every 15 s."""
+        if time.monotonic() < self._ask_at:
+            return True
+        self._ask_at = time.monotonic() + _ASK_S
+        try:
+            return any(step.name == self._name for step in connect().steps(self._job_id))
+        except SlurmError as error:
+            return isinstance(error, NoAnswer)
 
     def _follow_the_coordinator(self) -> None:
         """After an election the console goes on where another coordinator writes."""
@@ -100,11 +127,20 @@ class Step:
         return ended_by
 
     def _end_lingering(self) -> None:
-        if not select.select([self._srun.pidfd], [], [], _LINGER_S)[0]:
+        if self._lost < 0:
+            select.select([], [], [], _LINGER_S)  # for the agents to leave
+            self._signal(signal.SIGKILL)  # else Slurm takes the step for running
+        elif not select.select([self._srun.pidfd], [], [], _LINGER_S)[0]:
             self._console.say(f"the job has ended but srun has not within {_LINGER_S:g} s: it is killed")
             self._signal(signal.SIGKILL)
 
     def _signal(self, signum: int) -> None:
+        if self._lost < 0:
+            control.signal_step(self._job_id, self._name, signum)
+            return
+        if signum not in WARNING and self._held >= 0:
+            os.close(self._held)  # the step shall end with srun
+            self._held = _RELEASED
         signal.pidfd_send_signal(self._srun.pidfd, signum)
 
     def _log_has_begun(self) -> bool:

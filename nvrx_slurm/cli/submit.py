@@ -32,7 +32,7 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
     given = flags_given(ctx)
     config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
     wanted = resolve_submit({key: value for key, value in given.items() if key in SUBMIT_SETTINGS}, os.environ)
-    for wrong, sentence in wanted.contradictions(config.launch):
+    for wrong, sentence in wanted.contradictions(config.launch, config.stop_before_end_s):
         if wrong:
             raise UsageError(sentence)
     words = (script, *script_args) if script else ()
@@ -43,7 +43,8 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
         raise UsageError("no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py")
     _check(config, wanted, script)
     log_dir = Path(config.launch.log_dir)
-    _make(log_dir)
+    _make(log_dir, "--log-dir")
+    _make(_output_dir(wanted, log_dir), "--output")
     choose(config.launch.slurm_api)
     slurm = connect()
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
@@ -55,7 +56,8 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
         return ExitCode.OK
     from nvrx_slurm.cli.follow import follow
 
-    return follow(slurm, jobs, [Path(_output(wanted, log_dir, job)) for job in jobs])
+    outputs = [Path(_output(wanted, log_dir, job)) for job in jobs]
+    return follow(slurm, jobs, outputs, log_dir, config.launch.until_done)
 
 
 def _text(
@@ -112,12 +114,19 @@ def _check(config: Config, wanted: SubmitConfig, script: str) -> None:
         raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
 
 
-def _make(log_dir: Path) -> None:
+def _output_dir(wanted: SubmitConfig, log_dir: Path) -> Path:
+    """Slurm fails a job whose output file is in no directory, and says nothing."""
+    if re.search(r"%[jJaA].*/", wanted.output or ""):
+        raise UsageError(f"--output {wanted.output}: Slurm makes no directories; put the job's id in the file's name")
+    return Path(_output(wanted, log_dir, 0)).parent
+
+
+def _make(directory: Path, flag: str) -> None:
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the log directory {log_dir} cannot be made: {error.strerror}; give another with --log-dir"
+            f"the directory {directory} cannot be made: {error.strerror}; give another with {flag}"
         ) from None
 
 
@@ -154,7 +163,7 @@ def _tell(jobs: Sequence[int], wanted: SubmitConfig, config: Config, log_dir: Pa
     click.echo(f"submitted job {jobs[0]}{link}: {shape}")
     click.echo(f"script: {log_dir}/{jobs[0]}/submit.sbatch")
     click.echo(f"output: {_output(wanted, log_dir, jobs[0])}   logs: {log_dir}/{jobs[0]}/")
-    click.echo(f"what happened: nvrx why {log_dir}/{jobs[0]}/r0   end it: scancel {' '.join(map(str, jobs))}")
+    click.echo(f"what happened: nvrx why {log_dir}/{jobs[0]}   end it: scancel {' '.join(map(str, jobs))}")
 
 
 def _output(wanted: SubmitConfig, log_dir: Path, job: int) -> str:

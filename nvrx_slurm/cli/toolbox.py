@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-import click
+try:
+    import click
+except ModuleNotFoundError:  # pip install --no-deps
+    sys.exit("nvrx needs three packages: pip install click pyyaml nvidia-ml-py")
 
 from nvrx_slurm import __version__
 from nvrx_slurm.cli.doctor import doctor
 from nvrx_slurm.cli.health import health
+from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.cli.logs import logs
+from nvrx_slurm.cli.stacks import stacks
 from nvrx_slurm.cli.submit import submit
 from nvrx_slurm.cli.why import why
 from nvrx_slurm.errors import ExitCode
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Toolbox(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        """A package that is not installed, as on a node without torch, is one sentence and exit code 2."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", "nvrx_slurm"):
+                raise
+            raise click.UsageError(f"this command needs the Python module {package}, which is not installed") from None
+
+
+@click.group(cls=_Toolbox, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="nvrx")
 def main() -> None:
     """Tools for jobs run by nvrx-run."""
@@ -25,18 +43,19 @@ def main() -> None:
 main.add_command(doctor)
 main.add_command(health)
 main.add_command(logs)
+main.add_command(stacks)
 main.add_command(submit)
 main.add_command(why)
 
 
 @main.command()
-@click.argument("place", type=click.Path(exists=True, path_type=Path))
+@click.argument("place", default="latest", callback=find_run)
 def replay(place: Path) -> None:
     """Feed the events of event logs to fresh cores and compare their decisions.
 
-    PLACE is one log (<run>/events/*.jsonl) or the directory of a run: then each coordinator's log is replayed in the
-    order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last line, as a killed
-    program leaves it, is reported only); 1: they differ, with the line and the difference.
+    PLACE is one log (<run>/events/*.jsonl), a job id, or the directory of a job or run: then each coordinator's log is
+    replayed in the order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last
+    line, as a killed program leaves it, is reported only); 1: they differ, with the line and the difference.
     """
     files = sorted((place / "events").glob("*.jsonl"), key=_in_order) if place.is_dir() else [place]
     if not files:

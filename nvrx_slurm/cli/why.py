@@ -10,24 +10,29 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, title
 from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.core.logs.printable import printable
 
-_MOST_BYTES = 64 << 20  # of result.json, which lists at most 3,000 entries
 _SAID = ("Say",)
+_NOTES_SHOWN = 5
 
 
 @click.command()
-@click.argument("place", type=click.Path(exists=True, file_okay=False, path_type=Path), default="nvrx_logs/latest")
+@click.argument("place", default="latest", callback=find_run)
 def why(place: Path) -> None:
     """Tell why a job failed or restarted.
 
-    PLACE is the directory of a run (default: nvrx_logs/latest). An ended job is told from its result.json, a running
-    one from the event logs of its coordinators.
+    PLACE is a job id, or the directory of a job or run (default: the latest run). An ended job is told from its
+    result.json, a running one from the event logs of its coordinators.
     """
     result = place / "result.json"
     try:
-        lines = list(_of_result(_read(result), place) if result.exists() else _of_events(place))
+        found = _read(result) if result.exists() else {}
+        lines = [
+            *(_of_result(found, place) if found else ()),
+            *(_of_events(place, found) if "cycles" not in found else ()),
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise click.UsageError(f"{result} is not the result of a job: {error!r}") from None
     for line in lines:
@@ -37,7 +42,7 @@ def why(place: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            content = json.loads(file.read(_MOST_BYTES))
+            content = json.loads(file.read(MAX_RESULT_BYTES))
         if isinstance(content, dict):
             return content
     except (OSError, ValueError, RecursionError) as error:
@@ -47,12 +52,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _of_result(result: dict[str, Any], place: Path) -> Iterator[str]:
     duration = in_words(float(result.get("duration_s") or 0.0))
-    yield f"{place}: ended with code {result.get('code')} after {duration}: {result.get('reason')}"
+    yield f"{title(place)}: ended with code {result.get('code')} after {duration}: {result.get('reason')}"
+    if result.get("ended_by"):
+        yield f"ended by: {result['ended_by']}"
     if result.get("summary"):
         yield f"in short: {result['summary']}"
     for restart in result.get("restarts") or ():
         down = in_words(restart["down_s"])
         yield f"  {restart['time']}  cycle {restart['cycle']} failed, {down} down: {restart['cause']}"
+    for note in (result.get("inprocess_restarts") or ())[-_NOTES_SHOWN:]:
+        yield f"  cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}"
     cause = result.get("first_cause")
     if cause is not None:
         yield from _of_cause(cause)
@@ -81,12 +90,13 @@ def _of_echoes(cause: dict[str, Any], faults: Any) -> Iterator[str]:
         yield f"  with it: {count} x {rule}"
 
 
-def _of_events(place: Path) -> Iterator[str]:
+def _of_events(place: Path, result: dict[str, Any]) -> Iterator[str]:
     """What the coordinators have said so far, oldest first."""
     logs = list((place / "events").glob("coordinator*.jsonl"))
-    if not logs:
+    if not logs and not result:
         raise click.UsageError(f"{place} has neither result.json nor events; give the directory of a run")
-    yield f"{place}: no result.json: the job runs, or was killed; its coordinators said so far:"
+    if not result:
+        yield f"{title(place)}: no result.json: the job runs, or was killed; its coordinators said so far:"
     said: list[tuple[float, str]] = []
     for log in logs:
         with log.open(encoding="utf-8", errors="replace") as lines:

@@ -12,7 +12,7 @@ from pathlib import Path
 from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.agent.warm import WarmSpec
 from nvrx_slurm.agent.worker_env import LOCAL_RANK_MACRO, WorkerContract
-from nvrx_slurm.agent.workers import WorkerSpec
+from nvrx_slurm.agent.worker_spec import WorkerSpec
 from nvrx_slurm.cli.log_tree import working_directory
 from nvrx_slurm.cli.place import OnNode
 from nvrx_slurm.config.launch import LaunchConfig
@@ -50,6 +50,7 @@ def worker_spec(
         limits=config.ft.rank_limits(),
         termination_signal=config.ft.rank_termination_signal,
         shown=partial(_shown, config.launch),
+        line_prefix="" if config.launch.console_prefix == "none" else WorkerSpec.line_prefix,
         monitored=not config.launch.disable_rank_monitors,
         settings=config.ft.rank_settings(),
         prefixes=_prefixes(config, nproc, env, place),

@@ -86,8 +86,8 @@ class AttributionSettings(LogSettings):
     )
     attribution_stop_action: str = setting(
         k.choice("log", "no-restart"), "log", g.ATTRIBUTION,
-        help="What follows when attribution says that another try would end the same way, or the same rank fails three "
-        "times in the same line of the script: a line on the console, or the end with --ft-no-restart-exit-code.",
+        help="What follows when attribution says that another try would end the same way, or the job fails three times "
+        "in a row in the same line of the script: a line on the console, or the end with --ft-no-restart-exit-code.",
     )  # fmt: skip
     attribution_log_level: int = setting(
         LOG_LEVEL, logging.INFO, g.ATTRIBUTION, help="Level of the service's own log, beside the logs of the cycles."

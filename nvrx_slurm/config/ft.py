@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
+from nvrx_slurm.config import other_nvrx
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
@@ -39,6 +40,11 @@ class FaultToleranceConfig(AttributionSettings):
         k.TIMEOUT, None, g.MONITORING,
         help="Kill a rank that was started this long ago and never called init_workload_monitoring.",
     )  # fmt: skip
+    rank_exit_timeout: float | None = setting(
+        k.TIMEOUT, None, g.MONITORING,
+        help="Kill a rank that has not ended this long after shutdown_workload_monitoring(), or after most other ranks "
+        "of its node have ended well. Whatever this is, an end that takes longer than 60 s is said.",
+    )  # fmt: skip
     rank_termination_signal: signal.Signals = setting(
         v.SIGNAL, signal.SIGKILL, g.MONITORING, help="Sent, after SIGCONT, to a rank that hangs."
     )
@@ -62,7 +68,8 @@ class FaultToleranceConfig(AttributionSettings):
     )  # fmt: skip
     stop_before_end: float = setting(
         k.SECONDS, 0.0, g.RESTARTS,
-        help="End the job as by SIGTERM this long before the time limit of the Slurm job; 0: leave that to Slurm.",
+        help="End the job as by SIGTERM this long before the time limit of the Slurm job; 0: leave that to Slurm, "
+        "but with --until-done 30 s.",
     )  # fmt: skip
     restart_policy: str = setting(
         k.choice("any-failed", "min-healthy"), "any-failed", g.RESTARTS, aliases=("--restart-policy",),
@@ -78,8 +85,13 @@ class FaultToleranceConfig(AttributionSettings):
     )
     crash_loop_backoff: float = setting(
         k.SECONDS, 1.0, g.RESTARTS,
-        help="Pause after the same rank died at its start twice in a row; doubles with each time more, up to 60. "
-        "0: none.",
+        help="Pause after ranks died at their start in two cycles in a row, whichever rank was the first; doubles with "
+        "each time more, up to 60. 0: none.",
+    )  # fmt: skip
+    stop_idle_timeout: float = setting(
+        k.SECONDS, 0.8, g.RESTARTS,
+        help="SIGTERM to SIGKILL at a restart where all workers of the node sleep where they slept before: their "
+        "handlers of SIGTERM do not begin. 0: --workers-stop-timeout.",
     )  # fmt: skip
     restart_check_interval: float = setting(
         k.POSITIVE_SECONDS, 60.0, g.RESTARTS, no_effect="restarts follow from events, nothing is polled",
@@ -260,6 +272,7 @@ class FaultToleranceConfig(AttributionSettings):
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""
         timeouts = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
+        timeouts += " rank_exit_timeout"
         found = {name: getattr(self, name) for name in (*timeouts.split(), "workload_check_interval")}
         return found | {"rank_section_timeouts": dict(self.rank_section_timeouts)}
 
@@ -306,6 +319,7 @@ def yaml_layer(path: str, strict: bool = True) -> Layer:
         if name in known:
             layer[str(name)] = (raw, Origin("yaml", f"{path}: {where}.{name}"))
         elif strict:
-            hint = k.did_you_mean(str(name), sorted(known)) or "; remove it, or use the flag"
+            near = other_nvrx.instead(f"ft_{name}") or k.did_you_mean(str(name), sorted(known))
+            hint = near or "; remove it, or use the flag"
             raise UsageError(f"{path}: {where}.{name} is not a known key{hint}")
     return layer

@@ -23,11 +23,11 @@ _FALSE = frozenset({"false", "0", "no", "off"})
 _NONE = frozenset({"none", "null"})
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that `name` was probably meant to be, or ""."""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known name that `name` was probably meant to be, or "". `cutoff`: how alike, 0 to 1."""
     import difflib  # slow to import, and needed only after a misspelling
 
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return found[0] if found else ""
 
 

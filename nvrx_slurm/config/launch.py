@@ -56,8 +56,12 @@ class LaunchConfig(Section):
         k.BOOL, False, g.NODES, env="pet", form="switch",
         help="Run the script with runpy.run_path inside a fresh interpreter.",
     )  # fmt: skip
+    compat: bool = setting(
+        k.BOOL, False, g.NODES, flag="--nvrx-compat", form="switch",
+        help="Workers that import nvidia_resiliency_ext get the modules of nvrx_slurm, also where NVRx is installed.",
+    )  # fmt: skip
     start_method: str = setting(
-        k.choice("spawn"), "spawn", g.NODES, env="pet", no_effect="workers are always started as fresh processes",
+        k.choice("spawn"), "spawn", g.NODES, env="pet", no_effect="--ft-warm says how workers are started",
         help="Accepted for torchrun's sake; only spawn exists.",
     )  # fmt: skip
 
@@ -81,8 +85,8 @@ class LaunchConfig(Section):
     )  # fmt: skip
     until_done: bool = setting(
         k.BOOL, False, g.SLURM, form="switch",
-        help="When the training has not come to its end, requeue the Slurm job: after a warning and after a failure, "
-        "not after 0, 2, 93 or a signal.",
+        help="When the training has not come to its end, requeue the Slurm job: after a warning, before the time limit "
+        "and after a failure, not after 0, 2, 93 or a signal.",
     )  # fmt: skip
     chain_failures: int = setting(
         k.integer(1), 3, g.SLURM, help="So many failures within --chain-failure-window end --until-done and a chain."
@@ -111,8 +115,8 @@ class LaunchConfig(Section):
     )
     rdzv_conf: RendezvousConfig = setting(
         rendezvous.RDZV_CONF, RendezvousConfig(), g.RENDEZVOUS, env="pet",
-        help="join_timeout=300 (wait for MIN nodes), last_call_timeout=1 (then for spares), is_host=true|false; "
-        "read_timeout, close_timeout, timeout, store_connect_wait_seconds and use_libuv are accepted and "
+        help="join_timeout=300 (wait for MIN nodes; timeout=N is its default), last_call_timeout=1 (then for spares), "
+        "is_host=true|false; read_timeout, close_timeout, store_connect_wait_seconds and use_libuv are accepted and "
         "change nothing.",
     )  # fmt: skip
     master_addr: str | None = setting(
@@ -129,7 +133,11 @@ class LaunchConfig(Section):
         help="How often the workers may be started again, counted for the whole job.",
     )  # fmt: skip
     workers_stop_timeout: float = setting(
-        k.SECONDS, 15.0, g.RESTARTS, env="pet", help="SIGTERM to SIGKILL when workers are stopped for a restart."
+        k.SECONDS,
+        15.0,
+        g.RESTARTS,
+        env="pet",
+        help="SIGTERM to SIGKILL when workers are stopped for a restart; see also --ft-stop-idle-timeout.",
     )
     term_timeout: float = setting(
         k.SECONDS, 1800.0, g.RESTARTS, env="pet",
@@ -144,7 +152,7 @@ class LaunchConfig(Section):
         k.PATH, "./nvrx_logs", g.LOGS, env="pet", help="Directory of the log tree, one for all nodes and jobs."
     )
     redirects: Streams = setting(
-        v.STREAMS, Streams(), g.LOGS, env="pet", aliases=("-r",),
+        v.STREAMS, Streams(), g.LOGS, env="pet", aliases=("-r", "--redirect"),
         help="Streams that go to their log file only: 0 none, 1 stdout, 2 stderr, 3 both; or per local rank: "
         "0:1,1:2.",
     )  # fmt: skip
@@ -155,6 +163,10 @@ class LaunchConfig(Section):
     local_ranks_filter: tuple[int, ...] | None = setting(
         k.optional(v.RANKS), None, g.LOGS, env="pet", help="Show only these local ranks on the console. Default: all."
     )
+    console_prefix: str = setting(
+        k.choice("rank", "none"), "rank", g.LOGS,
+        help="What stands before each line of a rank on the console: [rank N], or nothing, as torchrun without --tee.",
+    )  # fmt: skip
 
     ft_cfg_path: str | None = setting(
         k.optional(k.PATH), None, g.CONFIGURATION, env="both", aliases=("--fault-tol-cfg-path",),
@@ -175,9 +187,7 @@ class LaunchConfig(Section):
     )  # fmt: skip
 
     # torchrun's, not supported
-    logs_specs: str | None = unsupported(
-        k.optional(k.TEXT), None, g.TORCHRUN, "use --redirects, --tee and --local-ranks-filter"
-    )
+    logs_specs: str = unsupported(k.TEXT, "default", g.TORCHRUN, "use --redirects, --tee and --local-ranks-filter")
     event_log_handler: str = unsupported(k.TEXT, "null", g.TORCHRUN, "read events/*.jsonl below --log-dir", env="pet")
     duplicate_stdout_filters: str | None = unsupported(
         k.optional(k.TEXT), None, g.TORCHRUN, "search the files of the ranks below --log-dir", env="pet"
@@ -216,8 +226,9 @@ class LaunchConfig(Section):
     )  # fmt: skip
 
     disable_rank_monitors: bool = setting(
-        k.BOOL, False, g.MONITORING, flag="", help="Start no rank monitors: hangs are not noticed."
-    )
+        k.BOOL, False, g.MONITORING, flag="",
+        help="No rank monitors, RankMonitorClient does nothing (also without a launcher): hangs are not noticed.",
+    )  # fmt: skip
     enable_multi_launchers_per_node: bool = setting(
         k.BOOL, False, g.SLURM, flag="",
         help="A step may have several tasks per node (--ntasks-per-node), each an agent with its own workers. --nnodes "

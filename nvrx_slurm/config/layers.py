@@ -10,12 +10,17 @@ from typing import Any
 from nvrx_slurm.config import rendezvous
 from nvrx_slurm.config.files import MissingSection
 from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
-from nvrx_slurm.config.kinds import did_you_mean
+from nvrx_slurm.config.kinds import did_you_mean, nearest
 from nvrx_slurm.config.launch import LaunchConfig, contradictions
 from nvrx_slurm.config.settings import Layer, Origin, Setting, parsed, settings_of
 from nvrx_slurm.errors import UsageError
 
 UNSUPPORTED = "is not supported"
+_NEAR = 0.8  # of 1: users and other programs have NVRX_ variables, too
+_NO_SETTINGS = ("NVRX_LOG_LEVEL",)  # variables of this package that are near a setting
+
+
+_REQUEUE_S = 30.0  # with --until-done: for the ranks to end and Slurm to be asked, before Slurm ends the job
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,12 @@ class Config:
                 raise UsageError(sentence)
         if isinstance(self.launch.nproc_per_node, int):
             self.launch.check_local_ranks(self.launch.nproc_per_node)
+
+    @property
+    def stop_before_end_s(self) -> float:
+        """How long before the time limit the ranks are stopped; 0 = left to Slurm."""
+        requeue_s = min(_REQUEUE_S, self.ft.warn_before_end / 2 or _REQUEUE_S)
+        return self.ft.stop_before_end or (requeue_s if self.launch.until_done else 0.0)
 
 
 SETTINGS: dict[str, Setting] = {s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)}
@@ -51,8 +62,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = Non
     `flags`: by `Setting.key` (`nnodes`, `ft_rank_heartbeat_timeout`), as text or typed; None = not given.
     `environ`: default `os.environ`; an empty variable counts as unset. Raises UsageError with one sentence.
     """
-    layers = [_flag_layer(flags), _environment_layer(os.environ if environ is None else environ)]
-    notes: list[str] = []
+    environ = os.environ if environ is None else environ
+    layers = [_flag_layer(flags), _environment_layer(environ)]
+    notes = list(_misspelt(environ))
     path, _ = _pick(SETTINGS["ft_cfg_path"], layers)
     if path is not None:
         tolerant, _ = _pick(SETTINGS["ft_ignore_missing_cfg"], layers)
@@ -105,6 +117,17 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
             if environ.get(name, "") != "" and item.key not in layer:
                 layer[item.key] = (environ[name], Origin("environment", name))
     return layer
+
+
+def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each NVRX_ variable that is near a setting's. Others may be of the user or of another program."""
+    known = {name.partition("_")[2]: name for item in SETTINGS.values() for name in reversed(item.env)}
+    others = {*_NO_SETTINGS, *(name for item in SETTINGS.values() for name in item.env)}
+    for name in environ:
+        if not name.startswith("NVRX_") or name.startswith(("NVRX_SUBMIT_", "NVRX_ATTRSVC_")) or name in others:
+            continue
+        if guess := nearest(name.removeprefix("NVRX_"), known, _NEAR):
+            yield f"{name} is not a known variable and has no effect; did you mean {known[guess]}?"
 
 
 def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[str]:

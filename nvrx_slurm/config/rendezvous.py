@@ -43,10 +43,10 @@ ENDPOINTS = Kind("HOST[:PORT],...", _endpoints)
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """`--rdzv-conf`, times in seconds. The last four are taken for compatibility and change nothing here."""
+    """`--rdzv-conf`, times in seconds. `NO_EFFECT` is taken for compatibility and changes nothing here."""
 
     is_host: bool | None = None  # this node starts the coordinator; None = decided by infra rank or endpoint
-    join_timeout: float = 300.0  # > 0: how long too few nodes are waited for
+    join_timeout: float = 300.0  # > 0: how long too few nodes are waited for; default: `timeout` where that is given
     last_call_timeout: float = 1.0  # >= 0: how long a complete job waits for spares before its first plan
     read_timeout: float = 60.0
     close_timeout: float = 30.0
@@ -68,7 +68,7 @@ _KINDS: dict[str, Kind] = {
     "store_connect_wait_seconds": SECONDS,
     "use_libuv": BOOL,
 }
-NO_EFFECT = ("read_timeout", "close_timeout", "timeout", "store_connect_wait_seconds", "use_libuv")
+NO_EFFECT = ("read_timeout", "close_timeout", "store_connect_wait_seconds", "use_libuv")
 _UNSUPPORTED = ("replacement_group_size", "segment", "segment_check_interval")
 
 
@@ -77,8 +77,9 @@ def _rdzv_conf(raw: object) -> RendezvousConfig:
         return raw
     values: dict[str, Any] = {}
     known = f" (known: {', '.join(_KINDS)})"
+    text = raw.strip("'\"") if isinstance(raw, str) else raw  # quotes that a launcher's script passes on
     for name, value in pairs(
-        raw, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600"
+        text, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600"
     ).items():
         if name in _UNSUPPORTED:
             raise ValueError(f"{name} is not supported; leave it out")
@@ -88,6 +89,8 @@ def _rdzv_conf(raw: object) -> RendezvousConfig:
             values[name] = _KINDS[name].parse(value)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
+    if "timeout" in values:  # with torchrun, users raise it for nodes that come late
+        values.setdefault("join_timeout", values["timeout"])
     return RendezvousConfig(**values)
 
 

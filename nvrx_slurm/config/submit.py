@@ -118,8 +118,8 @@ class SubmitConfig(Section):
         help="Show the job's output until the job, or chain, ends, and exit with its code.",
     )  # fmt: skip
 
-    def contradictions(self, launch: LaunchConfig) -> Iterator[tuple[bool, str]]:
-        """Pairs (is it so?, the sentence about it)."""
+    def contradictions(self, launch: LaunchConfig, stop_s: float) -> Iterator[tuple[bool, str]]:
+        """Pairs (is it so?, the sentence about it). `stop_s`: how long before its limit the job stops its ranks."""
         least = launch.node_range(self.all_nodes(launch)).max
         yield (
             self.nodes is not None and self.nodes < least,
@@ -142,6 +142,11 @@ class SubmitConfig(Section):
         yield (
             limit_s is not None and self.warn_time >= limit_s,
             f"--warn-time {self.warn_time} is not shorter than --time {self.time}: the job would be warned at once",
+        )
+        yield (
+            0 < self.warn_time <= stop_s,
+            f"--warn-time {self.warn_time} comes no sooner than the end of the ranks, {stop_s:g} s before the limit"
+            " (--until-done, --ft-stop-before-end); make it longer",
         )
         more = self.container_mounts or self.container_workdir
         yield bool(more) and not self.container_image, "--container-... options need --container-image; give it"

@@ -103,7 +103,7 @@ def _streams(raw: object) -> Streams:
     problem = "must be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or such numbers per local rank like 0:1,1:2"
     if isinstance(raw, Streams):
         return raw
-    text = str(raw).strip()
+    text = str(raw).strip().removeprefix("=")  # click leaves it in "-t=3"
     if re.fullmatch("[0-3]", text):
         return Streams(Std(int(text)))
     ranks: dict[int, Std] = {}

@@ -193,13 +193,12 @@ class ControlClient:
         since_s = now - self._beat_s
         if not self._open:
             return self._stream.abort(ConnectionError("no answer in time"))
-        self.silent = True
-        if not self._answered:
-            self._stream.abort(ConnectionError(f"the coordinator was silent for {since_s:.1f} s"))
-        elif since_s >= self._interval_s + self._timeout_s:
+        if since_s >= self._interval_s + self._timeout_s:  # this call is late: nothing is known of the coordinator
             self._stream.abort(ConnectionError(f"this agent was stopped or blocked for {since_s:.1f} s"))
+        elif not self._answered:
+            self.silent = True
+            self._stream.abort(ConnectionError(f"the coordinator was silent for {since_s:.1f} s"))
         else:
-            self.silent = False
             self._beat_s, self._answered = now, False
             self._wake(now + self._timeout_s)
             self._stream.send(BEAT)

@@ -18,6 +18,7 @@ _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096
 _LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
 _LISTS |= {"ports": 64, "peers": 4, "ranks_seen": 64, "frames": 12, "collectives": 8}
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
+_MAX_S = 1e10  # all floats are seconds; Unix time is below, and differs between hosts
 # Longest texts, cut by the sender.
 _LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
 _LONG_TEXT |= {"line": 300}
@@ -133,6 +134,9 @@ def _value(where: str, field: str, hint: Any, raw: Any) -> Any:
         low, high = _BOUNDS.get(field, (-1, _MAX_COUNT))
         if not low <= raw <= high:
             raise ProtocolError(f"{where} is {raw}; allowed is {low} to {high}")
+    elif hint is float:
+        if not -_MAX_S <= raw <= _MAX_S:  # NaN, too
+            raise ProtocolError(f"{where} is {raw:g}; allowed is {-_MAX_S:g} to {_MAX_S:g}")
     elif hint is not bool:
         try:
             return hint(raw)

@@ -1,7 +1,7 @@
 """Which connections may begin the handshake, and which have to go: pure, so that strangers cannot be a surprise.
 
-A place is a handshake under way, or one that failed less than a second ago. So a stranger costs the coordinator at most
-`places` handshakes per second and as many TLS buffers, however fast it comes back, and no address gets all places.
+At most `places` handshakes run at once, and fewer per address. A failed handshake keeps its place for a second, so at
+most `places` per second can fail, and no address gets all places.
 All other connections wait unread, which costs a few hundred bytes. Of the waiting addresses the one with the fewest
 places is next, and of its connections the newest: an agent does not queue behind a thousand idle strangers.
 """

@@ -62,6 +62,10 @@ class Entrance:
         """Where it listens; 0: it does not."""
         return int(self._listener.getsockname()[1]) if self._listener is not None else 0
 
+    def fileno(self) -> int:
+        """The descriptor of the listening socket; -1: there is none."""
+        return -1 if self._listener is None else self._listener.fileno()
+
     def take(self, listener: socket.socket) -> None:
         """Accept connections on a socket that listens already; `close` closes it."""
         self._loop = asyncio.get_running_loop()

@@ -24,6 +24,7 @@ from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 
 _LAST_WORDS_S = 2.0  # for a peer to take its last message
+_WITH_PLAN = (t.Doing.RUNNING, t.Doing.SUCCEEDED, t.Doing.STOPPING)
 
 
 class _Silent(ConnectionError):
@@ -78,6 +79,10 @@ class ControlServer:
     def port(self) -> int:
         """Where it listens."""
         return self._entrance.port
+
+    def fileno(self) -> int:
+        """The descriptor of the listening socket."""
+        return self._entrance.fileno()
 
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
@@ -173,6 +178,8 @@ class ControlServer:
         peer.stream.finish(_LAST_WORDS_S)
 
     def _register(self, peer: Peer, register: t.Register) -> None:
+        if register.doing in _WITH_PLAN and not register.busy:
+            raise ProtocolError(f"its registration says {register.doing.value} without the plan of an active node")
         if not register.node.addr:  # the agent does not know it: its connection's source
             register = replace(register, node=replace(register.node, addr=peer.address))
         peer.node_id = register.node.node_id

@@ -13,7 +13,6 @@ from nvrx_slurm.core.duration import in_words
 from nvrx_slurm.errors import ExitCode
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
-_LEAST_LIFE_S = 60.0
 _SIGNALS = range(128 + 1, 128 + 64 + 1)  # exit codes of a job that a signal ended; srun's own errors are 255
 
 
@@ -36,11 +35,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link that is over: its exit code, when it ended (Unix seconds), and how long its ranks ran."""
+    """A link that is over: its exit code, when it ended (Unix seconds), whether it was stopped for its time limit."""
 
     code: int
     ended_s: float
-    lasted_s: float = 0.0
+    out_of_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +58,25 @@ def decide(links: Iterable[Link], limits: Limits, now_s: float) -> Decision:
     code = ordered[-1].code
     if code in FINAL:
         return Decision(Next.END, f"code {code} ends the chain")
-    saved = limits.warning_signum > 0 and code == 128 + limits.warning_signum
-    if saved and not _is_failure(ordered[-1], limits):
+    if limits.warning_signum > 0 and code == 128 + limits.warning_signum:
         return Decision(Next.CONTINUE, f"stopped early with {code}, work saved")
-    if code in _SIGNALS and not saved:
+    if ordered[-1].out_of_time:
+        return Decision(Next.CONTINUE, "stopped before the time limit; it goes on from the last checkpoint")
+    if code in _SIGNALS:
         return Decision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
-    recent = sum(_is_failure(link, limits) and now_s - link.ended_s < limits.window_s for link in ordered)
+    failures = [link for link in ordered if link.code not in FINAL and link.code not in _SIGNALS]
+    recent = sum(now_s - link.ended_s < limits.window_s for link in failures)
     if recent >= limits.failures:
         return Decision(Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up")
     return Decision(Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}")
 
 
-def _is_failure(link: Link, limits: Limits) -> bool:
-    """A link that was warned at once has saved nothing."""
-    if limits.warning_signum and link.code == 128 + limits.warning_signum:
-        return link.lasted_s < _LEAST_LIFE_S
-    return link.code not in FINAL and link.code not in _SIGNALS
+def ended_from_outside(state: str, reason: str, requeued: bool) -> str:
+    """What ended a job that got a signal: by its state and reason in Slurm then, and whether Slurm requeues it."""
+    if requeued:
+        return "it was preempted, or somebody ran scontrol requeue: Slurm starts it again"
+    if state == "PREEMPTED":
+        return "it was preempted"
+    if reason == "TimeLimit":
+        return "it reached its time limit"
+    return "somebody sent it the signal, or it is being preempted" if state == "RUNNING" else "it was cancelled"

@@ -6,8 +6,8 @@ rows (`scripts/lib/diagram.py`). A handler that leads to another state raises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -101,26 +101,6 @@ def rows(*groups: Group, follows: Follows | None = None) -> dict[tuple[Enum, typ
                     raise TypeError(f"two rows for {event.__name__} in {state.name}")
                 table[state, event] = Row(do, after, why)
     return table
-
-
-def plain(value: Any) -> Any:
-    """The data of a core as JSON: records and objects become dicts of their attributes, without leading underscores.
-
-    Raises TypeError for functions and other things that are no data.
-    """
-    if isinstance(value, Enum):
-        return value.name
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, Set)):
-        return [plain(item) for item in (sorted(value) if isinstance(value, Set) else value)]
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if not hasattr(value, "__dict__") or callable(value):
-        raise TypeError(f"{type(value).__name__} is no data of a core")
-    return {name.lstrip("_"): plain(item) for name, item in vars(value).items()}
 
 
 def earliest(*times: float | None) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
-from nvrx_slurm.system import bounded_process, gpus
+from nvrx_slurm.system import bounded_process, descendants, gpus
 from nvrx_slurm.system.bounded_process import BoundedProcess, wait
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
@@ -290,8 +290,8 @@ def stop_on_sigterm() -> None:
     """Make SIGTERM end this process and all its children, also one that was just forked and no `Run` knows yet."""
 
     def end(signum: int, frame: object) -> NoReturn:
-        for pid in bounded_process.children(os.getpid()):
-            bounded_process.kill_tree(pid, os.getpid())
+        for pid in descendants.children(os.getpid()):
+            descendants.kill_tree(pid, os.getpid())
         sys.exit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)

@@ -72,7 +72,8 @@ class CallWrapper:
 def takers(fn: Callable[..., Any]) -> list[str]:
     """Names of the parameters that are annotated with CallWrapper, or a union or Optional with it, also as a string.
 
-    A container of it does not count, nor `*args` and `**kwargs`.
+    A container of it does not count, nor `*args` and `**kwargs`. A parameter with the name `inprocess_call_wrapper`
+    needs no annotation: Megatron-LM's is `Optional[Any]`.
     """
     try:
         parameters = inspect.signature(fn).parameters
@@ -84,6 +85,7 @@ def takers(fn: Callable[..., Any]) -> list[str]:
     except Exception:  # names that exist for type checkers only
         hints = {}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    hints["inprocess_call_wrapper"] = CallWrapper
     return [
         name for name, one in parameters.items() if one.kind not in variable and _takes(hints.get(name, one.annotation))
     ]

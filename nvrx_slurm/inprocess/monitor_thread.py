@@ -72,8 +72,8 @@ _PIECE_S = 0.5
 
 
 class Answer:
-    """The result of a job. Taking it leaves it there: the exception of a signal handler may come just after the take,
-    and the result can then be taken again."""
+    """The result of a job. `take` does not remove it: a signal handler may raise right after it, and the caller then
+    calls `take` again."""
 
     def __init__(self) -> None:
         self._result: tuple[Any, BaseException | None] | None = None

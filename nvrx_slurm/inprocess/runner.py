@@ -74,6 +74,8 @@ class Runner:
     def _do(self, what: str) -> object:
         logger.debug("%s", what)
         try:
+            if self._page.words[GONE] and what != "leave":  # a rank that is being killed takes no part any more
+                raise RankDiscarded(f"the others go on without rank {self._helpers.me.rank}")
             return getattr(self, what)()
         except BaseException as error:
             if what == "leave":
@@ -181,7 +183,7 @@ class Runner:
 
     def check_at_start(self) -> object:
         """The user's health check."""
-        return self._guarded(lambda: self._plugin("health_check"), phases.Done(), phases.Failed())
+        return self._guarded(lambda: self._plugin("health_check"), phases.Done(), phases.Faulted())
 
     def run_or_wait(self) -> object:
         """The function, or nothing on a reserve."""

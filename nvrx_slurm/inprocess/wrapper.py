@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import gc
 import inspect
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -36,8 +38,24 @@ from nvrx_slurm.inprocess.runner import Runner
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+logger = logging.getLogger(__name__)
 _MARK = "__nvrx_inprocess__"
 _active = threading.Lock()  # held while a wrapped function is being called in this process
+_OLDER = {"rank_filter": "rank_assignment"}  # arguments of older NVRx
+
+
+def _with_hints(init: F) -> F:
+    """`init`; an argument that it does not have raises TypeError with the nearest name."""
+    names = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for name in given.keys() - names.keys():
+            near = _OLDER.get(name) or (*difflib.get_close_matches(name, names, 1), "one of its docstring")[0]
+            raise TypeError(f"inprocess.Wrapper has no argument {name!r}; did you mean {near}?")
+        init(self, *args, **given)
+
+    return checked  # type: ignore[return-value]
 
 
 class Wrapper:
@@ -51,6 +69,7 @@ class Wrapper:
     Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
 
+    @_with_hints
     def __init__(
         self,
         *,
@@ -99,6 +118,7 @@ class Wrapper:
                 raise RestartAbort("a wrapped function was called inside a wrapped function; only one may be wrapped")
             try:
                 _check_caller()
+                _say_what_the_launcher_does()
                 return _call(arguments, fn, names, args, kwargs)
             finally:
                 _active.release()
@@ -136,17 +156,22 @@ def _check_function(fn: Any) -> None:
 
 
 def _check_caller() -> None:
-    if "NVRX_CYCLE" in os.environ and "NVRX_BOARD" not in os.environ:  # see agent.workers
-        raise RuntimeError(
-            "nvrx-run has started this rank with --restart-policy any-failed, which ends all ranks as soon as one"
-            " fails, while inprocess.Wrapper goes on in those that are left; start it with --restart-policy min-healthy"
-        )
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("call the wrapped function in the main thread: signals and signs of life belong to it")
     if dist.is_initialized():
         raise RuntimeError(
             "torch.distributed is initialized already; call init_process_group inside the wrapped function, since it"
             " has to be done anew in every iteration"
+        )
+
+
+@functools.cache  # once per process
+def _say_what_the_launcher_does() -> None:
+    """Under --restart-policy any-failed, in one rank of the first cycle. `agent.workers` sets the variables."""
+    if (os.environ.get("NVRX_CYCLE"), os.environ.get("RANK")) == ("0", "0") and "NVRX_BOARD" not in os.environ:
+        logger.info(
+            "exceptions and soft timeouts restart the function in process; a process that ends makes nvrx-run restart"
+            " all ranks (with --restart-policy min-healthy and spare nodes the others would go on in process)"
         )
 
 

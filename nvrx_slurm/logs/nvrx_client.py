@@ -11,7 +11,10 @@ import grpc
 from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.logs.nvrx_service import NAME
 
-_OPTIONS = (("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 20_000))
+# A proxy of the environment is for the world outside, not for a server of the cluster.
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 20_000), ("grpc.enable_http_proxy", 0)
+)  # fmt: skip
 _HEALTH_S = 5.0
 
 

@@ -32,6 +32,10 @@ class RankMonitorClient:
     Heartbeats and sections are stores into memory shared with the monitor: no system call, no lock, no wait. In a child
     made by os.fork(), for example a data loader's worker, the client is uninitialised and its methods raise: a living
     child cannot keep a hung rank alive.
+
+    Without a rank monitor (plain python, torchrun) and with NVRX_DISABLE_RANK_MONITORS=true in the environment, the
+    client does nothing: `cfg` has the defaults, every section name is taken, calculations return False, should_stop()
+    is False.
     """
 
     def __init__(self) -> None:
@@ -76,17 +80,17 @@ class RankMonitorClient:
             raise RankMonitorClientError("init_workload_monitoring() was already called by this client")
         if num_warmup_iters is not None and (type(num_warmup_iters) is not int or num_warmup_iters < 0):
             raise RankMonitorClientError(f"num_warmup_iters must be an integer >= 0 or None, not {num_warmup_iters!r}")
-        path = os.environ.get(FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR)
+        path = os.environ.get(FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR, "")
         if not path:
-            raise RankMonitorClientError(
-                f"there is no rank monitor for this process ({FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR} is not set): "
-                "start the script with nvrx-run, or try it within nvrx_slurm.testing.standalone_monitor()"
-            )
-        rank_info = RankInfo.get_for_current_rank()
-        reply, fds = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
-        self._page = _map(fds[0] if fds else None)
-        _answer_looks(fds[1:])
-        cfg: Any = reply["cfg"]
+            from nvrx_slurm.monitor import unmonitored
+
+            rank_info, cfg, words = unmonitored.begin()
+        else:
+            rank_info = RankInfo.get_for_current_rank()
+            reply, fds = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
+            self._page = _map(fds[0] if fds else None)
+            _answer_looks(fds[1:])
+            cfg, words = reply["cfg"], self._page.words
         self.rank_info, self.cfg = rank_info, namedtuple("cfg", cfg)(**cfg)
         try:
             self._timeouts.configure(path, self.cfg)
@@ -98,8 +102,8 @@ class RankMonitorClient:
         self._first_ns = self._longest_ns = 0
         self._together, self._agreed = 0, False
         self._sections = Sections(list(self.section_timeouts.section), warmup, now_ns, megatron_iteration)
-        self._page.words[OUTSIDE] = self._sections.outside_ns
-        self._words = self._page.words
+        words[OUTSIDE] = self._sections.outside_ns
+        self._words = words
         if getattr(self.cfg, "install_exception_hook", False):
             from nvrx_slurm.monitor import exception_hook
 
@@ -184,7 +188,7 @@ class RankMonitorClient:
         if type(every) is not int or every < 1:
             raise RankMonitorClientError(f"should_stop_together(every=...) must be an integer >= 1, not {every!r}")
         self._together += 1
-        if not self._agreed and self._together % every == 0:
+        if not self._agreed and self._together % every == 0 and self._timeouts.path:
             self._agreed = self._words[WARNED] != 0
             if group is not None or collective.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
                 self._agreed = collective.largest([int(self._agreed)], group) == [1]
@@ -199,6 +203,8 @@ class RankMonitorClient:
         torch.distributed's default group on gloo or nccl, or if the rank monitor does not answer within 30 s.
         """
         cfg = self._need_cfg("calculate_and_set_hb_timeouts")
+        if not self._timeouts.path:
+            return False
         return self._timeouts.learn_heartbeats(self._first_ns, self._longest_ns, cfg.safety_factor, skip_if_not_ready)
 
     def calculate_and_set_section_timeouts(
@@ -213,6 +219,8 @@ class RankMonitorClient:
         calculate_and_set_hb_timeouts(), and for a section that is not in rank_section_timeouts.
         """
         cfg = self._need_cfg("calculate_and_set_section_timeouts")
+        if not self._timeouts.path:
+            return False
         selected = list(self._sections.slots if selected_sections is None else selected_sections)
         for section in selected:
             if section not in self._sections.slots:
@@ -233,7 +241,9 @@ class RankMonitorClient:
         self._need_cfg("send_workload_control_request")
         from nvrx_slurm.monitor.workload_control import to_message
 
-        transport.request(self._timeouts.path, "control", **to_message(req))
+        message = to_message(req)
+        if self._timeouts.path:
+            transport.request(self._timeouts.path, "control", **message)
 
     def state_dict(self) -> dict[str, Any]:
         """The calculated timeouts, for the checkpoint: JSON-safe, the same on all ranks, empty if there are none."""

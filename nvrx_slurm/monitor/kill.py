@@ -1,4 +1,4 @@
-"""Signals that reach exactly one worker, or its process group.
+"""Signals that reach exactly one worker, its process group, or all of its descendants.
 
 `pidfd` names the process, even after its death and the reuse of its number. `pid` is its number and, since workers are
 session leaders, the number of its process group.
@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 
 from nvrx_slurm.monitor import stacks
+from nvrx_slurm.system import descendants
+from nvrx_slurm.system.descendants import is_dead
 
 _PIDFD_SIGNAL_PROCESS_GROUP = 4  # Linux 6.9
-
-
-def is_dead(pidfd: int) -> bool:
-    """Whether the process has ended (reaped or not)."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def send(pidfd: int, signum: int) -> None:
@@ -29,6 +23,20 @@ def send(pidfd: int, signum: int) -> None:
         signal.pidfd_send_signal(pidfd, signum)
     except OSError:
         pass
+
+
+def kill_rank(pidfd: int, pid: int, mark: bytes) -> bool:
+    """SIGKILL the worker, its group and all of its descendants, in whatever session. Does not wait.
+
+    A descendant that lost its parent has the same parent as this process: the agent, or what took the children of the
+    dead agent. Such a one is told by `mark`, an entry of its environment. Returns whether a process lived: it may have
+    forked another one in between, so callers look again until none is left.
+    """
+    found = descendants.below(pid, pidfd)
+    lived = bool(found) or not is_dead(pidfd)
+    kill_group(pidfd, pid)
+    descendants.kill_all(found)
+    return descendants.kill_marked(os.getppid(), mark) or lived
 
 
 def kill_group(pidfd: int, pid: int) -> None:

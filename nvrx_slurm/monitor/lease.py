@@ -14,10 +14,14 @@ _BYTES = 4096
 
 
 class Lease:
-    """The word. `fd`: to be passed to the monitors; -1 = make a new one, which has no end yet. Raises OSError."""
+    """The word. `fd`: to be passed to the monitors; -1 = make a new one, which has no end yet. Raises OSError.
 
-    def __init__(self, fd: int = -1) -> None:
-        self.fd = fd
+    `listener`: the socket at which the agent listens (-1 = none). The monitors keep it open until the processes of a
+    dead agent's ranks are gone. The host refuses connections only then, and that proves to other nodes that all are.
+    """
+
+    def __init__(self, fd: int = -1, listener: int = -1) -> None:
+        self.fd, self.listener = fd, listener
         if fd < 0:
             self.fd = os.memfd_create("nvrx-lease", os.MFD_CLOEXEC)
             os.ftruncate(self.fd, _BYTES)

@@ -5,7 +5,7 @@ Each has one end of a SOCK_SEQPACKET pair. The agent's `watch` message brings fi
 shared page, and the rank's socket. A killed monitor therefore loses nothing: its successor gets the same message.
 
 The monitor sleeps in poll(2) until the rank's next deadline. It ends on `quit`, or at the end of the control socket:
-then the agent is dead, and the monitor first kills the worker's process group.
+then the agent is dead, and the monitor first kills the worker and its descendants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import select
 import signal
 import socket
 import sys
-from time import monotonic
+from time import monotonic, sleep
 
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor.lease import Lease
@@ -35,7 +35,9 @@ CHANNEL_BYTES = 1 << 18
 # Slurm, timeouts and terminals signal every process of a step; this one ends with its agent, not before.
 _IGNORED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "TSTP", "TTIN", "TTOU", "PIPE")
 _CONTINUE, *_ = wire.ACTIONS
-_AGAIN_S = 0.1  # a process that forks while its group is killed needs another kill
+_AGAIN_S = 0.1  # a process that forks while its rank is killed needs another kill
+_SOON_S = 0.005  # the same where the agent is dead: other nodes start its ranks at once
+_END_S = 10.0  # for killed processes to end; one that is blocked in the kernel is left to die
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,12 +98,11 @@ class Monitor:
     def _mind_lease(self) -> float | None:
         """Kill the rank once the lease of this node is over; returns the time of the next look, as `_judge`."""
         watched, lease = self._watched, self._lease
-        if watched is None or lease is None or self._requests is None:
+        if watched is None or lease is None:
             return None
-        if not lease.over:
+        if not (watched.doomed or lease.over):
             return lease.until_s
-        kill.kill_group(watched.pidfd, watched.pid)
-        return monotonic() + _AGAIN_S
+        return monotonic() + _AGAIN_S if watched.kill() else None
 
     def _judge(self, due_s: float) -> float | None:
         """Judge the rank and act on it; returns the time of the next look (monotonic s; None = no limit runs)."""
@@ -110,6 +111,9 @@ class Monitor:
             return None
         if watched.ladder is None:
             judgement = watched.judge(due_s)
+            if judgement.late and not watched.late_said:
+                watched.late_said = True
+                self._tell(watched, _CONTINUE, judgement.late)
             if not judgement.hung:
                 return judgement.deadline_s
             _send(
@@ -175,17 +179,20 @@ class Monitor:
             raise wire.WireError(f"there is no workload action {str(action)[:40]!r}")
         if not isinstance(description, str) or len(description) > wire.MAX_DESCRIPTION_CHARS:
             raise wire.WireError(f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters")
-        told = {"cycle": watched.cycle, "pid": watched.pid, "action": action, "description": description}
         strength = wire.ACTIONS.index(action)
         if action == _CONTINUE:  # for the log only: never an error
             if watched.requests_passed < MAX_CONTINUES:
                 watched.requests_passed += 1
-                _send(self._control, "control", **{**told, "description": description[:MAX_CONTINUE_CHARS]})
+                self._tell(watched, action, description[:MAX_CONTINUE_CHARS])
         elif strength > watched.strongest:
-            if not _send(self._control, "control", **told):
+            if not self._tell(watched, action, description):
                 raise wire.WireError("the launcher cannot be told: it is gone, or this node is out of memory")
             watched.strongest = strength
         return wire.encode("ok")
+
+    def _tell(self, watched: Watched, action: str, description: str) -> bool:
+        told = {"cycle": watched.cycle, "pid": watched.pid, "action": action, "description": description}
+        return _send(self._control, "control", **told)
 
     # --- the agent --------------------------------------------------------------------------------
 
@@ -205,7 +212,7 @@ class Monitor:
             self._watch(message, *fds)
         elif message["type"] == "unwatch":
             self._forget()
-        elif message["type"] in ("look", "end"):
+        elif message["type"] in ("look", "end", "exit"):
             if self._watched is not None:
                 self._watched.told(message)
         elif message["type"] == "quit":
@@ -214,8 +221,13 @@ class Monitor:
             raise wire.WireError(f"the agent sent an unknown {message['type']!r}")
 
     def _on_agent_gone(self) -> None:
-        if self._watched is not None:
-            kill.kill_group(self._watched.pidfd, self._watched.pid)
+        """The kernel kills the worker, and its children get another parent, as this process does: a moment from now."""
+        agent = int.from_bytes(self._control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        until_s = monotonic() + _END_S
+        while self._watched is not None and monotonic() < until_s:
+            if not self._watched.kill() and os.getppid() != agent:
+                break
+            sleep(_SOON_S)
         _remove_sockets(self._directory, self._prefix)
         self._running = False
 
@@ -223,8 +235,9 @@ class Monitor:
         self, message: dict[str, object], pidfd: int, page_fd: int, listener_fd: int, look_fd: int, rank_fd: int
     ) -> None:
         self._forget()
-        self._watched = Watched(message, pidfd, page_fd, look_fd, rank_fd)
         listener = socket.socket(fileno=listener_fd)
+        mark = f"{wire.SOCKET_ENV}={listener.getsockname()}".encode()
+        self._watched = Watched(message, mark, pidfd, page_fd, look_fd, rank_fd)
         self._requests = Requests(listener, self._answer, self._loop.add, self._loop.remove)
         self._loop.add(pidfd, self._on_worker_exit)
 

@@ -14,8 +14,8 @@ from nvrx_slurm.monitor.transport import RankMonitorClientError
 class Timeouts:
     """`heartbeats` and `sections`: the limits in force; before init only limits that were loaded.
 
-    `path`: the rank monitor's socket while initialised, else "". All methods that change limits raise
-    RankMonitorClientError if the monitor refuses or does not answer; nothing has changed then.
+    `path`: the rank monitor's socket while initialised, else "" (also without one). All methods that change limits
+    raise RankMonitorClientError if the monitor refuses or does not answer; nothing has changed then.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Timeouts:
 
     def _apply(self, heartbeats: learn.HeartbeatTimeouts, sections: learn.SectionTimeouts) -> None:
         """Have the monitor use these limits, then keep them."""
-        if told := learn.to_message(heartbeats, sections):
+        if self.path and (told := learn.to_message(heartbeats, sections)):
             transport.request(self.path, "limits", **told)
         self.heartbeats, self.sections = heartbeats, sections
 

@@ -22,16 +22,22 @@ class Watched:
 
     `look_fd`, `rank_fd`: both ends of the socket for `monitor.look`.
 
+    `mark`: an entry of the rank's environment that only this life of the rank has. `doomed`: it is killed, and what it
+    left behind, until nothing is left.
+
     `requests_passed`: number of Continue requests passed on to the agent; `strongest`: the strongest other request.
     """
 
-    def __init__(self, message: dict[str, Any], pidfd: int, page_fd: int, look_fd: int, rank_fd: int) -> None:
+    def __init__(
+        self, message: dict[str, Any], mark: bytes, pidfd: int, page_fd: int, look_fd: int, rank_fd: int
+    ) -> None:
         self.cycle: int = message["cycle"]
         self.rank: int = message["rank"]
         self.local_rank: int = message["local_rank"]
         self.pid: int = message["pid"]
         self.cfg: dict[str, Any] = message["cfg"]
         self.page_fd, self.rank_fd = page_fd, rank_fd
+        self._mark, self.doomed = mark, False
         self.look: Look | None = None  # that is going on
         self._channel = socket.socket(fileno=look_fd)
         self._hold_s: float = message["hold_s"]  # what a look at all ranks may take, before a hung rank is ended
@@ -44,6 +50,8 @@ class Watched:
         self._configured = self.limits = core.Limits(**message["limits"])
         self._rank_pid = self.pid
         self._step_until_s = 0.0
+        self._exits: tuple[float, str] | None = None  # see core.View
+        self.late_said = False
         self._started_ns = int(message["started_s"] * 1e9)
         self._resumed_s = 0.0
         # Read once, for a restarted monitor; afterwards the rank cannot change this monitor's own facts.
@@ -98,14 +106,16 @@ class Watched:
         init_ns = self._init_ns
         if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:
             self._heartbeat_ns = heartbeat_ns
+        finished = bool(init_ns) and init_ns <= finished_ns <= now_ns
         view = core.View(
             self._started_ns / 1e9,
             init_ns / 1e9 if init_ns else None,
             self._heartbeat_ns / 1e9 if self._heartbeat_ns and init_ns else None,
-            bool(init_ns) and init_ns <= finished_ns <= now_ns,
+            finished,
             max(self._resumed_s, self._limits_ns / 1e9),
             tuple(since_ns / 1e9 if 0 < init_ns <= since_ns <= now_ns else None for since_ns in opened_ns),
             outside_ns / 1e9 if 0 < init_ns <= outside_ns <= now_ns else None,
+            (finished_ns / 1e9, "shutdown_workload_monitoring()") if finished else self._exits,
         )
         return core.judge(self.limits, view, now_ns / 1e9)
 
@@ -125,10 +135,13 @@ class Watched:
 
     def told(self, message: dict[str, Any]) -> None:
         """`look`: find out what the rank does, within `within_s` seconds. `end`: that is over for all ranks, so that
-        a hung one can be ended."""
+        a hung one can be ended. `exit`: most ranks of the node have ended well, this one should, too."""
         if message["type"] == "look":
             self._find_rank()
             self.look = Look(self._rank_pid, self._rank_pidfd, self._channel, message["within_s"])
+            return
+        if message["type"] == "exit":
+            self._exits = monotonic(), "most other ranks of its node have ended"
             return
         self._hold_s = 0.0
         if self._holds:
@@ -153,9 +166,14 @@ class Watched:
                 kill.send(self.pidfd, signal.SIGCONT)
                 kill.send(self.pidfd, self._signum)
             elif step == core.KILL:
-                kill.kill_group(self.pidfd, self.pid)
+                kill.kill_group(self.pidfd, self.pid)  # its agent lives, and kills the rest when the cycle ends
             self._step_until_s = monotonic() + grace_s
         return self._step_until_s if self.ladder else None
+
+    def kill(self) -> bool:
+        """Kill the rank and its descendants; whether any lived, so that another call is needed."""
+        self.doomed = kill.kill_rank(self.pidfd, self.pid, self._mark)
+        return self.doomed
 
     def close(self) -> None:
         """Close the page and all file descriptors."""

@@ -6,7 +6,7 @@ Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"l
 monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fds (page, socket)
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
-agent -> monitor                               `watch` (+ fds, see main.WATCH_FDS), `look`, `end`, `unwatch`, `quit`
+agent -> monitor                               `watch` (+ fds: main.WATCH_FDS), `look`, `end`, `exit`, `unwatch`, `quit`
 monitor -> agent                               `hang`, `looked`, `control`; first `forked`, from one of several
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 
+SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"  # where a rank finds its monitor; each life of a rank has another path
 VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
 ACTIONS = ("Continue", "ExcludeThisNode", "ShutdownWorkload")  # names of types.WorkloadAction, too heavy for a monitor

@@ -6,6 +6,7 @@ from typing import Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
 from nvrx_slurm.ptl_resiliency.monitored import MonitoredFit
+from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams as SimulatedFaultParams  # NVRx has it here
 
 
 class FaultToleranceCallback(MonitoredFit):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.monitor import unmonitored
 from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams, arm, parse
 from nvrx_slurm.system.files import write_atomic
 
@@ -69,7 +70,7 @@ class MonitoredFit(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Connect to the rank monitor. Raises RankMonitorClientError, or ValueError for a missing `exp_dir`."""
-        if stage != "fit":
+        if stage != "fit" or unmonitored.is_wanted():
             return
         if self.autoresume and not os.environ.get(FINISHED_FLAG_ENV):
             raise RankMonitorClientError(f"autoresume needs {FINISHED_FLAG_ENV}: the job's script must export it")

@@ -26,15 +26,17 @@ class BatchHost(Enum):
 
 
 def look(job_id: int) -> BatchHost:
-    """Ask Slurm and the host itself. Blocks up to 32 s."""
+    """Ask Slurm and the host itself. Blocks up to 32 s. Raises NotInstalled where Slurm cannot be asked."""
     try:
         slurm = connect()
         name = slurm.job(job_id).batch_host
         if not name:
             return BatchHost.ALIVE
         host = slurm.nodes([name])[name]
-    except (NotKnown, NotInstalled):
+    except NotKnown:
         return BatchHost.ALIVE
+    except NotInstalled:
+        raise
     except SlurmError:
         return BatchHost.SILENT
     if control.is_gone(host.states):
@@ -49,7 +51,7 @@ def end_if_gone(job_id: int, code: int, with_scancel: bool, requeue: bool = Fals
     """End the job of a batch host that is gone with `code` (0 to 255). Returns what was done; "": the host is alive.
 
     `with_scancel`: scancel the job where Slurm refuses. `requeue`: the job is to start again. Blocks up to 62 s.
-    Raises NoAnswer when Slurm or the host does not answer, or Slurm refuses: try again.
+    Raises NoAnswer when Slurm or the host does not answer, or Slurm refuses: try again. NotInstalled: as `look`.
     """
     found = look(job_id)
     if found is BatchHost.SILENT:

@@ -15,6 +15,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import SlurmError
 
+END_TIME = "SLURM_JOB_END_TIME"
 KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
 # State words after which a node's processes of a job are certainly gone (scontrol(1), "NODE STATES").
 _GONE = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
@@ -45,7 +46,7 @@ def time_left_s(job_id: int, env: Mapping[str, str] | None = None) -> float | No
     env: where SLURM_JOB_END_TIME is looked up (23.02 and later set it; the limit may have been changed since);
     default os.environ. Without it Slurm is asked.
     """
-    text = (os.environ if env is None else env).get("SLURM_JOB_END_TIME", "")
+    text = (os.environ if env is None else env).get(END_TIME, "")
     if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 33:
         return max(0.0, int(text) - time.time())
     try:

@@ -19,10 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from nvrx_slurm.system.descendants import kill_tree
+
 REAP_S = 0.3  # for a killed child to end; one that is blocked in the kernel must not use up the time of a prolog
 DEFAULT_LIMIT_BYTES = 65536
 _CHUNK_BYTES = 65536
 _MAX_READS = 64  # of a pipe at the end of its child; a pipe holds a bounded number of bytes
+own: set[int] = set()  # pids of children under way: `processes.Orphans` leaves them alone
 _ALARM_S = 2.0  # a forked child ends itself that long after its deadline, should this process be gone
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _RESET = (*JOB_SIGNALS, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ)
@@ -88,6 +91,7 @@ class BoundedProcess:
 
     def __init__(self, pid: int, stdout: Output, stderr: Output | None, until_s: float) -> None:
         self.pid = pid
+        own.add(pid)
         self.stdout = stdout
         self.stderr = stderr
         self.until_s = until_s
@@ -100,6 +104,7 @@ class BoundedProcess:
         except OSError:
             self._kill_group()
             os.waitpid(pid, 0)
+            own.discard(pid)
             self._close_outputs()
             raise
 
@@ -180,6 +185,7 @@ class BoundedProcess:
 
     def release(self) -> None:
         """Close the descriptors of a child that was given up; init reaps it when this process ends."""
+        own.discard(self.pid)
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -200,6 +206,7 @@ class BoundedProcess:
         self._kill_group()
         self._close_outputs()
         self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        own.discard(self.pid)
         os.close(self.pidfd)
         self.pidfd = -1
         self.gone = True
@@ -326,47 +333,3 @@ async def wait_async(fds: Iterable[int], until_s: float) -> set[int]:
             finally:
                 loop.remove_reader(poller.fileno())
         return {fd for fd, _ in poller.poll(0)}
-
-
-def children(pid: int) -> list[int]:
-    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except OSError:
-        return found  # children of a parent that just ended have another parent now
-    return found
-
-
-def kill_tree(root: int, parent: int) -> None:
-    """SIGKILL to `root`, a child of `parent`, and to all processes below it, in whatever session. Does not wait.
-
-    All are found before one is killed: the children of a killed process get another parent. A process that is forked
-    in between is missed; `processes.Orphans` looks again.
-    """
-    todo, found = [(root, parent)], list[int]()
-    while todo:
-        pid, parent = todo.pop()
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:
-            continue  # gone
-        found.append(fd)
-        try:
-            if _parent(pid) == parent:  # read with the pidfd open: no recycled pid is hit
-                todo += [(child, pid) for child in children(pid)]
-            else:
-                os.close(found.pop())
-        except OSError:
-            os.close(found.pop())  # gone
-    for fd in found:
-        with contextlib.suppress(OSError):  # gone, or another user's (setuid)
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])

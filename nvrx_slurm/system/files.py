@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BOARD_NAME = "board"  # see agent.workers
 HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
+WARM_NAME = "warm"  # directory of the templates' program, see agent.warm
+IN_PROCESS_NAME = "inprocess.jsonl"  # in a cycle's directory: restarts in process, see inprocess.watch.board
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its final zero, see unix(7)
 _PREFIX = "nvrx-agent-"  # long enough that no other program uses it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -130,7 +132,7 @@ def _make() -> tuple[Path, int]:
     from pathlib import Path
 
     problems = []
-    for place in dict.fromkeys([os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), *_SHORT]):
+    for place in _places():
         if not _fits(place):
             problems.append(f"in {place}: it is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes)")
             continue
@@ -144,6 +146,18 @@ def _make() -> tuple[Path, int]:
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
     raise UsageError(f"no private directory can be made {problems[0]}; set TMPDIR to a short, writable directory")
+
+
+def _places() -> list[str]:
+    return list(dict.fromkeys([os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), *_SHORT]))
+
+
+def agent_dirs() -> list[Path]:
+    """The private directories of this user's agents on this node, also of dead ones."""
+    from pathlib import Path
+
+    found = (path for place in _places() for path in islice(Path(place).glob(f"{_PREFIX}*"), _MAX_LOOKED_AT))
+    return [path for path in found if path.is_dir() and path.stat().st_uid == os.geteuid()]
 
 
 def _fits(base: str) -> bool:
@@ -176,7 +190,7 @@ def _remove_agent_files(directory: Path) -> None:
     import shutil
 
     try:
-        ours = (BOARD_NAME, HEALTH_NAME)
+        ours = (BOARD_NAME, HEALTH_NAME, WARM_NAME)
         entries = list(directory.iterdir())
         if all(stat.S_ISSOCK(entry.lstat().st_mode) or entry.name in ours for entry in entries):
             shutil.rmtree(directory)

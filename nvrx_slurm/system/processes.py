@@ -13,7 +13,9 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from nvrx_slurm.system.bounded_process import children, kill_tree, through_trampoline
+from nvrx_slurm.system import bounded_process
+from nvrx_slurm.system.bounded_process import through_trampoline
+from nvrx_slurm.system.descendants import children, kill_tree
 from nvrx_slurm.system.files import write_all
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -22,8 +24,8 @@ _own: set[int] = set()  # pids of children that were started here and have not b
 
 
 def own_pids() -> frozenset[int]:
-    """Process ids of the children that this process started by `Child`, `start` or `hold`, and has not reaped."""
-    return frozenset(_own)
+    """Process ids of the children that this process started, here or as bounded work, and has not reaped."""
+    return frozenset(_own | bounded_process.own)
 
 
 class _Adopted(NamedTuple):
@@ -72,8 +74,7 @@ class Held:
     """
 
     def __init__(self, child: Child, control: socket.socket) -> None:
-        self.child = child
-        self._control = control
+        self.child, self.control = child, control
 
     @property
     def waits(self) -> bool:
@@ -83,13 +84,13 @@ class Held:
     def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
         """Execute the command with this environment and these streams. Raises OSError if the process is gone."""
         text = "\0".join(f"{name}={value}" for name, value in env.items())
-        with self._control, _anonymous_file(os.fsencode(text)) as fd:
-            socket.send_fds(self._control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
+        with self.control, _anonymous_file(os.fsencode(text)) as fd:
+            socket.send_fds(self.control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
         return self.child
 
     def kill(self) -> None:
         """End the process; it is not waited for."""
-        self._control.close()
+        self.control.close()
         self.child.signal_group(signal.SIGKILL)
 
 

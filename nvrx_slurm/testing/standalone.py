@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.agent.monitors import SOCKET_ENV, RankMonitor
+from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.config.ft import FaultToleranceConfig
+from nvrx_slurm.monitor import wire
 
 if TYPE_CHECKING:
     from nvrx_slurm.fault_tolerance import WorkloadControlRequest
@@ -113,7 +114,7 @@ class StandaloneMonitor:
     def _start(self, private_dir: Path, pid: int, config: FaultToleranceConfig) -> str:
         self._monitor = monitor = RankMonitor(0, private_dir, self._on_hang, self._on_asked)
         monitor.start()
-        path = monitor.worker_env()[SOCKET_ENV]
+        path = monitor.worker_env()[wire.SOCKET_ENV]
         pidfd = os.pidfd_open(pid)
         try:
             monitor.watch(
@@ -140,11 +141,11 @@ def standalone_monitor(**settings: Any) -> Iterator[StandaloneMonitor]:
     watched any more. Raises UsageError for a wrong setting, OSError if no process can be started.
     """
     config = FaultToleranceConfig.from_kwargs(**settings)
-    before = {name: os.environ.get(name) for name in (SOCKET_ENV, "RANK")}
+    before = {name: os.environ.get(name) for name in (wire.SOCKET_ENV, "RANK")}
     with tempfile.TemporaryDirectory(prefix="nvrx-", ignore_cleanup_errors=True) as private_dir:
         monitor = StandaloneMonitor()
         with monitor._watching(private_dir, config) as path:
-            os.environ[SOCKET_ENV] = path
+            os.environ[wire.SOCKET_ENV] = path
             os.environ.setdefault("RANK", "0")
             try:
                 yield monitor

@@ -2,8 +2,9 @@
 
     python -I -S start.py HOOK_DIR PYTHON [ARG ...]
 
-HOOK_DIR has a copy of `template.py` called sitecustomize.py, which Python imports before it runs the script. Without
-that hook the process would be a rank too many, so a trial run without a script comes first.
+HOOK_DIR has a copy of `template.py` called sitecustomize.py, which Python imports before it runs the script. If the
+hook did not load, Python would run the training script here, as a rank too many. So the hook is tried without a script
+first.
 """
 
 import os

@@ -54,6 +54,8 @@ class Template:
         for name in self._rank_names & os.environ.keys():  # of the agent's own environment
             del os.environ[name]
         self._env = dict(os.environ)
+        self._title = _Title()
+        self._title.show(b"nvrx-template")
         self._descriptors = _descriptors()
         self._stamps = {}
 
@@ -152,6 +154,7 @@ class Template:
             pid = os.fork()
             if not pid:
                 os.setsid()
+                self._title.show(b"nvrx-standby")
                 os.close(writing)
                 self._control.close()
                 for other in sockets:
@@ -165,10 +168,15 @@ class Template:
 
     def _be_released(self, standby):
         """Wait for the release, then be as a process that was executed just now."""
-        message, ancillary, _, _ = standby.recvmsg(1, socket.CMSG_SPACE(3 * 4))
-        if not message:
-            os._exit(0)
+        ancillary = ()
+        while not ancillary:
+            message, ancillary, _, _ = standby.recvmsg(1, socket.CMSG_SPACE(3 * 4))
+            if not message:
+                os._exit(0)
+            if not ancillary:  # the agent asks whether this process can run
+                standby.send(message)
         standby.close()
+        self._title.restore()
         env_fd, *streams = _sent(ancillary)
         for fd, target in zip(streams, (1, 2), strict=True):
             os.dup2(fd, target)
@@ -205,6 +213,27 @@ class Template:
     def _shared(self, env):
         """Variables that are the same for all workers."""
         return {name: value for name, value in env.items() if name not in self._rank_names}
+
+
+class _Title:
+    """What ps and pgrep show. The command line of a worker would make people take this process for a rank."""
+
+    def __init__(self):
+        first, last = map(int, _stat()[48:50])  # where the kernel reads /proc/PID/cmdline
+        self._command, self._place = ctypes.string_at(first, last - first), first
+        with open("/proc/self/comm", "rb") as comm:
+            self._name = comm.read().rstrip(b"\n")
+
+    def show(self, title):
+        self._set(title[: len(self._command) - 1].ljust(len(self._command), b"\0"), title)
+
+    def restore(self):
+        self._set(self._command, self._name)
+
+    def _set(self, command, name):
+        ctypes.memmove(self._place, command, len(command))
+        with open("/proc/self/comm", "wb") as comm:
+            comm.write(name)
 
 
 class _LowPriority:
@@ -315,6 +344,12 @@ def _sent(ancillary):
     return list(fds)
 
 
+def _stat():
+    """The fields of /proc/self/stat by their numbers in proc(5); 0 for the first ones."""
+    with open("/proc/self/stat", "rb") as file:
+        return [0, 0, 0, 0, *file.read().rpartition(b")")[2].split()[1:]]
+
+
 def _show(text):
     """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows; people look there for a rank.
 
@@ -322,9 +357,7 @@ def _show(text):
     """
     kept = ctypes.create_string_buffer(text)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: the kernel reads it until this process ends
-    with open("/proc/self/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()[1:]
-    field = [0, 0, 0, 0, *map(int, words)]  # by the numbers in proc(5)
+    field = list(map(int, _stat()))
     libc = ctypes.CDLL(None)
     libc.sbrk.restype = ctypes.c_void_p
     start = ctypes.addressof(kept)

@@ -25,6 +25,7 @@ from standin import StandIn, built
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
+WAITING = ("nvrx-template", "nvrx-standby")  # the titles of processes that wait
 WORKER = str(Path(__file__).with_name("trial_worker.py"))
 _BOUND_S = 180.0
 _RECLAIM_BOUND_S = 60.0
@@ -229,7 +230,8 @@ def template(trial: Trial) -> dict[str, Any]:
     with trial.job("crash", _WARM) as job:
         pids = {one["pid"] for one in job.wait("step", trial.ranks, cycle=0)}
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        scripts = {int(pid) for pid in children if WORKER in Path(f"/proc/{pid}/cmdline").read_text()}
+        names = (WORKER, *WAITING)
+        scripts = {int(pid) for pid in children if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)}
         opened = {pid: _devices(pid) for pid in scripts}
     if not scripts - pids:
         raise Failed(f"no template beside the workers {pids}")

@@ -90,8 +90,9 @@ class MiniCluster:
     @staticmethod
     def available(slurm: str = "") -> str | None:
         """None when this machine can run a minicluster of this version, else the sentence that says why not."""
-        if slurm and not builds.installed(slurm):
-            return builds.unavailable(slurm)  # None: `up` installs it
+        if slurm and not builds.runs(slurm):
+            where = f"run scripts/minicluster up --slurm {slurm}, or scripts/test --all."
+            return builds.unavailable(slurm) or f"Slurm {slurm} or a library that it needs is not installed: {where}"
         missing = [tool for tool in _TOOLS if shutil.which(tool, path=_search_path(slurm)) is None]
         if missing:
             return f"Slurm is not installed ({', '.join(missing)} missing): apt-get install slurmctld slurmd munge."
@@ -127,7 +128,6 @@ class MiniCluster:
             raise UsageError(f"minicluster: {reason}")
         if self.scan():
             raise UsageError(f"minicluster: {self.root} has a running cluster; run down first or use another one.")
-        builds.install(self.settings.slurm)
         deadline = time.monotonic() + timeout_s
         self._make_files()
         if self.die_with_owner:

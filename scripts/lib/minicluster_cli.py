@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(args: argparse.Namespace) -> None:
+    slurm_builds.install(args.slurm)
     cluster = MiniCluster(args.dir, args.nodes, args.cpus_per_node, args.kill_wait, slurm=args.slurm).up()
     print(f"# {args.nodes} nodes up in {args.dir}; end them with: scripts/minicluster down --dir {args.dir}")
     print(_exports(cluster))

@@ -2,6 +2,7 @@
 
 The builds lie in the folder `shared/slurm` beside the repository, or in the one that NVRX_SLURM_BUILDS names; its
 script `install VERSION` unpacks one and installs the libraries that it needs. Their prefix is compiled in.
+`scripts/test` runs this file before pytest: it installs all versions, and prints a line for each that cannot be had.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ def installed(version: str) -> bool:
     return (_HOME / f"slurm-{version}" / _LAST).exists()
 
 
+def runs(version: str) -> bool:
+    """Whether it is unpacked, and its libraries are here."""
+    program = _HOME / f"slurm-{version}/sbin/slurmctld"
+    return installed(version) and not subprocess.run([str(program), "-V"], capture_output=True, timeout=30).returncode
+
+
 def unavailable(version: str) -> str | None:
     """Why this version cannot be used here (one sentence), or None."""
     if not version or installed(version):
@@ -49,30 +56,33 @@ def unavailable(version: str) -> str | None:
 
 
 def install(version: str) -> None:
-    """Unpack a version where it is not yet; one process at a time. Raises UsageError with what is missing."""
+    """Unpack a version, and install its libraries, where they are not yet; one process at a time.
+
+    Raises UsageError with what is missing.
+    """
     if reason := unavailable(version):
         raise UsageError(f"minicluster: {reason}")
-    if not version:
+    if not version or not (builds() / "install").exists():
         return
     lock = os.open(_HOME, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not installed(version):
-            _unpack(version)
+        _unpack(version)
     finally:
         os.close(lock)
 
 
 def _unpack(version: str) -> None:
-    # An unpacking that was interrupted leaves the program by which `install` takes the build for complete.
-    (_HOME / f"slurm-{version}/sbin/slurmctld").unlink(missing_ok=True)
+    if not installed(version):  # an interrupted unpacking leaves the program by which `install` knows a build
+        (_HOME / f"slurm-{version}/sbin/slurmctld").unlink(missing_ok=True)
     try:
         subprocess.run(
             [str(builds() / "install"), version], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=_INSTALL_S, check=True,
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
-        raise UsageError(f"minicluster: {builds()}/install {version} failed: {error.stderr.strip()}") from None
+        why = (error.stderr.strip().splitlines() or [f"code {error.returncode}"])[-1]
+        raise UsageError(f"minicluster: {builds()}/install {version} failed: {why}") from None
     except subprocess.TimeoutExpired:
         raise UsageError(f"minicluster: {builds()}/install {version} took more than {_INSTALL_S:g} s.") from None
 
@@ -81,3 +91,11 @@ def builds() -> Path:
     """The folder with the builds and the wheel of pyslurm."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "slurm"
     return Path(os.environ.get("NVRX_SLURM_BUILDS") or beside)
+
+
+if __name__ == "__main__":
+    for each in VERSIONS:
+        try:
+            install(each)
+        except UsageError as error:
+            print(f"Slurm {each} ({str(error).removeprefix('minicluster: ').rstrip('.')})")

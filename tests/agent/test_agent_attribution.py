@@ -70,6 +70,14 @@ def test_by_default_a_stop_is_one_line(rig: Rig, fake: Callable[..., Fake]) -> N
     assert job.wait() == 0 and job.cycles == [0, 1]
 
 
+def test_the_answer_about_the_last_failure_is_said(rig: Rig, fake: Callable[..., Fake]) -> None:
+    service = fake(SUBMITTED)
+    service.answer = by_method("RESTART")  # type: ignore[method-assign]
+    job = run(rig, FAILS, service.url)
+    assert job.wait() == 1 and job.cycles == [0, 1, 2, 3]
+    assert "attribution of cycle 3: RESTART: it fails again" in job.text
+
+
 @pytest.mark.parametrize("worst", [None, hangs, floods])
 def test_a_service_that_misbehaves_costs_the_training_nothing(
     rig: Rig, fake: Callable[..., Fake], worst: Script | None

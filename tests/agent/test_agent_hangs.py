@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -110,3 +113,31 @@ def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]) 
 def report(rig: Rig, cycle: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((rig.run_dir / f"cycle_{cycle}" / "hang.json").read_text())
     return found
+
+
+@pytest.mark.parametrize(
+    ("deed", "other", "why"),
+    [("client.shutdown_workload_monitoring()", "forever()", "after shutdown_"), ("pass", "", "after most other ranks")],
+)
+def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why: str) -> None:
+    script = rig.script(f"{CLIENT}\nif RANK == 1:\n    {deed}\n    forever()\n{other}")
+    one = rig.run(script, "--nproc-per-node=2", "--ft-rank-exit-timeout=0.5")
+    assert one.wait() == 1
+    cause = rig.result["first_cause"]
+    assert (cause["kind"], cause["rank"]) == ("hang", 1) and why in cause["message"]
+
+
+def test_live_ranks_are_looked_at_and_go_on(rig: Rig) -> None:
+    one = rig.run(rig.script(CLIENT + "def here():\n    gate()\nsay('up')\nhere()"), "--nproc-per-node=2")
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] up")
+    one.monitored()
+    ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(rig.run_dir)]
+    shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False) for _ in range(2)]
+    for told in shown:
+        assert told.returncode == 0 and len(re.findall(r"work.py\W+line \d+ in here$", told.stdout, re.M)) == 2, told
+        assert [f"rank {rank} on node" in told.stdout for rank in (0, 1)] == [True, True]
+    rig.open()
+    assert one.wait() == 0 and "not watched" in one.text
+    ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "no rank of" in ended.stderr

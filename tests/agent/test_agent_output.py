@@ -39,6 +39,7 @@ def test_much_output_and_last_lines_without_a_newline_arrive(rig: Rig) -> None:
         ("--redirects 0:3,1:2", "1out", ""),
         ("-r 3 -t 0:3", "0out", "0err"),
         ("-r 1 --local_ranks_filter=0", "", "0err"),
+        ("--console-prefix=none -t 3", "out out", "err err"),
     ],
 )
 def test_redirects_tee_and_filter(rig: Rig, flags: str, stdout: str, stderr: str) -> None:
@@ -48,7 +49,10 @@ def test_redirects_tee_and_filter(rig: Rig, flags: str, stdout: str, stderr: str
     assert one.wait() == 0
     assert one.process.stderr is not None
     both = one.text, one.process.stderr.read().decode()
-    shown = [sorted(x[6] + x.split()[2] for x in text.splitlines() if x.startswith("[rank ")) for text in both]
+    if "none" in flags:
+        shown = [sorted(x for x in text.splitlines() if x in ("out", "err")) for text in both]
+    else:
+        shown = [sorted(x[6] + x.split()[2] for x in text.splitlines() if x.startswith("[rank ")) for text in both]
     assert shown == [stdout.split(), stderr.split()]
     assert [rig.log(0, r, kind) for r in (0, 1) for kind in ("out", "err")] == ["out\n", "err\n"] * 2
 
@@ -150,6 +154,20 @@ def test_ways_to_start_and_arguments(rig: Rig, flag: str, program: str) -> None:
     assert one.wait() == 0
     for rank in (0, 1):
         assert json.loads(rig.log(0, rank, "out")) == ["__main__", [*given[:-1], f"--out={rank}/of-{rank}"]]
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "nvrx_slurm"], ["torchrun"]], ids=["-m", "torchrun"])
+def test_other_names_of_the_launcher(tmp_path: Path, command: list[str]) -> None:
+    """What LLaMA-Factory starts by the name torchrun, with the link that docs/how-to/use-hugging-face.md makes."""
+    (tmp_path / "torchrun").symlink_to(Path(sys.executable).with_name("nvrx-run"))
+    (tmp_path / "train.py").write_text("import os; print(os.environ['NVRX_CYCLE'], os.environ['WORLD_SIZE'])")
+    words = ["--nnodes=1", "--node_rank=0", "--nproc_per_node=2", "--master_addr=127.0.0.1", "--master_port=0"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    done = subprocess.run(
+        [*command, *words, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout.split().count("0")) == (0, 2), done.stdout + done.stderr
 
 
 # --- the environment of workers -------------------------------------------------------------------------------------

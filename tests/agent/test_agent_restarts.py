@@ -135,6 +135,43 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
     assert one.wait() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    ("handler", "body", "last"),
+    [
+        ("say('ran')", "lock(mutex), lock(mutex)", "up 0\n"),  # the main thread is in C, so that no handler begins
+        ("save()", "time.sleep(1000)", "saved\n"),
+        (
+            "subprocess.run([sys.executable, '-c', 'import time; time.sleep(2)']), save(0)",
+            "time.sleep(1000)",
+            "saved\n",
+        ),
+        ("event.set()", "threading.Thread(target=lambda: (event.wait(), save())).start(), time.sleep(1000)", "saved\n"),
+        ("event.set()", "threading.Thread(target=upload).start(), time.sleep(1000)", "saved\n"),
+    ],
+)
+def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str, body: str, last: str) -> None:
+    script = f"""
+        import ctypes, select, threading
+        lock, mutex, event = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64), threading.Event()
+        def save(duration_s=2):
+            time.sleep(duration_s), say("saved"), os._exit(0)
+        def upload(packets=500):  # waits in the same call for each, as with a socket that has a timeout
+            while packets:
+                select.select([], [], [], 0.004)
+                packets -= event.is_set()
+            save(0)
+        signal.signal(signal.SIGTERM, lambda *_: ({handler}))
+        say("up", CYCLE)
+        if CYCLE == 0:
+            gate(), os._exit(1) if RANK else ({body})
+    """
+    flags = ("--max-restarts=1", "--workers-stop-timeout=600", "--ft-stop-idle-timeout=0.4")
+    one = rig.run(rig.script(script), "--nproc-per-node=2", *flags)
+    one.line(r"\[rank 0\] up 0")
+    rig.open()
+    assert one.wait() == 0 and rig.log(0, 0, "out").endswith(last)
+
+
 def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) -> None:
     script = rig.script("""
         signal.signal(signal.SIGTERM, lambda *_: say("ignored"))

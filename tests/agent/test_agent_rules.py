@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from agent_harness import UP, Rig, up
+import re
+
+import pytest
+from agent_harness import CLIENT, UP, Rig, up
 
 from nvrx_slurm.errors import ExitCode
 
@@ -34,6 +37,13 @@ def test_a_node_that_is_certainly_bad_is_excluded(rig: Rig) -> None:
     assert rig.result["restarts"][0]["rank"] == 1 and ECC in rig.result["restarts"][0]["cause"]
 
 
+def test_a_line_before_heartbeats_excludes_no_node(rig: Rig) -> None:
+    xid = CLIENT + "if CYCLE == 0:\n    os.write(2, b'NVRM: Xid (PCI:0:1b:00): 79')\n    os.utime(2, (1, 1))\n"
+    one = rig.run(rig.script(UP + xid + "    client.send_heartbeat()\n    os.kill(0, 9)\n"), "--max-restarts=1")
+    assert one.wait() == 0 and "SIGKILL" in rig.result["restarts"][0]["cause"]
+    assert not [found for found in rig.result["faults"] if found["rule"]]
+
+
 def test_two_sick_nodes_of_two_are_kept(rig: Rig) -> None:
     """Without a spare an exclusion would end the job."""
     first, second = rig.nodes(2, "2", rig.script(SICK), "--max-restarts=3")
@@ -45,17 +55,20 @@ def test_two_sick_nodes_of_two_are_kept(rig: Rig) -> None:
     assert rig.result["excluded_nodes"] == []
 
 
-def test_the_same_failure_three_times_ends_the_job_if_the_user_asks_for_that(rig: Rig) -> None:
-    script = rig.script(UP + "raise ValueError(f'bad sample {time.time()}')\n")
-    one = rig.run(script, "--max-restarts=9", "--ft-attribution-stop-action=no-restart", "--ft-crash-loop-backoff=0")
-    assert one.wait() == ExitCode.NO_RESTART
-    assert one.cycles == [0, 1, 2] and rig.result["code"] == 93
+@pytest.mark.parametrize(("action", "code", "cycles"), [("no-restart", 93, 3), ("log", 1, 5)])
+def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: str, code: int, cycles: int) -> None:
+    fails = "raise ValueError(f'bad sample {time.time()}') if RANK == CYCLE % 2 else forever()\n"  # not always one rank
+    flags = (f"--ft-attribution-stop-action={action}", "--ft-crash-loop-backoff=0", "--nproc-per-node=2")
+    one = rig.run(rig.script(UP + fails), "--max-restarts=4", *flags)
+    assert (one.wait(), one.cycles, rig.result["code"]) == (code, [*range(cycles)], code)
     cause = rig.result["first_cause"]
     assert (cause["finding"]["rule"], cause["finding"]["blame"]) == ("python-exception", "user")
+    said = [line for line in one.said if re.search("the same failure [0-9]+ times.*the job goes on", line)]
+    assert len(said) == (2 if action == "log" else 0)
 
 
-def test_the_same_failure_uses_the_restarts_up_otherwise(rig: Rig) -> None:
-    script = rig.script(UP + "raise ValueError('bad sample')\n")
-    one = rig.run(script, "--max-restarts=3", "--ft-crash-loop-backoff=0")
-    assert one.wait() == ExitCode.FAILED
-    assert one.cycles == [0, 1, 2, 3]
+@pytest.mark.parametrize("line", ["def f(:", "import there_is_no_such_module"])
+def test_a_script_that_cannot_start_uses_no_restart(rig: Rig, line: str) -> None:
+    one = rig.run(rig.script(line + "\n"), "--max-restarts=9")
+    assert (one.wait(), rig.result["cycles"]) == (ExitCode.FAILED, 1)
+    assert re.match("SyntaxError: |ModuleNotFoundError: ", rig.result["first_cause"]["message"])

@@ -92,6 +92,6 @@ def test_signal_in_the_middle_of_a_restart(rig: Rig) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig: Rig, rank: int) -> None:
     one = rig.node(rank, "2", rig.script("forever()"))
-    until(lambda: len(one.children) == 2, "the checks and a held worker")
+    until(lambda: len(one.children) == 3, "the checks, a held worker and its monitor")
     one.signal(signal.SIGTERM)
     assert one.wait(10) == 143

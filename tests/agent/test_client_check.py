@@ -57,4 +57,4 @@ def test_a_rank_that_connects_is_seen(rig: Rig, rank: int, warnings: int) -> Non
     one = rig.run(rig.script(connects), "--nproc-per-node=2", "--ft-rank-heartbeat-timeout=60")
     assert one.wait() == 0
     assert one.text.count("init_workload_monitoring") == warnings
-    assert ("rank_heartbeat_timeout 60 s" in one.text) == bool(warnings)
+    assert ("(rank_heartbeat_timeout 60 s" in one.text) == bool(warnings)

@@ -129,7 +129,7 @@ def test_user_signals_before_the_release_are_dropped_and_others_are_not(tmp_path
 
 def test_a_held_process_that_is_not_needed_ends(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
-    for end in (processes.Held.kill, lambda held: held._control.close()):
+    for end in (processes.Held.kill, lambda held: held.control.close()):
         held = processes.hold(["/bin/touch", str(marker)], {})
         end(held)
         assert select.select([held.child.pidfd], [], [], WAIT_S)[0] and not held.waits
@@ -143,7 +143,7 @@ def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_s
     nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")
     assert nodes[2].wait() == 95
     nodes[1].line("hot spare")
-    until(lambda: len(nodes[1].children) == 1, "only the process of the checks is left")
+    until(lambda: len(nodes[1].children) == 2, "the processes of the checks and of the monitor are left")
     rig.open()
     assert [nodes[0].wait(), nodes[1].wait()] == [0, 0]
     assert (rig.dir / "ran").read_text() == "0"

@@ -6,33 +6,19 @@ import json
 import os
 import signal
 import textwrap
-from collections import defaultdict
 
+import one_writer
+import pytest
 from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, Rig, kill, says, stat, until, up
 
-# Each rank writes time, rank and pid all the time, until the gate of its cycle is open.
-WRITES = (
-    UP
-    + """
-with open("written", "a", buffering=1) as file:
-    while not os.path.exists(f"end{CYCLE}"):
-        file.write(f"{time.monotonic_ns()} {RANK} {os.getpid()}\\n")
-        time.sleep(0.002)
-"""
-)
+from nvrx_slurm.system.descendants import below
+
+WRITES = UP + one_writer.worker("", "plain")
 
 
 def writers(rig: Rig) -> dict[int, list[tuple[int, int]]]:
-    """By rank: the first and last time of each of its processes, in order; the test fails where they overlap."""
-    lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    written = rig.dir / "written"
-    for line in written.read_text().splitlines() if written.exists() else ():
-        at_ns, rank, pid = map(int, line.split())
-        lives[rank][pid].append(at_ns)
-    found = {rank: sorted((min(times), max(times)) for times in of.values()) for rank, of in lives.items()}
-    for spans in found.values():
-        assert all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False)), found
-    return found
+    """See `one_writer.writers`."""
+    return one_writer.writers(rig.dir / "written")
 
 
 def test_two_coordinators_are_killed_one_after_the_other(rig: Rig) -> None:
@@ -50,22 +36,31 @@ def test_two_coordinators_are_killed_one_after_the_other(rig: Rig) -> None:
     assert rig.result["restarts_used"] == len(rig.result["restarts"]) == 2
 
 
-def test_ranks_of_a_silent_coordinator_end_before_they_start_elsewhere(rig: Rig) -> None:
-    """Its monitors kill them; it returns as a spare."""
-    script = rig.script(WRITES)
-    first, second, spare = rig.nodes(3, "2:3", script, "--max-restarts=3", *QUICK)
-    spare.line("this node is a hot spare")
-    old = up(first, 0)[1]
-    until(first.monitors, "its rank is monitored")
-    up(second, 0)
-    first.signal(signal.SIGSTOP)
-    assert {up(second, 1)[0], up(spare, 1)[0]} == {0, 1}
-    assert stat(old)[1] == "Z"  # its parent is stopped, and cannot reap it
-    first.signal(signal.SIGCONT)
-    first.line("this node is a hot spare")
-    rig.open("end1")
-    assert [first.wait(), second.wait(), spare.wait()] == [0, 0, 0]
-    assert [len(spans) for spans in writers(rig).values()] == [2, 2]
+@pytest.mark.parametrize("again", one_writer.REPEATS)
+@pytest.mark.parametrize(("fault", "shape"), [*one_writer.CASES, ("", "popen")])
+def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig: Rig, fault: str, shape: str, again: int) -> None:
+    """A node that was stopped is a spare again; "": all of its processes were stopped, as by the freezer."""
+    lost, rank = 2 if shape == "spare" else 1, int(not fault)
+    script, frozen = rig.script(one_writer.worker(fault, shape)), list[int]()
+    nodes = rig.nodes(2 + lost, f"2:{2 + lost}", script, "--max-restarts=3", *QUICK)
+    if not fault:
+        until(lambda: len(writers(rig)) == 2, "both ranks write")
+        frozen = [os.pidfd_open(nodes[1].pid), *below(nodes[1].pid, nodes[1].pidfd)]
+        for fd in frozen:
+            signal.pidfd_send_signal(fd, signal.SIGSTOP)
+    until(lambda: len(writers(rig).get(rank, ())) == lost + 1, "the rank runs elsewhere")
+    for one in nodes:
+        if stat(one.pid)[1] == "T":
+            for pid in (one.pid, *one.monitors()):
+                os.kill(pid, signal.SIGCONT)
+            one.line(f"cycle {lost}: this node is a hot spare")
+            assert fault or "stands for coordinator" not in one.text
+    for fd in frozen:
+        os.close(fd)
+    rig.open(f"end{lost}")
+    codes = sorted(one.wait() for one in nodes)
+    assert codes[1:] == [0] * (1 + lost) and codes[0] == (-9 if fault == "killed" or lost == 2 else 0)
+    assert len(writers(rig)[rank]) == lost + 1
 
 
 def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig) -> None:

@@ -44,14 +44,15 @@ def up(one: Launcher, cycle: int, rank: int) -> tuple[str, int, str]:
 
 
 def alike(one: Launcher) -> list[int]:
-    """Children with the command line of a worker: workers, standbys and the template."""
+    """Workers, standbys and the template. People find workers by the name of the script, and nothing else by that."""
     found = []
     for pid in one.children:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[1:2] == [b"-u"]:
+        if words[1:2] == [b"-u"] or words[0] in (b"nvrx-standby", b"nvrx-template"):
+            assert (b"-u" in words) == stat(pid)[0].startswith("python")
             found.append(pid)
     return found
 
@@ -63,6 +64,7 @@ def waiting(one: Launcher, workers: list[int]) -> list[int]:
     no_children = Path(f"/proc/{found[0]}/task/{found[0]}/children")
     until(lambda: not no_children.read_text() and stat(found[0])[1] == "S", "the template has told the agent")
     until(lambda: stat(one.pid)[1] == "S", "the agent has heard it")
+    assert [stat(pid)[0] for pid in found] == ["nvrx-template"] + ["nvrx-standby"] * len(workers)
     return found
 
 
@@ -164,7 +166,7 @@ def test_a_killed_template_is_made_again_and_a_killed_standby_is_executed(rig: R
     os.kill(template, signal.SIGKILL)
     one.line("the template process ended with -9")
     os.kill(first, signal.SIGKILL)
-    until(lambda: stat(first)[1] in ("Z", ""), "the standby is dead")
+    one.line(rf"standby {first} of local rank \d was killed")
     os.kill(pids[0], signal.SIGKILL)
     pids = [up(one, 1, rank)[1] for rank in (0, 1)]
     assert sorted(up(one, 1, rank)[0] for rank in (0, 1)) == ["executed", "forked"]
@@ -176,15 +178,37 @@ def test_a_killed_template_is_made_again_and_a_killed_standby_is_executed(rig: R
     assert one.wait() == 0
 
 
-def test_a_stopped_template_does_not_hold_up_a_restart_or_the_end(rig: Rig, work: str) -> None:
+ASKS = """
+from nvrx_slurm.agent.template import Template
+real = Template._expect_answer
+def asks(self, bound_s):
+    real(self, bound_s)
+    print("the template is asked", flush=True)
+Template._expect_answer = asks
+"""
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_stopped_helpers_do_not_hold_up_a_restart_and_their_death_ends_nothing(
+    rig: Rig, work: str, stopped: int
+) -> None:
+    """A stopped standby becomes no worker. The template is killed with a request that it has not read."""
+    rig.before = ASKS
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
     pids = [up(one, 0, rank)[1] for rank in (0, 1)]
-    os.kill(waiting(one, pids)[0], signal.SIGSTOP)
+    template, *standbys = waiting(one, pids)
+    for pid in (template, *standbys)[:stopped]:
+        os.kill(pid, signal.SIGSTOP)
     os.kill(pids[0], signal.SIGKILL)
-    pids = [up(one, 1, rank)[1] for rank in (0, 1)]
-    os.kill(pids[0], signal.SIGKILL)
+    found = [up(one, 1, rank) for rank in (0, 1)]
+    assert sorted(how for how, _, _ in found) == ["executed"] * (stopped - 1) + ["forked"] * (3 - stopped)
+    assert not {pid for _, pid, _ in found} & set(standbys[: stopped - 1])
+    one.line(r"up 1 [^!]*the template is asked$")
+    os.kill(template, signal.SIGKILL)
+    one.line("the template process ended with -9")
+    os.kill(found[0][1], signal.SIGKILL)
     assert one.wait() == 0
-    assert [up(one, cycle, rank)[0] for cycle in (1, 2) for rank in (0, 1)] == ["forked"] * 2 + ["executed"] * 2
+    assert [up(one, 2, rank)[0] for rank in (0, 1)] == ["executed"] * 2
 
 
 def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig, work: str) -> None:

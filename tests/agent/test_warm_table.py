@@ -30,6 +30,8 @@ def _pythons() -> dict[str, str]:
 
 
 PYTHONS = _pythons()
+OTHERS = [pytest.param(version, marks=pytest.mark.matrix) for version in list(PYTHONS)[1:]]
+VERSIONS = pytest.mark.parametrize("version", [*list(PYTHONS)[:1], *OTHERS])
 
 
 def start(
@@ -115,7 +117,7 @@ def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | N
 
 
 @pytest.mark.parametrize("how", STARTS)
-@pytest.mark.parametrize("version", PYTHONS)
+@VERSIONS
 def test_facts(tmp_path: Path, version: str, how: str) -> None:
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
@@ -136,7 +138,7 @@ def _plain(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|random 0\.\d+|hash -?\d+|pid \d+", "...", text)
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@VERSIONS
 def test_ends(tmp_path: Path, version: str) -> None:
     argv = [PYTHONS[version], "-u", str(DATA / "warm_ends.py")]
     envs = [{"ROLE_NAME": name} for name in ("forked", *warm_ends.ENDS)]
@@ -157,7 +159,7 @@ print([sys.modules.get(name) for name in sys.argv[1:]])
 
 
 @pytest.mark.parametrize("fails", ["", "raise ValueError('as asked')"])
-@pytest.mark.parametrize("version", PYTHONS)
+@VERSIONS
 def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str, fails: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(CUSTOM + fails)
     (tmp_path / "usercustomize.py").write_text(CUSTOM)  # a virtual environment has none
@@ -195,6 +197,7 @@ def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
     assert found[0][2] == found[1][2] != found[2][2] == found[3][2]
 
 
+@pytest.mark.matrix
 @pytest.mark.torch
 def test_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")

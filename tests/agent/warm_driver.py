@@ -39,7 +39,7 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
             out, err = (files.enter_context(open(directory / f"{rank}.{end}", "wb")) for end in ("out", "err"))
             fault = {} if "PYTHONFAULTHANDLER" in os.environ else {"PYTHONFAULTHANDLER": "1"}
             env = worker_env(os.environ, {**fault, **more}, len(prefixes))
-            workers.append(launcher.launch(rank, env, out, err))
+            workers.append(launcher.take(rank).release(env, out, err))
     codes = [await _end(child) for child in workers]
     await launcher.close()
     text = [[(directory / f"{rank}.{end}").read_text() for end in ("out", "err")] for rank in range(len(codes))]

@@ -40,7 +40,7 @@ with AttrsvcClient(endpoint, max_attempts=1, request_throttle=0) as client:
 @pytest.fixture(scope="module")
 def peer() -> str:
     """PYTHONPATH of its code and of what that needs."""
-    return f"{nvrx_wheel.unpacked()}:{nvrx_wheel.needs('fastapi', 'uvicorn', 'slowapi', 'pydantic-settings', 'httpx')}"
+    return f"{nvrx_wheel.unpacked()}:{nvrx_wheel.services()}"
 
 
 def python(peer: str, *arguments: str, **env: str) -> subprocess.Popen[str]:

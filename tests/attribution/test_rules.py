@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,11 @@ def test_a_missing_file_on_all_ranks_of_one_node_points_to_the_node() -> None:
     assert verdict is not None and (verdict.blame, verdict.confidence) == (Blame.NODE, Confidence.GUESS)
 
 
-def test_the_same_failure_of_the_script_on_one_rank_is_counted() -> None:
+def test_the_same_failure_of_the_script_is_counted_whichever_rank_was_the_first() -> None:
     verdict = of_job("ValueError: bad sample 4")
     assert verdict.cause.finding is not None
     mark = verdict.cause.finding.fingerprint
-    before = [RestartRecord(0, 1.0, 1.0, "", CULPRIT + 1, mark), RestartRecord(1, 3.0, 1.0, "", CULPRIT, mark)]
+    before = [RestartRecord(0, 1.0, 1.0, "", 0, "other"), RestartRecord(1, 3.0, 1.0, "", CULPRIT + 1, mark)]
     assert repeats(verdict, before) == 2
     assert repeats(verdict, before[::-1]) == 1  # another failure came between
     weeks = [RestartRecord(n, at_s, 1.0, "", CULPRIT, mark) for n, at_s in enumerate((600_000.0, 3_400_000.0))]
@@ -169,16 +170,22 @@ QUOTED = (
     "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus",
     "sample> CUDA error: uncorrectable ECC error encountered",
 )
+HARMLESS = (
+    "[transformers] There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",
+    "WARNING missing key(s) in state_dict: 'lm_head.weight', which is tied",
+    "error: unrecognized arguments: --lr, ignored",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress packet error",
+    "mce: [Hardware Error]: Corrected error, no action required.",
+    "[1.0] NVRM: Xid (PCI:0000:3b:00): 63, pid=1, Row Remapper: New row marked for remapping",
+)
 
 
-@pytest.mark.parametrize("line", QUOTED)
-def test_a_node_is_not_to_blame_for_a_line_that_a_rank_quotes(line: str) -> None:
-    """The rank died of an exception of its own."""
-    error = "ValueError: bad shape"
-    trace = f'Traceback (most recent call last):\n  File "/u/train.py", line 3, in main\n{error}'
-    fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 3, 99, 1, error, trace)
-    found = examine(fault, f"{line}\n{trace}\n".encode())
-    assert (found.blame, found.remedy) == (Blame.USER, Remedy.RESTART)
+@pytest.mark.parametrize(("line", "code"), [*product(HARMLESS, (-9, 137, -11, -6)), *product(HARMLESS + QUOTED, (1,))])
+def test_a_harmless_or_quoted_line_explains_no_end(line: str, code: int) -> None:
+    kind, error = (FaultKind.SIGNAL if code < 0 else FaultKind.EXIT), "ValueError: bad" if code == 1 else ""
+    found = examine(fault(0, error, kind, code), f"{line}\nanother line\n{error}\n".encode())
+    assert found.remedy is Remedy.RESTART and found.blame is not Blame.NODE
+    assert code in (1, -6) or (found.rule in ("", "native-crash") and found.blame is Blame.UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,14 +152,21 @@ def test_a_service_that_is_not_there() -> None:
 
 
 def test_what_is_submitted(fake: Callable[..., Fake]) -> None:
-    service = fake(SUBMITTED)
+    service, seen, is_over = fake(SUBMITTED), [], threading.Event()
+
+    def answer(asked: Any) -> Script:
+        ends = asked.json["analysis_intent"] == "terminal" and is_over.set() is None
+        seen.append((ends, is_over.wait(0.2)))  # the end of a cycle is not told before its beginning is answered
+        return SUBMITTED
+
+    service.answer = answer  # type: ignore[method-assign]
 
     async def play() -> None:
-        side = Side(service.url)
-        await side.of(0, over=False, fault={})
-        await side.of(0, fault={})  # it ended well: no answer is asked for
+        side = Side(service.url)  # it ended well: no answer is asked for
+        await asyncio.gather(side.of(0, over=False, fault={}), side.of(0, fault={}))
 
     asyncio.run(play())
+    assert seen == [(False, False), (True, True)]
     bodies = [one.json for one in service.asked]
     common = {"log_path": "/logs/x_cycle0.log", "cycle_id": 0, "user": "u", "job_id": "7"}
     assert bodies == [common | {"analysis_intent": intent} for intent in ("progressive", "terminal")]
@@ -186,6 +194,8 @@ def test_no_proxy_is_used(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyP
     proxy = fake(reply(502, {}))
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, proxy.url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name)
     service = fake(SUBMITTED, status("completed", "STOP"))
     assert answer_of(service.url)[0].action == "STOP" and proxy.asked == []
     with pytest.raises(HTTPError, match="502"):  # others do use it

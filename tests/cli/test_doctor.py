@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pwd
 import re
+import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,3 +211,25 @@ def test_the_document_knows_all_settings() -> None:
     assert {name for name, _ in rows} == set(re.findall(r"^#?([A-Z_]+)=", template, re.MULTILINE))
     for name, default in rows:
         assert f"{name}={default}" in shell if name.endswith("_BUDGET") else name in shell
+
+
+def test_a_small_environment_without_torch_and_grpc(tmp_path: Path) -> None:
+    """The one of docs/how-to/install-slurm-hooks.md: what is missing is one sentence."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = tmp_path.glob("venv/lib/python3*/site-packages")
+    (site / "ours.pth").write_text(f"{REPO}\n")
+
+    def nvrx(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [tmp_path / "venv/bin/python", "-m", "nvrx_slurm.cli.toolbox", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    assert "pip install click" in nvrx("doctor").stderr
+    for name in ("click", "yaml"):
+        (site / name).symlink_to(Path(importlib.import_module(name).__path__[0]))
+    assert {row["name"] for row in json.loads(nvrx("doctor", "--json").stdout)} >= {"slurm", "munge", "hooks"}
+    assert "expect:" in nvrx("health", "init").stdout
+    assert nvrx("health", "run").returncode in (0, 1)
+    serve = nvrx("health", "serve", "--config=x")
+    assert serve.returncode == 2 and "module grpc" in serve.stderr

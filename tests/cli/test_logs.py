@@ -21,7 +21,7 @@ def logs(*words: object) -> Result:
 def lines(*words: object) -> list[str]:
     result = logs(*words)
     assert result.exit_code == 0, result.output
-    return result.output.splitlines()
+    return result.stdout.splitlines()
 
 
 def write(run: Path, cycle: int, part: str, texts: list[tuple[int, str, bytes, int]]) -> Path:
@@ -82,7 +82,7 @@ def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path:
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
-        (["nowhere"], ["nowhere", ".idx"]),
+        (["nowhere"], ["nowhere", "job id"]),
         (["RUN", "--cycle", "7"], ["no cycle 7", "0, 1, 2"]),
         (["RUN", "--cycle", "x"], ["--cycle", "number"]),
         (["RUN", "--rank", "3-1"], ["3-1", "0,3-5"]),

@@ -20,7 +20,7 @@ RESTART = {"cycle": 0, "time": "2026-03-01T10:00:00", "down_s": 1.5, "cause": "r
 RESULT = {
     "code": 1, "reason": "all restarts are used", "duration_s": 65.0, "summary": "1 restart", "first_cause": CAUSE,
     "restarts": [RESTART], "last_faults": [ECHO, {**ECHO, "rank": 3}, {**CAUSE, "rule": "gpu-ecc"}],
-    "excluded_nodes": ["n3"],
+    "excluded_nodes": ["n3"], "inprocess_restarts": [{"cycle": 0, "iteration": 4, "why": "rank 1: exception: E"}],
 }  # fmt: skip
 
 
@@ -35,7 +35,20 @@ def test_an_ended_job(tmp_path: Path) -> None:
     text = told(tmp_path)
     for part in ("code 1", "cycle 0 failed", "rank 7 on node n3", "gpu-ecc", "2 x gloo-peer", "excluded nodes: n3"):
         assert part in text
-    assert "/w/train.py:16" in text and "\x1b" not in text
+    assert "/w/train.py:16" in text and "iteration 4 was" in text and "\x1b" not in text
+
+
+def test_the_run_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code, run in enumerate(("30/r0", "31/r0", "31/r1")):
+        (tmp_path / "nvrx_logs" / run).mkdir(parents=True)
+        (tmp_path / "nvrx_logs" / run / "result.json").write_text(json.dumps({"code": code, "reason": "-"}))
+    (tmp_path / "nvrx_logs/latest").symlink_to("31/r1")
+    for place in ("", "latest", "31", "31/r1", "nvrx_logs", "nvrx_logs/31/", "nvrx_logs/31/r1"):
+        said = CliRunner().invoke(main, ["why", place] if place else ["why"]).output
+        assert said.startswith("job 31 (nvrx_logs/31/r1): ended with code 2"), said
+        assert "nvrx_logs/31/r1 has no events" in CliRunner().invoke(main, ["replay", place or "31"]).output
+    assert "32" in told(Path("32"), 2)
 
 
 def test_a_running_job_tells_what_its_coordinators_said(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nvrx_slurm.config import layers
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
@@ -85,6 +87,12 @@ def test_environment_sentences() -> None:
     assert resolve({}, {"PET_NNODES": "", "NVRX_FT_SEGMENT": ""}).config == Config()
     with pytest.raises(UsageError, match="NVRX_FT_LOG_LEVL is not a known variable; did you mean NVRX_FT_LOG_LEVEL"):
         resolve({}, {"NVRX_FT_LOG_LEVL": "INFO"})
+    given = {"NVRX_MAX_RESTARTS": "3", "NVRX_SPARE": "1", "NVRX_SUBMIT_NODE": "1", "NVRX_IMAGE": "mine"}
+    near = [(note.split()[0], note.split()[-1]) for note in resolve({}, given).notes]
+    assert near == [("NVRX_MAX_RESTARTS", "PET_MAX_RESTARTS?"), ("NVRX_SPARE", "NVRX_SPARES?")]
+    source = "".join(path.read_text() for path in Path(layers.__file__).parents[1].rglob("*.py"))
+    own = dict.fromkeys(set(re.findall(r'"(NVRX_[A-Z_]*[A-Z])"', source)) - {"NVRX_SLURM_API"}, "1")
+    assert len(own) > 15 and resolve({}, own).notes == ()
     with pytest.raises(UsageError, match="PET_FT_SEGMENT is not a known variable; did you mean NVRX_FT_SEGMENT"):
         resolve({}, {"PET_FT_SEGMENT": "1"})
 
@@ -146,7 +154,7 @@ def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str) -
 
 
 def test_what_changes_nothing_is_said() -> None:
-    flags = {"monitor_interval": "1", "rdzv_backend": "static", "rdzv_conf": "timeout=5"}
+    flags = {"monitor_interval": "1", "rdzv_backend": "static", "rdzv_conf": "read_timeout=5"}
     flags["ft_rank_out_of_section_timeout"] = "5"
     notes = resolve(flags, {"NVRX_FT_SKIP_SECTION_RESPONSE": "no"}).notes
     none = ("--rdzv-backend", "--monitor-interval", "NVRX_FT_SKIP_SECTION_RESPONSE", "--ft-rank-out-of-section-timeout")

@@ -41,6 +41,12 @@ TAKEN: list[tuple[k.Kind, list[object], object]] = [
     (v.SECTION_TIMEOUTS, [MANY], MANY),
     (v.PREFLIGHT_FAILURES, ["1:0, 2:3", "2:3,1:0,"], frozenset({(1, 0), (2, 3)})),
     (r.RDZV_CONF, ["join_timeout=600,is_host=1"], RendezvousConfig(join_timeout=600.0, is_host=True)),
+    (
+        r.RDZV_CONF,
+        ["timeout=600", "'timeout=600'", '"timeout=600"'],
+        RendezvousConfig(join_timeout=600.0, timeout=600.0),
+    ),
+    (r.RDZV_CONF, ["timeout=9,join_timeout=8"], RendezvousConfig(join_timeout=8.0, timeout=9.0)),
     (r.RDZV_CONF, [""], RendezvousConfig()),
     (r.RDZV_CONF, [{"read_timeout": 5}], RendezvousConfig(read_timeout=5.0)),
 ]

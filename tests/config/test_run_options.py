@@ -107,9 +107,12 @@ def test_short_flags_and_repeats() -> None:
     launch = called(*words)[0].config.launch
     assert (str(launch.tee), str(launch.redirects), launch.srun_args) == ("3", "0:1,1:2", ("--exclusive", "-x a"))
     assert launch.nnodes == (2, 2)
+    launch = called("-t=3", "--redirect=1", "--logs-specs=default", "--rdzv-conf='timeout=9'", "t")[0].config.launch
+    assert (str(launch.tee), str(launch.redirects), launch.rdzv_conf.join_timeout) == ("3", "1", 9.0)
 
 
 HELP = "; see nvrx-run --help"
+OTHER = " is not a flag of nvrx-run; another version of NVRx has it: leave it out;"
 TIMEOUT = "--ft_param_rank_heartbeat_timout"
 
 
@@ -120,6 +123,11 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
         ("--nproc_per_nod=2 t", "--nproc_per_nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),
         (f"{TIMEOUT} 2", f"{TIMEOUT} is not a flag of nvrx-run; did you mean --ft-rank-heartbeat-timeout?"),
         ("-nnodes=2 t", "-nnodes is not a flag of nvrx-run; did you mean --nnodes?"),
+        ("--http-server-port=1 t", f"--http-server-port{OTHER} the launcher has no HTTP server"),
+        (
+            "--ft-use_infra_group_rank 1 t",
+            f"--ft-use_infra_group_rank{OTHER} a node keeps its group rank in all cycles",
+        ),
         ("--zzzzzzzz t", f"--zzzzzzzz is not a flag of nvrx-run{HELP} (the script's own flags go after it)"),
         ("--nnodes", f"Option '--nnodes' requires an argument{HELP}"),
         ("--standalone=1 t", f"Option '--standalone' does not take a value{HELP}"),

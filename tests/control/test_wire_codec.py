@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import is_dataclass, replace
 from enum import Enum
@@ -104,6 +105,8 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         ),
         (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), dead=["1"] * 4097)), "Plan.dead has 4097 entries"),
         (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
+        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(down_s=math.nan))), "History.down_s is nan"),
+        (pb.FromAgent(evidence=pb.Evidence(ranks_seen=[pb.RankEvidence(silent_s=math.inf)])), "silent_s is inf"),
         (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), world_size=10_000_001)), "Plan.world_size is 10000001"),
     ],
 )

@@ -76,7 +76,10 @@ async def test_a_client_without_the_certificate_is_refused() -> None:
         assert "does not hold this job's token" in server.said[0]
 
 
-@pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50]])
+IDLE_RUNS = codec.from_agent(t.Register(NODE, 0, doing=t.Doing.RUNNING))  # without a plan
+
+
+@pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50], [HELLO, IDLE_RUNS]])
 @story
 async def test_wrong_beginnings_end_the_stream(bad: list[pb.FromAgent | bytes]) -> None:
     async with Server() as server, good_agent(server), Raw(server.port) as raw:

@@ -79,6 +79,7 @@ class AgentStory(Story):
             "refuse": lambda: t.Refused(number, "replaced"),
             "gone": lambda: t.RanksGone(number, (5, 6), "lost"),
             "warn": lambda: t.Warn(number, "soon"),
+            "idle": ag.Idle,
             "exits": lambda: ag.WorkerExited(number, fault, early),
             "hangs": lambda: ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9, number)),
             "collect": lambda: t.Collect(term, number),

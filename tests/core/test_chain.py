@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.core.chain import Limits, Link, Next, decide
+from nvrx_slurm.core.chain import Limits, Link, Next, decide, ended_from_outside
 
 LIMITS = Limits(failures=3, window_s=3600.0, warning_signum=signal.SIGUSR1)
 NOW = 1_000_000.0
@@ -14,7 +14,7 @@ NOW = 1_000_000.0
 
 def after(*codes: int, apart_s: float = 60.0, limits: Limits = LIMITS) -> Next:
     """The decision after links with these codes, the last of which ends now."""
-    links = [Link(code, NOW - apart_s * age, 3600.0) for age, code in enumerate(reversed(codes))]
+    links = [Link(code, NOW - apart_s * age) for age, code in enumerate(reversed(codes))]
     return decide(reversed(links), limits, NOW).next
 
 
@@ -31,6 +31,7 @@ def test_a_failure_or_a_warning_continues_it(code: int) -> None:
 @pytest.mark.parametrize("code", [130, 137, 143])
 def test_a_signal_from_outside_is_left_to_slurm(code: int) -> None:
     assert after(1, code) is Next.LEAVE
+    assert decide([Link(code, NOW, out_of_time=True)], LIMITS, NOW).next is Next.CONTINUE
 
 
 def test_a_storm_of_failures_ends_it() -> None:
@@ -45,10 +46,11 @@ def test_warnings_and_old_failures_are_no_storm() -> None:
     assert after(1, 1, 1, apart_s=2000.0) is Next.CONTINUE
 
 
-def test_a_link_that_is_warned_at_once_is_a_failure() -> None:
-    early = [Link(138, NOW - age, lasted_s=5.0) for age in range(3)]
-    assert decide(early[:2], LIMITS, NOW).next is Next.CONTINUE
-    assert decide(early, LIMITS, NOW).next is Next.END
+def test_what_ended_a_job_from_outside() -> None:
+    assert "cancelled" in ended_from_outside("COMPLETING", "None", False)
+    assert "time limit" in ended_from_outside("COMPLETING", "TimeLimit", False)
+    assert "preempted" in ended_from_outside("PREEMPTED", "None", False)
+    assert "preempted" in ended_from_outside("COMPLETING", "None", True)
 
 
 def test_without_a_warning_signal_138_is_a_signal_from_outside() -> None:

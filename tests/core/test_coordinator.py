@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields
-
 import pytest
 
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job import report
-from nvrx_slurm.core.job.job_data import JobData
-from nvrx_slurm.core.machine import plain
 from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
 
 from .samples import a_fault
-from .stories import REACHED, SCENARIOS, Story, come_to, scenarios
+from .stories import SCENARIOS, Story, scenarios
 from .walks import walk
 
 STORIES = scenarios(SCENARIOS)
@@ -39,31 +34,6 @@ def test_a_plan_says_where_each_node_is() -> None:
     plans = {c.node_id: c.message for c in commands if isinstance(c, ev.SendTo)}
     assert plans["h1.0"] == Plan(1, 0, History(), 3, 2, 4, "10.0.0.0", 1000, group_rank=1, rank_offset=2)
     assert (plans["h0.0"].group_rank, plans["h0.0"].rank_offset) == (0, 0)
-
-
-# --- the snapshot ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", REACHED)
-def test_the_snapshot_has_the_whole_state_as_json(state: str) -> None:
-    core = come_to(state).core
-    snapshot = core.snapshot()
-    assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
-    assert (snapshot["state"], snapshot["means"]) == (state, core.state.value)
-    assert snapshot["deadline"] == core.deadline()
-    assert snapshot["job"].keys() == {field.name for field in fields(JobData)}
-    assert snapshot["parts"].keys() >= {"gathering", "takeover", "running", "stopping", "ending"}
-
-
-def test_the_snapshot_tells_of_members_slots_and_timers() -> None:
-    snapshot = come_to("STOPPING").core.snapshot()
-    job, stopping = snapshot["job"], snapshot["parts"]["stopping"]
-    assert (stopping["pending"], stopping["stop_by"], snapshot["deadline"]) == (["h0.0"], 60.0, 60.0)
-    assert {node_id: member["busy"] for node_id, member in job["members"].items()} == {"h0.0": 0, "h1.0": -1}
-    assert job["assignment"]["slots"] == {"0": {"node_id": "h0.0", "first_rank": 0, "nproc": 2}}
-    assert (job["cycle"], job["budget"]["history"]["restarts_used"], job["cause"]["kind"]) == (0, 1, "EXIT")
-    with pytest.raises(TypeError, match="no data"):
-        plain({"say": print})
 
 
 # --- the report ------------------------------------------------------------------------------------------------
@@ -110,6 +80,10 @@ def test_the_report_tells_the_whole_history() -> None:
     assert (found.duration_s, found.down_s, found.cycles, found.restarts_used) == (35.5, 5.5, 3, 3)
     assert (found.lost_nodes, found.excluded_nodes, found.spares_used) == (("h1",), ("h2",), ("h2",))
     assert [fault.host for fault in found.last_faults] == ["h2"]
+    twice = report.ReportBuilder(0.0)
+    for at in (1.0, 2.0):
+        twice.cycle_began(["h4"], at)
+    assert twice.build(History(), 2, 3.0).spares_used == ("h4", "h4")
 
 
 def test_the_report_lists_all_ranks_of_the_last_cycle_that_failed() -> None:

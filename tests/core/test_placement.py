@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.job.placement import Placement, place
+from nvrx_slurm.core.job.placement import place
 from nvrx_slurm.types import Node
 
 from .samples import a_node
@@ -42,12 +42,6 @@ def test_as_the_slow_version_says(ready: list[Node], before: list[Node], min_nod
     assert got == slow(ready, previous, min_nodes)
 
 
-def test_the_first_plan_goes_by_infra_order() -> None:
-    assert place([NODES[4], NODES[1], NODES[3]], {}, 2) == Placement(
-        ("h1.0", "h3.0"), ("h4.0",), "2 active and 1 spare nodes in infra-rank order"
-    )
-
-
 def test_the_topology_comes_before_the_infra_order() -> None:
     near, far = Node("a", 5, "a", "", 1, order=(0, 1)), Node("b", 0, "b", "", 1, order=(1, 0))
     placement = place([far, near], {}, 1)
@@ -60,13 +54,3 @@ def test_a_vacant_place_goes_to_the_first_spare_and_nobody_else_moves() -> None:
     assert placement is not None
     assert placement.active == ("h0.0", "h8.0", "h2.0")
     assert placement.why == "2 of 3 active nodes keep their group rank; new: h8 as group rank 1"
-
-
-def test_many_promotions_are_not_all_named() -> None:
-    placement = place(NODES, {slot: f"gone{slot}" for slot in range(6)}, 6)
-    assert placement is not None
-    assert placement.why.endswith("h3 as group rank 3, ...")
-
-
-def test_too_few() -> None:
-    assert place([NODES[0]], {}, 2) is None

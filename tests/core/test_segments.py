@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -101,16 +100,6 @@ def test_segments_are_whole_contiguous_and_of_one_domain(
     assert len(placement.active) == min_nodes
     for start in range(0, min_nodes, segment):
         assert len({domain_of[node_id] for node_id in placement.active[start : start + segment]}) == 1
-
-
-@given(losses(), st.randoms(use_true_random=False))
-def test_the_order_of_arrival_changes_nothing(
-    case: tuple[list[Node], list[Node], int, int, dict[int, str]], random: Random
-) -> None:
-    _, left, min_nodes, segment, previous = case
-    again = list(left)
-    random.shuffle(again)
-    assert place(left, previous, min_nodes, segment) == place(again, previous, min_nodes, segment)
 
 
 @given(losses())

@@ -1,4 +1,8 @@
-"""The 0.7.0 wheel of nvidia-resiliency-ext, unpacked once per machine: real peers for contract tests."""
+"""The 0.7.0 wheel of nvidia-resiliency-ext and what its services need: real peers for contract tests.
+
+`scripts/test` runs this file before pytest: it installs both once per machine, and prints a line for what pip cannot
+get. Tests skip then.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +11,47 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 _PLACE = Path(tempfile.gettempdir()) / f"nvrx-wheel-0.7.0-{os.getuid()}"
+_SERVICES = _PLACE.with_name(f"{_PLACE.name}-services")
 _TARGET = ["--python-version", "3.12", "--platform", "manylinux_2_39_x86_64"]  # the only one there is
-_DOWNLOAD = ["download", "-q", "nvidia-resiliency-ext==0.7.0", *_TARGET]
+_WHEEL = ["download", "-q", "nvidia-resiliency-ext==0.7.0", *_TARGET, "--only-binary=:all:", "--no-deps", "-d"]
+_NEEDED = ["fastapi", "uvicorn", "slowapi", "pydantic-settings", "httpx"]
+_BOUND_S = 300
 
 
-@cache
 def unpacked() -> Path:
-    """A directory for PYTHONPATH. Skips the test, with the reason, where the wheel cannot be had."""
-    if not _PLACE.exists():
-        with tempfile.TemporaryDirectory(dir=_PLACE.parent) as name:
-            command = [sys.executable, "-m", "pip", *_DOWNLOAD, "--only-binary=:all:", "--no-deps", "-d", name]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            except subprocess.TimeoutExpired:
-                pytest.skip("pip does not get the 0.7.0 wheel of nvidia-resiliency-ext within 60 s")
-            wheels = list(Path(name).glob("*.whl"))
-            if not wheels:
-                pytest.skip(f"pip cannot get the 0.7.0 wheel of nvidia-resiliency-ext: {done.stderr[-200:]}")
-            content = Path(name) / "content"
-            zipfile.ZipFile(wheels[0]).extractall(content)
-            if not _PLACE.exists():  # another worker was faster
-                content.rename(_PLACE)
-    return _PLACE
+    """A directory for PYTHONPATH. Skips the test where `scripts/test` could not install it."""
+    return _found(_PLACE)
 
 
-@cache
-def needs(*packages: str) -> Path:
-    """A directory for PYTHONPATH with what services of the wheel need. Skips the test where that cannot be had."""
-    place = _PLACE.with_name(f"{_PLACE.name}-{'-'.join(packages)}")
+def services() -> Path:
+    """A directory for PYTHONPATH with what services of the wheel need. Skips the test where it is missing."""
+    return _found(_SERVICES)
+
+
+def _found(place: Path) -> Path:
     if not place.exists():
-        with tempfile.TemporaryDirectory(dir=place.parent) as name:
-            command = [sys.executable, "-m", "pip", "install", "-q", "--target", f"{name}/content", *packages]
-            try:
-                subprocess.run(command, capture_output=True, timeout=300, check=True)
-            except subprocess.SubprocessError as error:
-                pytest.skip(f"pip cannot get {packages} for the services of the wheel: {error}")
-            if not place.exists():
-                Path(name, "content").rename(place)
+        pytest.skip(f"{place} is missing: python {__file__} makes it")
     return place
+
+
+def _install(place: Path, *words: str) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent) as name:
+        content = Path(name, "content")
+        subprocess.run([sys.executable, "-m", "pip", *words, str(content)], stdout=2, timeout=_BOUND_S, check=True)
+        for wheel in content.glob("nvidia_resiliency_ext-*.whl"):
+            zipfile.ZipFile(wheel).extractall(content)
+        content.rename(place)
+
+
+if __name__ == "__main__":
+    for there, *command in ((_PLACE, *_WHEEL), (_SERVICES, "install", "-q", *_NEEDED, "--target")):
+        try:
+            if not there.exists():
+                _install(there, *command)
+        except subprocess.SubprocessError as error:
+            print(f"{there.name} ({type(error).__name__} of pip)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -49,11 +50,12 @@ class Runs:
         self.codes = [one.returncode for one in started]
         return text
 
-    def launched(self, script: str, *options: str) -> str:
-        """Two nvrx-run with two ranks each, of which one node must stay good; all output, exit codes in `codes`."""
-        command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=1"]
+    def launched(self, script: str, *options: str, policy: str = "min-healthy") -> str:
+        """Two nvrx-run with two ranks each; all output, exit codes in `codes`. min-healthy: one node must stay good."""
+        nodes = "--nnodes=1:2" if policy == "min-healthy" else "--nnodes=2"
+        command = [sys.executable, "-m", "nvrx_slurm.cli.run", nodes, "--nproc-per-node=2", "--max-restarts=1"]
         command += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=join_timeout=60,last_call_timeout=60"]
-        command += ["--restart-policy=min-healthy"]
+        command += [f"--restart-policy={policy}"]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FT_", "NVRX_", "TORCHELASTIC_"))}
         env |= dict([self.mark.split("=")])
         with (self.directory / "out").open("ab") as out:
@@ -146,7 +148,15 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
     assert "restart 1" not in text
 
 
-def test_any_failed_is_refused(runs: Runs) -> None:
-    """nvrx-run sets NVRX_BOARD only with --restart-policy min-healthy."""
-    text = runs.ranks("basic.py", 1, NVRX_CYCLE="0")
-    assert runs.codes != [0] and "--restart-policy min-healthy" in text
+@pytest.mark.parametrize(("fault", "lives"), [("ASYNC_EXC", "iteration 1: 4 ranks"), ("SIGKILL", "restart 1 of 1")])
+def test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all(
+    runs: Runs, undisturbed: tuple[int, object], fault: str, lives: str
+) -> None:
+    text = runs.launched("basic.py", f"--fault={fault}", "--fault-after=0.4", policy="any-failed")
+    assert (runs.codes, outcome(text)) == ([0, 0], undisturbed) and who_was_hit(text) in range(4)
+    assert lives in text and text.count("a process that ends makes nvrx-run restart all ranks") == 1
+    assert ("restart 1 of 1" in text) == (fault == "SIGKILL")
+    if fault == "ASYNC_EXC":
+        (written,) = runs.directory.glob("nvrx_logs/*/r0/result.json")
+        (note,) = json.loads(written.read_text())["inprocess_restarts"]
+        assert (note["cycle"], note["iteration"]) == (0, 0) and f"rank {who_was_hit(text)}: exception" in note["why"]

@@ -91,19 +91,6 @@ def test_unknown_and_not_applicable_are_no_recovery() -> None:
     assert not drain.recovered(both, passed[:1])
 
 
-@pytest.mark.parametrize(
-    ("line", "states", "reason", "by"),
-    [
-        ("NodeName=n1 State=IDLE", {"IDLE"}, "", ""),
-        ("NodeName=n1 State=IDLE+DRAIN Reason=x y [slurm@Unknown]", {"IDLE", "DRAIN"}, "x y", "slurm"),
-        ("NodeName=n1 State=IDLE+DRAIN Reason=no user", {"IDLE", "DRAIN"}, "no user", ""),
-    ],
-)
-def test_what_slurm_says_of_a_node(line: str, states: set[str], reason: str, by: str) -> None:
-    note = parse_note(line)
-    assert (note.states, note.reason, note.reason_by) == (states, reason, by)
-
-
 @pytest.mark.parametrize("name", ["", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"])
 def test_only_one_node_is_ever_named(name: str) -> None:
     with pytest.raises(SlurmError, match="is not the name of a node"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import standin
 from gpu_harness import Examiner, GpuNode
-from recorded import CHECKS, F, N, Node, P, U
+from recorded import CHECKS, F, N, P, U
 
 from nvrx_slurm.health.check import Verdict
 from nvrx_slurm.health.checks.gpu import Counts
@@ -61,23 +61,17 @@ Row = tuple[str, list[str], dict[str, object], Verdict, str]
 # check, NVML's facts, what is expected, verdict, part of the sentence
 BROKEN: list[Row] = [
     ("gpu-count", ["count 7"], {}, F, "7 GPUs instead of 8"),
-    ("gpu-count", ["missing.3 1"], {}, F, "7 GPUs instead of 8"),
-    ("gpu-count", [], {"gpus": 4}, F, "8 GPUs instead of 4"),
     ("gpu-count", ["nvmlInit 9"], {}, F, "Driver Not Loaded"),
     ("gpu-count", ["nvmlInit 12"], {}, N, "no NVML here"),
     ("gpu-count", ["nvmlInit 12"], {"gpus": 8}, F, "8 GPUs cannot be used"),
     ("gpu-count", ["nvmlDeviceGetCount 999"], {}, F, "Unknown Error"),
     ("gpu-count", ["nvmlDeviceGetCount 20"], {}, U, "Insufficient Memory"),
-    ("gpu-count", ["nvmlDeviceGetCount 15"], {}, F, "GPU is lost"),
     ("gpu-recovery", ["action.3 1"], {}, F, "GPU 3 (GPU-3000) needs GPU_RESET"),
     ("gpu-recovery", ["action 2"], {}, F, "NODE_REBOOT, GPU 1 (GPU-1000) needs NODE_REBOOT"),
     ("gpu-recovery", ["action.0 77"], {}, F, "needs UNKNOWN(77)"),
     ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 15"], {}, F, "GPU 5: GPU is lost"),
-    ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 999"], {}, F, "GPU 5: Unknown Error"),
     ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 1"], {}, U, "GPU 5: Uninitialized"),
-    ("gpu-recovery", ["nvmlInit 20"], {}, U, "Insufficient Memory"),
     ("gpu-recovery", ["result230 3"], {}, N, "recovery action"),
-    ("gpu-recovery", ["nvmlInit 9"], {}, N, "no NVML here"),
     ("gpu-ecc", ["ecc.3.1 1"], {}, F, "GPU 3 (GPU-3000) has 1 uncorrected ECC errors"),
     ("gpu-ecc", ["ecc.3.1 1"], {"gpu_ecc_uncorrected_max": 1}, P, "8 GPUs"),
     ("gpu-ecc", ["ecc.2.0 50000001"], {}, F, "GPU 2 (GPU-2000) has 50000001 corrected"),
@@ -88,29 +82,23 @@ BROKEN: list[Row] = [
     ("gpu-throttle", ["reasons.6 0x48"], {}, F, "GPU 6 (GPU-6000) is slowed down (hw-slowdown, hw-thermal)"),
     ("gpu-throttle", ["reasons.6 0x80", OLD_CLOCKS], {}, F, "power-brake)"),
     ("gpu-throttle", ["reasons.6 0x25"], {}, P, "8 GPUs"),
-    ("gpu-throttle", ["reasons 0x20"], {"gpu_throttle_reasons": ["sw-thermal"]}, F, "(sw-thermal)"),
     ("gpu-temperature", ["temperature.7 87"], {}, F, "GPU 7 (GPU-7000) is at 87 C"),
     ("gpu-temperature", ["temperature.7 86"], {}, P, "at 86 C"),
-    ("gpu-temperature", ["temperature.7 70"], {"gpu_temperature_max": 65}, F, "more than 65"),
     ("gpu-temperature", ["temperature 99", "nvmlDeviceGetTemperatureThreshold 3"], {}, P, "99 C"),
     ("gpu-driver", ["driver 570.124.06"], {}, F, "module is 570.86.15, the library 570.124.06"),
     ("gpu-count", ["nvmlInit 18"], {}, F, "cannot be used"),  # library and kernel module do not fit
-    ("gpu-driver", ["nvmlInit 18"], {}, N, "no NVML here"),
     ("gpu-driver", [], {"gpu_driver": "580.1"}, F, "570.86.15 instead of 580.1"),
     ("gpu-persistence", ["persistence.2 0"], {}, F, "GPU 2 (GPU-2000) has persistence"),
     ("nvlink", ["link.3.17 0"], {}, F, "GPU 3 (GPU-3000) has NVLink 17 down"),
     ("nvlink", ["link.3.17 -1"], {}, P, "(143)"),
     ("nvlink", ["link.3.17 -1"], {"nvlinks": 18}, F, "GPU 3 (GPU-3000) has 17 NVLinks"),
-    ("nvlink", ["link 0"], {}, P, "(0)"),  # no bridge
     ("nvlink", ["links 0"], {}, N, "its NVLink"),
     ("nvlink", ["nvmlDeviceGetNvLinkState.3.2 15"], {}, U, "GPU 3: GPU is lost"),
     ("nvlink-fabric", ["fabric_state.3 2"], {}, F, "GPU 3 (GPU-3000) is not registered"),
     ("nvlink-fabric", ["fabric_state.3 9"], {}, F, "(state 9)"),
     ("nvlink-fabric", ["fabric_status.3 999"], {}, F, "(NVML error 999)"),
-    ("nvlink-fabric", ["fabric_health.3 0x1"], {}, F, "(bandwidth)"),
     ("nvlink-fabric", ["fabric_health.3 0x210"], {}, F, "(route unhealthy, incorrect configuration)"),
     ("nvlink-fabric", ["fabric_health 0x1AA"], {}, P, "8 GPUs"),  # each field is well
-    ("nvlink-fabric", ["fabric_state 0"], {}, N, "fabric state"),
     ("nvlink-fabric", ["nvmlDeviceGetGpuFabricInfoV 3"], {}, N, "fabric state"),
 ]
 
@@ -134,9 +122,7 @@ def test_one_broken_fact_is_found(
         ("gpu-count", ["count 1"], container(bound=False), {}, F, "1 GPUs instead of 8"),  # lost by the driver
         ("gpu-count", ["count 0"], container(bound=True), {}, F, "0 GPUs instead of 1"),
         ("gpu-count", [], gone(PCI3), {}, P, "8 GPUs"),  # as in a virtual machine that shows no bus
-        ("gpu-count", [], gone(PCI3), {"gpus": 8}, P, "8 GPUs"),
         ("gpu-driver", [], put(VERSION, "\x00junk"), {}, P, "570.86.15"),
-        ("gpu-driver", [], gone(VERSION), {"gpu_driver": "570.86.15"}, P, "570.86.15"),
     ],
 )
 def test_files_of_the_driver_and_the_bus(
@@ -161,11 +147,9 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     [
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "2"}, P, "2 GPUs"),  # the node's others do not count
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "3"}, F, "2 GPUs instead of 3"),
-        ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "junk"}, F, "2 GPUs instead of 8"),
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "2", **PROLOG}, F, "2 GPUs instead of 8"),
         # Slurm gave two instances of one GPU.
         ("gpu-count", ["count 1"], {"SLURM_GPUS_ON_NODE": "2"}, F, "1 GPUs"),
-        ("gpu-count", ["count 1"], {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, N, "MIG"),
         ("gpu-count", ["count 1"], {"CUDA_VISIBLE_DEVICES": "MIG-GPU-8/1/0, MIG-GPU-8/2/0"}, N, "MIG"),
         ("gpu-count", ["count 1"], {"CUDA_VISIBLE_DEVICES": "MIG-1", **PROLOG}, F, "1 GPUs instead of 8"),
         # Numbers of CUDA_VISIBLE_DEVICES are among the GPUs that the cgroup leaves; Slurm's scripts look at all.
@@ -173,7 +157,6 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
         ("gpu-recovery", ["action.5 1"], {"CUDA_VISIBLE_DEVICES": "5"}, F, "GPU 5"),
         ("gpu-recovery", ["action.5 1"], {"CUDA_VISIBLE_DEVICES": "0", **PROLOG}, F, "GPU 5"),
         ("gpu-recovery", ["action.5 1", "missing.0 1", "missing.1 1"], {"CUDA_VISIBLE_DEVICES": "3"}, F, "(GPU-5000)"),
-        ("gpu-recovery", ["action.5 1", "missing.0 1", "missing.1 1"], {"CUDA_VISIBLE_DEVICES": "5"}, P, "1 GPUs"),
         ("gpu-recovery", ["missing.0 1", "missing.1 1"], {"CUDA_VISIBLE_DEVICES": "6"}, F, "GPU 6, but"),
     ],
 )
@@ -226,13 +209,6 @@ def test_a_function_that_hangs_is_unknown_and_named(nvml: GpuNode, fact: str, ch
     (finding,) = report.findings
     assert (code, finding.verdict, report.notes) == (3, U, [])
     assert finding.text.startswith("timed out") and finding.text.endswith(text), finding.text
-
-
-def test_without_nvml_nothing_applies(dgx: Node) -> None:
-    code, report = dgx.program("--when", "preflight", *ONLY)
-    if any(finding.verdict is P for finding in report.findings):
-        pytest.skip("there is an NVML on this machine")
-    assert (code, {finding.verdict for finding in report.findings}) == (0, {N})
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -28,10 +28,8 @@ def node(gpus: GpuNode) -> GpuNode:
 @pytest.mark.parametrize(
     ("process", "env", "blamed"),
     [
-        ("processes.3 4711:70000", {}, False),  # a running job, seen by a person
         ("processes.3 4712:70000", {}, True),
         ("processes.3 4711:70000", PROLOG, False),
-        ("processes.3 4711:70000", PROLOG | {"SLURM_JOB_ID": "8"}, True),  # somebody else's job
         ("processes.3 4711:70000", PROLOG | {"SLURM_JOB_ID": "8", "SLURM_JOB_SLUID": "7"}, False),
         ("processes.3 4711:70000", HOOK | {"SLURM_JOB_ID": "8"}, True),
         ("processes.5 4711:70000", PROLOG | {"SLURM_JOB_ID": "8"}, False),  # on GPUs of another job
@@ -86,11 +84,8 @@ def test_without_cgroups_the_environment_says_the_job(node: GpuNode) -> None:
         ("0::/system.slice/n1_slurmstepd.scope/job_7/step_batch/user/task_special\n", "7"),
         ("0::/../slurmstepd.scope/job_s1ABC\n", "s1ABC"),  # in a cgroup namespace
         ("4:freezer:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slurmd.service\n", "7"),
-        ("4:devices:/slurm_n1/uid_0/job_7/step_extern/task_0\n", "7"),
-        ("0::/user.slice/user-1000.slice/my-slurm/job_7\n", None),
         ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7\n", None),
         ("0::/docker/not_slurm_at_all/job_7\n", None),
-        ("0::/docker/x\u2028/slurmd/job_7\n", None),
         ("0::/system.slice/slurmd.service/job_7\n", None),
         ("junk\n\n", None),
     ],

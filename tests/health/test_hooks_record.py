@@ -89,27 +89,6 @@ def aged(hooks: Hooks, check: str) -> None:
     hooks.record.write_text(json.dumps({**plain, "checks": {check: cache.now_s() - SETTLE_S - 1}}))
 
 
-@pytest.mark.parametrize(
-    "line", ["NodeName=n1 State=IDLE", drained("nvrx:lustre:x", who="alice"), drained("a new fan")]
-)
-def test_a_drain_of_others_causes_one_question(hooks: Hooks, line: str) -> None:
-    """Another user has resumed the node, or drained it, long after we drained it."""
-    aged(hooks, "lustre")
-    hooks.slurm_says(line)
-    for _ in range(2):
-        hooks.run("healthcheck")
-    assert hooks.asked() == [SHOW]
-
-
-def test_failures_from_before_somebody_resumed_the_node_are_over(hooks: Hooks) -> None:
-    aged(hooks, "gpu-leftovers")
-    hooks.break_lustre()
-    hooks.run("prolog")
-    hooks.mend_lustre()
-    hooks.run("healthcheck")
-    assert hooks.note() == "IDLE"
-
-
 # --- failures on a node that is drained already -----------------------------------------------------------------------
 
 
@@ -174,18 +153,6 @@ def test_a_failure_while_the_node_is_taken_back_drains_it_again(hooks: Hooks) ->
 
 
 # --- the record itself ------------------------------------------------------------------------------------------------
-
-
-def test_the_record_forgets_only_what_was_before(hooks: Hooks) -> None:
-    node = Record(hooks.view, "n1")
-    assert node.read() is None, "unknown after a boot"
-    first = node.update(["lustre", "fan"])
-    both = node.update(["fan"])
-    assert both["lustre"] == first["lustre"] and both["fan"] > first["fan"]
-    assert node.update(since_s=both["fan"]) == {"fan": both["fan"]} == node.read()
-    assert node.update(since_s=cache.now_s() + 1) == {} == node.read()
-    (hooks.node / "proc/sys/kernel/random/boot_id").write_text("another\n")
-    assert node.read() is None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"boot": "one"}', '{"boot": "one", "checks": {"a": "b"}}'])

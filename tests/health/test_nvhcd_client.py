@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from nvhcd_harness import BOUND_S
-from test_resident import Resident
+from test_resident import _PROGRAM, Resident
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -97,14 +97,11 @@ def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
         ("sick", Verdict.FAIL, "fail_count is 2 (hw_drv_gpu_count, ib_ber): 2 of 102"),
         ("only success is false", Verdict.FAIL, "success is false"),
         ("junk", Verdict.FAIL, "'all is well'"),
-        ("no fail_count", Verdict.FAIL, "fail_count"),
-        ("empty", Verdict.FAIL, "''"),
         ("echo", Verdict.FAIL, "fail_count is 1 (--no-slurm)"),
         ("raises", Verdict.UNKNOWN, "unknown: "),
         ("another service", Verdict.UNKNOWN, "unimplemented: "),
         ("huge", Verdict.UNKNOWN, "resource exhausted: "),
         ("not UTF-8", Verdict.UNKNOWN, "internal: "),
-        ("no message", Verdict.UNKNOWN, "internal: "),
         ("a b%20#c?d=\u00e9.sock", Verdict.PASS, ""),
     ],
 )
@@ -118,15 +115,10 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
     [
         ('{"fail_count": 0}', Verdict.PASS),
         (' {"fail_count": 0.0, "failed_checks": null, "more": [1]}\n', Verdict.PASS),
-        ('{"fail_count": -0, "failed_checks": ["a"]}', Verdict.PASS),
         ('{"fail_count": -1}', Verdict.FAIL),
-        ('{"fail_count": 1e400}', Verdict.FAIL),
         ('{"fail_count": NaN}', Verdict.FAIL),
         ('{"fail_count": ' + "9" * 1_000_000 + "}", Verdict.FAIL),
-        ('{"fail_count": "0"}', Verdict.FAIL),
         ('{"fail_count": false}', Verdict.FAIL),
-        ("[" * 1_000_000, Verdict.FAIL),
-        ('{"fail_count": 3, "failed_checks": 7}', Verdict.FAIL),
         (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), Verdict.FAIL),
     ],
 )
@@ -183,13 +175,6 @@ def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(pl
         assert ask(place / "late")[0] is Verdict.PASS
 
 
-def test_a_service_that_dies_in_the_middle_is_unknown(place: Path, serve: Serve) -> None:
-    service = serve(place, "dies")
-    verdict, text = ask(place / "dies")
-    assert service.wait(BOUND_S) == 7, "it died of our question"
-    assert verdict is Verdict.UNKNOWN and "unavailable: " in text, text
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts what others could have made")
 def test_root_believes_no_users_socket(place: Path, serve: Serve) -> None:
     own = place / "own"
@@ -209,24 +194,13 @@ def test_root_believes_no_users_socket(place: Path, serve: Serve) -> None:
     assert verdict is Verdict.UNKNOWN and f"{own} can be" in text, text
 
 
-def test_a_resident_process_asks_again_and_again(place: Path, serve: Serve) -> None:
-    """Each check is a fork of a process that has loaded gRPC; the socket is looked up each time."""
-    resident = Resident("--only=node-service", f"--expect=node_service={place}/s", "--deadline=60")
-
-    def again() -> Verdict:
-        (finding,) = resident.ask().findings
-        return finding.verdict
-
-    assert again() is Verdict.UNKNOWN
-    service = serve(place, "well")
-    (place / "well").rename(place / "s")
-    assert [again() for _ in range(3)] == [Verdict.PASS] * 3
-    service.kill()
-    service.wait(BOUND_S)
-    assert again() is Verdict.UNKNOWN
-    serve(place, "sick")
-    (place / "sick").rename(place / "s")
-    assert again() is Verdict.FAIL
+def test_without_grpc_only_this_check_is_unknown(place: Path) -> None:
+    only = ("--only=node-service", "--only=cpu-count", f"--expect=node_service={place}/well")
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(f"{place}/well")
+        resident = Resident(*only, program=f"import sys; sys.modules['grpc'] = None; {_PROGRAM}")
+        one, other = sorted(resident.ask().findings)
+    assert one.verdict is not Verdict.UNKNOWN is other.verdict and "grpc" in other.text
     assert resident.end() == (0, "")
 
 

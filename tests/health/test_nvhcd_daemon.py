@@ -50,14 +50,11 @@ def shared() -> Iterator[Daemon]:
          (False, 1, '{"fail_count": 1, "more": 2}', "why")),
         ("""echo checking; echo '{"fail_count": 3}'""", (True, 0, '{"fail_count": 3}', "")),
         ("""printf '{\n "fail_count":\n 0}\n'""", (True, 0, '{\n "fail_count":\n 0}', "")),
-        ("""echo '{"fail_count": 2}'; echo Done.""", (True, 0, '{"fail_count": 2}', "")),
         (f"""echo '{WELL}'; echo '{{"fail_count": 2}}'; echo""", (True, 0, '{"fail_count": 2}', "")),
         ("""printf '{\n "fail_count":\n 2}\nDone.\n'""", (True, 0, UNREADABLE, "")),
         ("""echo '{"fail_count": 1e999'; exit 3""",
          (False, 3, '{"fail_count": 1, "failed_checks": ["exit code 3"]}', "")),
         ("exit 0", (True, 0, WELL, "")),
-        ("""echo '{"fail_count": "0"}'; exit 1""",
-         (False, 1, '{"fail_count": 1, "failed_checks": ["exit code 1"]}', "")),
         ("echo '[]'; echo; printf '\\377\\000' >&2", (True, 0, WELL, "\ufffd\x00")),
         (f"head -c 30000000 /dev/zero; head -c 30000000 /dev/zero >&2; echo; echo '{WELL}'",
          (True, 0, WELL, "\0" * 16384)),
@@ -339,8 +336,6 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon) -> None:
         ({"healthcheck_path": "check.sh"}, "healthcheck_path must"),
         ({"healthcheck_path": "/no/check.sh"}, "/no/check.sh cannot be used"),
         ({"healthcheck_path": "/etc/passwd"}, "cannot be executed"),
-        ({"log_level": "loud"}, "log_level must"),
-        ({"timeout": 0}, "timeout must"),
         ({"group": "no-such-group"}, "no group 'no-such-group'"),
     ],
 )
@@ -361,12 +356,6 @@ def test_a_file_that_is_none_is_told_and_an_empty_one_means_the_defaults(tmp_pat
     os.mkfifo(file)
     with pytest.raises(UsageError, match="f.yaml"):
         service.main(str(file))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
-def test_root_serves_in_no_folder_that_others_can_change(daemon: Daemon) -> None:
-    daemon.dir.chmod(0o777)
-    assert "not trusted" in refused(daemon)
 
 
 # --- our own checks, and the documents --------------------------------------------------------------------------------

@@ -36,14 +36,11 @@ def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
     ("body", "verdict", "text"),
     [
         ("echo all well; exit 0", Verdict.PASS, "all well"),
-        ("exit 0", Verdict.PASS, "exit code 0"),
         ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),
         ("echo cannot tell >&2; exit 2", Verdict.UNKNOWN, "cannot tell"),
-        ("echo careful >&2; echo fan 2 stands; exit 1", Verdict.FAIL, "fan 2 stands"),
         ("exit 7", Verdict.UNKNOWN, "exit code 7, not 0, 1 or 2"),
         ("kill -9 $$", Verdict.UNKNOWN, "ended by signal 9"),
         ("printf '\\033[31m\\377\\001 red'; exit 1", Verdict.FAIL, "?[31m\ufffd? red"),
-        ("read line; echo got $line", Verdict.PASS, "got"),
         ("echo PATH=$PATH HOME=$HOME", Verdict.PASS, "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="),
         ("head -c 1000000000 /dev/zero; exit 1", Verdict.FAIL, "?" * 397 + "..."),
     ],
@@ -64,7 +61,6 @@ def test_one_that_never_ends_is_unknown_and_ended(bare: Node, tmp_path: Path) ->
     [
         ({"run": "/nowhere/own.sh"}, "/nowhere/own.sh cannot be used: No such file or directory"),
         ({"run": "/etc"}, "/etc cannot be executed"),
-        ({"run": "/etc/passwd"}, "/etc/passwd cannot be executed"),
     ],
 )
 def test_one_that_cannot_be_run_is_unknown_and_the_others_are_looked_at(

@@ -24,13 +24,14 @@ ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
 # The tests below look at these, whatever the preflight has by itself.
 INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-paths", "cpu-count", "gpu-recovery"))
+_PROGRAM = "import runpy; runpy.run_module('nvrx_slurm.health', run_name='__main__')"
 
 
 class Resident:
     """`--serve`, and its answers."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
-        argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "preflight", *args]
+    def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM) -> None:
+        argv = [sys.executable, "-I", "-c", program, "--serve", "--when", "preflight", *args]
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=kept | (env or {}), stdin=pipe, stdout=pipe, stderr=pipe)
@@ -325,8 +326,3 @@ def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: S
     used_mb, verdict, said = resident.memory(0.5)
     assert (used_mb, verdict) == ({}, "unknown") and said.endswith("memory in use of GPU 3")
     assert resident.children() == []
-
-
-def test_without_checks_no_site_file_is_read(dgx: Node, serve: Serve) -> None:
-    dgx.write("/etc/nvrx/health.yaml", "{")
-    assert serve("--no-checks").ask().findings == []

@@ -13,7 +13,7 @@ from recorded import BOUND_S
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks import kernel_log, processes, services, space, storage
+from nvrx_slurm.health.checks import kernel_log, processes, services, storage
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system.hardware import Absent
 
@@ -77,13 +77,6 @@ def test_the_clock_is_asked() -> None:
         (False, [], Verdict.FAIL),
     ):
         assert services.time_sync.judge((synchronized, daemons), EXPECTED)[0] is verdict
-
-
-def test_room_is_what_the_kernel_says(tmp_path: Path) -> None:
-    found = space.room(LIVE, str(tmp_path))
-    real = os.statvfs(tmp_path)
-    assert (found.total_bytes, found.inodes) == (real.f_frsize * real.f_blocks, real.f_files)
-    assert not found.read_only
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "/etc", "/dev/null", "/dev/tty0"])

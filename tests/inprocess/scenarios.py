@@ -105,6 +105,12 @@ def _c_lock() -> None:
     libc.pthread_mutex_lock(mutex)  # without the GIL, and no signal ends it
 
 
+def _until_sigterm() -> None:
+    """A call in C that only SIGTERM ends, after which the rank would go on."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    signal.sigwait([signal.SIGTERM])
+
+
 def _fork() -> None:
     """A child leaves the function by an exception of its own."""
     if (pid := os.fork()) == 0:
@@ -133,6 +139,8 @@ FAULTS: dict[
     "sigstop": lambda rank, call: _kill(signal.SIGSTOP),
     "gil": lambda rank, call: ctypes.PyDLL(None).sleep(1000),
     "c_lock": lambda rank, call: _c_lock(),
+    "until_sigterm": lambda rank, call: _until_sigterm(),
+    "once": lambda rank, state: state if (mark := rank.tmp / "once").exists() else throw(OSError(mark.touch())),
     "livelock": lambda rank, call: (call.ping(), block()),
     "fork": lambda rank, call: _fork(),
     "surrogate": lambda rank, call: throw(ValueError("bad \udce4 name \x00 nul\nsecond line")),

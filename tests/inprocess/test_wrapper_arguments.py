@@ -70,10 +70,12 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         (TypeError, {"enabled": 1}),
         (TypeError, {"monitor_process_logfile": 3}),
         (TypeError, {"health_check": inprocess.plugins.initialize.RetryController()}),
+        (TypeError, {"rank_filter": None}),
+        (TypeError, {"rank_asignment": None}),
     ],
 )
 def test_values_that_are_refused(error: type[Exception], bad: dict[str, Any]) -> None:
-    with pytest.raises(error, match="must be|list " if error is ValueError else "must be"):
+    with pytest.raises(error, match="must be|list " if error is ValueError else "must be|mean rank_assignment"):
         Wrapper(**bad)
 
 
@@ -127,6 +129,7 @@ def unresolvable(call: Optional[inprocess.CallWrapper], other: NoSuchName) -> An
 def unresolvable_union(call: inprocess.CallWrapper | None, other: NoSuchName) -> Any: ...  # type: ignore # noqa
 def unresolvable_text(call: "Union['CallWrapper', NoSuchName]") -> Any: ...  # type: ignore # noqa
 def annotated(call: Annotated[Optional[CallWrapper], "ours"]) -> Any: ...  # noqa: UP007, UP045, E302
+def megatron(inprocess_call_wrapper: Optional[Any] = None) -> Any: ...  # noqa: UP007, UP045, E302
 def contained(calls: list[CallWrapper], by_name: dict[str, CallWrapper], make: Callable[[], CallWrapper]) -> Any: ...
 def contained_unresolvable(like: "Call Wrapper", other: NoSuchName) -> Any: ...  # type: ignore # noqa
 def kind(call: type[CallWrapper], other: type[CallWrapper] | None = None) -> Any: ...
@@ -147,6 +150,7 @@ TAKE_NONE = [contained, contained_unresolvable, kind, rest, without, print, asyn
 @pytest.mark.parametrize("fn", [*TAKE, *TAKE_NONE])
 def test_the_annotation_is_found_and_no_other_parameter_is_filled(fn: Any) -> None:
     assert takers(fn) == ["call"] * (fn in TAKE)
+    assert takers(megatron) == ["inprocess_call_wrapper"]
 
 
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:

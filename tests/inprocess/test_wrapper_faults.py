@@ -94,6 +94,12 @@ def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job
     job.await_nothing_left()
 
 
+def test_a_rank_that_goes_on_after_its_sigterm_takes_no_part_any_more(job: Job) -> None:
+    train(job, 3, {1: "until_sigterm"}, times={**HANGS, "termination_grace_time": 30.0, "barrier_timeout": 60.0})
+    assert job.await_event(1, "raised")["kind"] == "RankDiscarded" and len(job.of(1, "entered")) == 1
+    all_return(job, [0, 2])
+
+
 @pytest.mark.parametrize(
     ("how", "others", "times"),
     [

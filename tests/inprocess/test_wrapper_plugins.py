@@ -39,14 +39,15 @@ def test_each_plugin_is_called_in_its_place(job: Job) -> None:
 @pytest.mark.parametrize(
     ("name", "how"),
     [("initialize", how) for how in ("raise", "sigkill", "abort", "wrong")]
-    + [("health_check", "raise"), ("health_check", "wrong"), ("finalize", "raise"), ("finalize", "sigkill")]
+    + [("health_check", how) for how in ("once", "raise", "wrong")]
+    + [("finalize", "raise"), ("finalize", "sigkill")]
     + [("rank_assignment", "sigkill"), ("rank_assignment", "abort")],
 )
 def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
-    """Only an Exception in `initialize` is tried again; in all other cases the others go on without the rank."""
+    """`initialize` and the first health check are tried again; else the others go on without the rank."""
     iteration = 1 if (name, how) == ("rank_assignment", "sigkill") else 0
     start(job, 3, {0: "raise"} if name == "finalize" or iteration else {}, plugin(name, how, iteration=iteration))
-    again = (name, how) == ("initialize", "raise")
+    again = (name, how) in (("initialize", "raise"), ("health_check", "once"))
     all_return(job, [0, 1, 2] if again else [0, 2], iteration + 1)
     if how == "sigkill":
         assert job.await_end(1) == -signal.SIGKILL

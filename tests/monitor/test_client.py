@@ -10,7 +10,7 @@ import types
 import pytest
 from monitor_harness import ROOT, SOCKET, WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.testing import standalone_monitor
 
 
@@ -26,11 +26,22 @@ def refused(call, *args, **kwargs) -> str:
     return str(raised.value)
 
 
-def test_without_a_launcher_it_says_how_to_start():
+def test_without_a_launcher_it_says_how_to_start_or_on_request_does_nothing(monkeypatch, capsys):
     client = RankMonitorClient()
     assert "nvrx-run" in refused(client.init_workload_monitoring)
     client.shutdown_workload_monitoring()  # does nothing
     assert not client.is_initialized and client.cfg is None and client.rank_info is None
+    monkeypatch.setenv("NVRX_DISABLE_RANK_MONITORS", "true")
+    for client in (RankMonitorClient(), RankMonitorClient()):
+        client.init_workload_monitoring()
+        client.start_section("any")
+        client.send_heartbeat()
+        client.end_all_sections()
+        client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ShutdownWorkload))
+        calls = (client.should_stop, client.should_stop_together, client.calculate_and_set_hb_timeouts)
+        assert not any(call() for call in (*calls, client.calculate_and_set_section_timeouts))
+        assert client.cfg.safety_factor == 5.0 and client.state_dict() == {"current_timeouts": {}}
+    assert capsys.readouterr().err.count("does nothing") == 1
 
 
 def test_every_method_needs_init():

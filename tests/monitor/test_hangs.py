@@ -56,6 +56,7 @@ HANGS: dict[str, tuple[Deed, dict[str, Any], str]] = {
     "outer, then inner": (sections("+outer", "+inner"), {"rank_section_timeouts": TWO}, "in section 'outer' for "),
     "overlapping": (sections("+inner", "+outer", "-inner"), OUTSIDE_TOO, "in section 'outer' for "),
     "all sections ended": (ends_all, OUTSIDE_TOO, "in no section for "),
+    "shut down": (RankMonitorClient.shutdown_workload_monitoring, {"rank_exit_timeout": 0.15}, "no end after shutdown"),
     "heartbeats in a section": (beats_inside, {"rank_section_timeouts": TWO, **BEAT}, "no heartbeat for "),
 }
 

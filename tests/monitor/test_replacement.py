@@ -61,7 +61,7 @@ async def test_monitors_that_are_started_together_are_processes_of_their_own(tmp
     together = [monitors.RankMonitor(rank, tmp_path, print, print) for rank in range(3)]
     for one in together:
         one.start(spawn=False)
-    starter = monitor_start.MonitorStarter(tmp_path, -1, together, 0.0)
+    starter = monitor_start.MonitorStarter(tmp_path, None, together, 0.0)
     await until(lambda: starter.pid is not None)
     if killed:
         os.kill(starter.pid, signal.SIGKILL)

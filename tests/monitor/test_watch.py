@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS, Limits, View, judge
 
 ALL = Limits(60, 30, 3)
-NONE = Limits()
+NONE, EXIT = Limits(), Limits(rank_exit_timeout=30)
 SECTIONS = Limits(None, None, None, 7, {"outer": 5, "inner": 3, "timed only": None})
 WARMUP = Limits(None, None, None, None, {"step": 2, "warmup": 9})
 IN = (100, 150, 151, False, 0.0)  # started, init, heartbeat, finished, resumed
@@ -17,7 +17,12 @@ IN = (100, 150, 151, False, 0.0)  # started, init, heartbeat, finished, resumed
 TABLE = [
     # limits, view, now -> hung, deadline, sentence
     (NONE, View(100), 1e6, False, None, "no limit is running"),
-    (NONE, View(100, 110, 120), 1e6, False, None, "no limit is running"),
+    (NONE, View(100, 110, 120), 1e6, False, 1e6 + 60, "no limit is running"),  # it may shut down: its end is watched
+    (ALL, View(100, 150, 151, True, exits=(200, "x")), 201, False, 260, "no limit is running"),
+    (EXIT, View(100, 150, 151, True, exits=(200, "x")), 201, False, 230, "no end after x for 1.00 s (limit 30 s)"),
+    (EXIT, View(100, exits=(200, "x")), 230, True, 230, "no end after x for 30.00 s (limit 30 s)"),
+    (EXIT, View(100, 150), 150, False, 180, "no limit is running"),
+    (NONE, View(100, exits=(200, "x")), 260, False, None, "no limit is running"),
     (ALL, View(100), 101, False, 160, "no init_workload_monitoring() for 1.00 s (limit 60 s)"),
     (ALL, View(100), 160, True, 160, "no init_workload_monitoring() for 60.00 s (limit 60 s)"),
     (ALL, View(100, 150), 150, False, 153, "no first heartbeat for 0.00 s (limit 30 s)"),
@@ -32,7 +37,7 @@ TABLE = [
     (Limits(None, None, 3), View(100, 150), 150, False, 153, "no limit is running"),
     (Limits(None, 2, 3), View(100, 150), 150, False, 152, "no first heartbeat for 0.00 s (limit 2 s)"),
     (Limits(None, None, 3), View(100), 150, False, None, "no limit is running"),
-    (Limits(None, 30, None), View(100, 150, 151), 1e6, False, None, "no limit is running"),
+    (Limits(None, 30, None), View(100, 150, 151), 1e6, False, 1e6 + 60, "no limit is running"),
     # All open sections count, whichever was opened last. (Look again: a closed one can be opened any time.)
     (SECTIONS, View(*IN, (160, None, None)), 161, False, 164, "in section 'outer' for 1.00 s (limit 5 s)"),
     (SECTIONS, View(*IN, (160, 164, None)), 164.5, False, 165, "in section 'outer' for 4.50 s (limit 5 s)"),
@@ -55,6 +60,7 @@ TABLE = [
 def test_table(limits, view, now_s, hung, deadline_s, sentence):
     judgement = judge(limits, view, now_s)
     assert (judgement.hung, judgement.deadline_s, judgement.sentence) == (hung, deadline_s, sentence)
+    assert bool(judgement.late) == (view.exits is not None and now_s >= view.exits[0] + 60)
 
 
 limit = st.none() | st.floats(0.01, 1000)

@@ -260,12 +260,14 @@ def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
         fit(B(False, False), max_steps=1)
     except RankMonitorClientError as e:
         said["no launcher"] = str(e)
+    os.environ["NVRX_DISABLE_RANK_MONITORS"] = "1"
+    said["disabled"] = str(fit(B(True, True), S(False, True), strategy="auto", max_steps=1).global_step)
     """
     said, stderr = run(any_package, code)
     tokens = {
         "flag": "FAULT_TOL_FINISHED_FLAG_FILE", "timeouts": "--ft-rank-heartbeat-timeout", "directory": "nowhere",
         "sections": "step, checkpointing", "fault": "fault_type", "group": "process group", "damaged": "no error",
-        "no group needed": "no error", "no launcher": "nvrx-run",
+        "no group needed": "no error", "no launcher": "nvrx-run", "disabled": "1",
     }  # fmt: skip
     assert said.keys() == tokens.keys() and all(token in said[name] for name, token in tokens.items()), said
     assert "_ft_state.json" in stderr
@@ -286,8 +288,10 @@ def test_the_package_imports_no_lightning() -> None:
         "assert not {'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules)\n"
         "print(p.SimulatedFaultParams('random', 1.0))\n"
         "sys.modules.update(lightning=None, pytorch_lightning=None)\n"
-        "try:\n    p.FaultToleranceCallback\nexcept ImportError as error:\n    print(error)"
+        "try:\n    p.FaultToleranceCallback\nexcept ImportError as error:\n    print(error)\n"
+        "sys.modules.update(transformers=None)\n"
+        "try:\n    import nvrx_slurm.huggingface\nexcept ImportError as error:\n    print(error)"
     )
     said = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     assert "SimulatedFaultParams(fault_type='random'" in said
-    assert "pip install 'nvrx_slurm[lightning]'" in said
+    assert "pip install 'nvrx_slurm[lightning]'" in said and "pip install 'nvrx_slurm[transformers]'" in said

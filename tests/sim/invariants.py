@@ -32,7 +32,6 @@ _HARMLESS = {
     "slow-to-stop",
     "slow-network",
     "late-join",
-    "false-alarm",
 }
 _TWO_RESTARTS = {
     "coordinator-dies",
@@ -217,7 +216,8 @@ class Invariants:
         """Plans that are known to no living agent or coordinator are lost: new ones need not be later than these."""
         if (plan.term, plan.cycle) > self._newest:
             return
-        living = [agent.core.plan for agent in self._world.living_agents()]
+        agents = (agent.core for agent in self._world.living_agents())  # one that was told the end keeps it to itself
+        living = [core.plan for core in agents if core.node.node_id not in self._told]
         living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
         self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
         for memory in (self._plans, self._places, self._world.training.runs):

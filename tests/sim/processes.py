@@ -255,7 +255,7 @@ class SimAgent(Process):
     def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
         """Its stream is gone."""
         if self.host.frozen_until > self.world.clock.now:
-            self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, silent)
+            self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, False)
         elif stream is self.stream and self.alive:
             self.stream, self._renewed_by = None, None
             self.step(ag.Disconnected(why))

@@ -32,10 +32,6 @@ def many() -> list[Outcome]:
     return run(random_settings(seed, nodes=80) for seed in range(80))
 
 
-# Known to break a rule, harmlessly: after two lost coordinators the number of a cycle is used again.
-OPEN = {386, 2074}
-
-
 @pytest.mark.xdist_group("many seeds")  # made once
 def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> None:
     codes = Counter(outcome.code for outcome in many)
@@ -50,20 +46,27 @@ def test_every_kind_of_fault_fires_in_them(many: list[Outcome]) -> None:
     assert not {*KINDS, "duplicate"} - fired.keys()
 
 
-@pytest.mark.parametrize("chunk", range(4))
-def test_small_clusters_meet_what_large_ones_meet_rarely(chunk: int) -> None:
+# They broke a rule once: a voter that left was forgotten, a node that had come back counted as dead, the judge erred.
+ONCE_BROKEN = (2074, 5067, 6735, 15816, 16290)
+MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in range(300, 1200, 300)]
+
+
+@pytest.mark.parametrize("seeds", [range(300), ONCE_BROKEN, *MORE], ids=str)
+def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -> None:
     """With few nodes most faults hit somebody who matters: this is where most defects were found."""
-    seeds = [seed for seed in range(chunk * 300, chunk * 300 + 300) if seed not in OPEN]
     run(random_settings(seed, nodes=1 + seed % 8) for seed in seeds)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", RestartPolicy, ids=lambda policy: policy.value)
+@pytest.mark.parametrize(
+    "policy", [RestartPolicy.ANY_FAILED, pytest.param(RestartPolicy.MIN_HEALTHY, marks=pytest.mark.matrix)]
+)
 def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy) -> None:
     agent = AgentSettings(in_step=True, policy=policy)
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in range(20))
 
 
+@pytest.mark.matrix
 def test_2_000_nodes() -> None:
     kinds = ("worker-killed", "agent-crashes", "host-vanishes", "comes-back", "coordinator-dies")
     settings = WorldSettings(2_000, min_nodes=1_990, max_restarts=8, seed=4, nproc=1, faults=8, kinds=kinds)

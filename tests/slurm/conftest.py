@@ -9,8 +9,10 @@ import slurm_builds
 from minicluster import MiniCluster
 from nvrx_job import Jobs
 
+LATER = [pytest.param(version, marks=pytest.mark.matrix) for version in slurm_builds.VERSIONS]
 
-@pytest.fixture(scope="module", params=["", *slurm_builds.VERSIONS], ids=lambda version: version or "22.05")
+
+@pytest.fixture(scope="module", params=["", *LATER], ids=lambda version: version or "22.05")
 def slurm_version(request: pytest.FixtureRequest, needs_slurm: None) -> str:
     """The tests of a module that use it run on each version that is here: for MiniCluster(..., slurm=slurm_version)."""
     version: str = request.param

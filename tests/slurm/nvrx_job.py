@@ -157,14 +157,14 @@ class Jobs:
 
     def __init__(self, cluster: MiniCluster) -> None:
         self.cluster = cluster
-        self._made: list[Job] = []
+        self.made: list[Job] = []
 
     def new(self, worker: str) -> Job:
         """A job that is not submitted yet, with `worker` as its worker.py."""
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self.cluster.root / "jobs"))
         (directory / "worker.py").write_text(PRELUDE + worker)
-        self._made.append(Job(self.cluster, directory))
-        return self._made[-1]
+        self.made.append(Job(self.cluster, directory))
+        return self.made[-1]
 
     def submit(self, worker: str, flags: str = "", nodes: int = 4, sbatch: tuple[str, ...] = (), lead: str = "") -> Job:
         """sbatch `exec nvrx-run FLAGS worker.py`, the shell lines `lead` before it, one task per node."""
@@ -195,7 +195,7 @@ class Jobs:
 
     def check(self) -> None:
         """Nothing of any job is left."""
-        for job in self._made:
+        for job in self.made:
             job.assert_nothing_left()
 
     def _path(self) -> str:

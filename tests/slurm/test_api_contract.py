@@ -24,8 +24,6 @@ from nvrx_slurm.slurm.api.cli import CommandLine
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
 
-pytestmark = pytest.mark.slurm
-
 PYSLURM = "25.11"  # the version of the wheel
 PATIENCE_S = 30.0
 NOBODY = 65534

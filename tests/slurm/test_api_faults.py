@@ -98,7 +98,8 @@ def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Pa
     assert raised.value.exit_code == 2
     assert control.time_left_s(7, {}) is None
     assert control.node_address("localhost") == "localhost"
-    assert batch_host.look(7) is batch_host.BatchHost.ALIVE
+    with pytest.raises(api.NotUsable):
+        batch_host.look(7)
 
 
 def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:

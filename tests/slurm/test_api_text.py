@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -53,17 +52,6 @@ def test_nodes_of_several_versions() -> None:
     assert (found["gpu-7"].reason, found["gpu-7"].reason_by) == ("NHC: State=broken disk", "root")
     with pytest.raises(SlurmError, match="n9.*State"):
         text.nodes("NodeName=n9 Arch=x86_64\n")
-
-
-def test_nodes_that_are_cut_off() -> None:
-    whole = text.nodes(NODES)
-    for cut in range(len(NODES)):
-        try:
-            found = text.nodes(NODES[:cut])
-        except SlurmError as error:
-            assert "State" in str(error)
-        else:
-            assert list(found.values())[:-1] == list(whole.values())[: max(0, len(found) - 1)]
 
 
 def test_a_job() -> None:
@@ -140,11 +128,3 @@ def test_other_jobs_are_left_out() -> None:
 def test_errors_by_what_slurm_says(said: str, kind: type[SlurmError]) -> None:
     error = text.error("scontrol", said)
     assert type(error) is kind and str(error).isprintable()
-
-
-def test_a_thousand_nodes() -> None:
-    line = NODES.splitlines(keepends=True)[0]
-    many = "".join(line.replace("n1 ", f"n{i} ", 1) for i in range(1000))
-    began = time.process_time()
-    assert len(text.nodes(many)) == 1000
-    assert time.process_time() - began < 5.0  # scripts/bench has the figure

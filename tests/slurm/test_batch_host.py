@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from nvrx_job import Jobs
-
-pytestmark = pytest.mark.slurm
 
 STEP = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none -i none -o step.%n "
 SURVIVOR = """

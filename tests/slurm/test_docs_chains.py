@@ -54,12 +54,3 @@ def test_a_job_that_was_warned_requeues_itself_and_finishes(minicluster: MiniClu
     assert (end.state, end.exit_code) == ("COMPLETED", 0), minicluster.output(job)
     results = [tmp_path / f"nvrx_logs/{job}/{life}/result.json" for life in ("r0", "r1")]
     assert [json.loads(result.read_text())["code"] for result in results] == [138, 0]
-
-
-@pytest.mark.slurm
-def test_a_cancelled_job_does_not_requeue_itself(minicluster: MiniCluster, tmp_path: Path) -> None:
-    job = submit(minicluster, tmp_path, "scontrol requeue", TRAIN)
-    minicluster.wait_output(job, "trains in life 0", PATIENCE_S)
-    minicluster.run("scancel", str(job))
-    assert minicluster.wait_job(job, PATIENCE_S).state == "CANCELLED"
-    assert minicluster.job(job)["Restarts"] == "0"

@@ -1,4 +1,7 @@
-"""What nvrx-run needs of Slurm, on every version that is here: Debian's 22.05 and the builds of ../shared/slurm."""
+"""What nvrx-run needs of Slurm, on every version that is here: Debian's 22.05 and the builds of ../shared/slurm.
+
+Other tests show more of it on 22.05.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hooked_cluster import HookedCluster, running
 from minicluster import until
 from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, Jobs, kill, nvrx_submit, start_again
 
-pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
+pytestmark = [pytest.mark.matrix, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
 TWO_AND_A_SPARE = "--spares=1 --nproc-per-node=1 --max-restarts=2"
 TWO_CYCLES_STAY = "if CYCLE < 2:\n    signal.pause()\n"

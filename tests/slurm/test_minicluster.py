@@ -41,7 +41,7 @@ def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm
     assert MiniCluster(cluster_root).scan() == []
 
 
-def test_a_build_is_unpacked_once_however_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_is_unpacked_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script stands in for the real `install`, which unpacks to /opt."""
     monkeypatch.setattr(slurm_builds, "_HOME", tmp_path)
     monkeypatch.setenv("NVRX_SLURM_BUILDS", str(tmp_path / "builds"))
@@ -57,12 +57,14 @@ def test_a_build_is_unpacked_once_however_many_ask(tmp_path: Path, monkeypatch: 
         file.chmod(0o755)
     with ThreadPoolExecutor() as two:
         assert list(two.map(slurm_builds.install, ["25.11", "25.11"])) == [None, None]
-    assert (tmp_path / "asked").read_text() == "25.11\n"
+    assert (tmp_path / "asked").read_text() == "25.11\n" * 2
 
 
-SLOW = """#!/bin/sh
-[ -e {broken} ] && exit 1
+SLOW = """#!/bin/sh -e
+[ ! -e {broken} ]
+mkdir {root}/alone
 echo "$1" >>{root}/asked
 sleep 0.2
 mkdir -p {root}/slurm-$1/include/slurm && : >{root}/slurm-$1/include/slurm/slurm_version.h
+rmdir {root}/alone
 """

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import one_writer
 import pytest
 from nvrx_job import PATIENCE_S, Job, Jobs, wait_in
 
@@ -87,3 +91,21 @@ def test_the_console_follows_the_coordinator(jobs: Jobs) -> None:
     assert_ended(job, "COMPLETED", 0, {"n2"})
     said = job.said()
     assert said.count("job ends with code 0") == 1 and "coordinator listens" in said, said
+
+
+@pytest.mark.parametrize("again", one_writer.REPEATS)
+@pytest.mark.parametrize(("fault", "shape"), one_writer.CASES)
+def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(jobs: Jobs, fault: str, shape: str, again: int) -> None:
+    lost = 2 if shape == "spare" else 1
+    quick = "--ft-keepalive-interval=0.7 --ft-keepalive-timeout=0.7"
+    job = jobs.submit(one_writer.worker(fault, shape), f"--spares=2 --max-restarts=4 {quick}")
+    job.wait_for(lambda: len(one_writer.writers(job.directory / "written").get(0, ())) == lost + 1, "rank 0 runs on")
+    struck = [int(pid) for pid in (job.directory / "struck").read_text().split()]
+    if fault == "stopped":
+        os.kill(struck[-1], signal.SIGCONT)
+        said = f"cycle {lost}: this node is a hot spare"
+        agents = job.run_dir / "agents"
+        assert wait_in(agents, lambda: sum(said in a.read_text() for a in agents.iterdir()) == 3 - lost, PATIENCE_S)
+    (job.directory / f"end{lost}").touch()
+    assert job.wait_end().state == "COMPLETED", job.said()
+    assert len(one_writer.writers(job.directory / "written")[0]) == lost + 1 == len(struck) + 1

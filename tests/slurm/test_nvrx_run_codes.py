@@ -9,8 +9,6 @@ from nvrx_job import EXCLUDES_N2, SHUTS_DOWN, Jobs
 
 from nvrx_slurm.errors import ExitCode
 
-pytestmark = pytest.mark.slurm
-
 # A defect of ours: where it is put, every Python of the job has it.
 DEFECT = """cat > $TEST_JOB/sitecustomize.py <<'END'
 import nvrx_slurm.core.job.running as r

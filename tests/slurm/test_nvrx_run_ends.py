@@ -7,8 +7,6 @@ import time
 import pytest
 from nvrx_job import Job, Jobs
 
-pytestmark = pytest.mark.slurm
-
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
 TELLS = """
 def ended(signum, frame):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
+import minicluster_init as init
 import pytest
-from nvrx_job import Jobs
+from minicluster import until
+from nvrx_job import PATIENCE_S, Jobs, kill
+from stage import running_with
 
 pytestmark = pytest.mark.slurm
 
@@ -43,6 +50,31 @@ export WHICH=ends"""
         assert line in job.said(), job.said()
     runs = sorted(path.name for path in (job.directory / "nvrx_logs" / str(job.job_id)).iterdir())
     assert runs == ["r0", "r0_2", "r0_3", "r0_4"]
+
+
+def test_an_srun_without_no_kill_is_said(jobs: Jobs) -> None:
+    step = "srun --ntasks-per-node=1 --kill-on-bad-exit=1 -o %s %s nvrx-run worker.py; "
+    job = jobs.submit("", nodes=2, lead=step % ("without", "") + step % ("with", "-k"))
+    assert job.wait_end().exit_code == 0, job.said()
+    assert "--no-kill" in (job.directory / "without").read_text() and "--no-kill" not in job.said()
+    assert "--no-kill" not in (job.directory / "with").read_text()
+
+
+def pipes(pid: int) -> set[str]:
+    return {link for fd in Path(f"/proc/{pid}/fd").iterdir() if (link := os.readlink(fd)).startswith("pipe:")}
+
+
+def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs) -> None:
+    job = jobs.submit("import time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nsys.exit(7)\n", nodes=2)
+    job.wait_marks("up", 2)
+    parents = {one.pid: init._stat(one.pid)[1] for one in running_with(str(job.directory)) if one.name == "srun"}
+    ((shepherd, srun),) = ((pid, parent) for pid, parent in parents.items() if parent in parents)
+    assert until(lambda: bool(pipes(shepherd) & pipes(parents[srun])), PATIENCE_S)  # the front holds it
+    kill(srun, signal.SIGKILL)
+    assert until(lambda: "srun was killed by SIGKILL" in job.said(), PATIENCE_S)
+    (job.directory / "go").touch()
+    assert job.wait_end().exit_code == 1, job.said()
+    assert len(job.marks("up")) == 2 and job.result()["first_cause"]["exit_code"] == 7
 
 
 def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs: Jobs) -> None:

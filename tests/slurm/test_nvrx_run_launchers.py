@@ -6,10 +6,7 @@ import signal
 import socket
 
 import minicluster_init as init
-import pytest
 from nvrx_job import Job, Jobs, kill
-
-pytestmark = pytest.mark.slurm
 
 SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
 TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
@@ -43,14 +40,6 @@ def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -
     result = job.result()
     assert result["restarts_used"] == 2
     assert {path.name for path in job.run_dir.glob("agents/agent_*.log")} == {f"agent_{i}.log" for i in range(6)}
-
-
-def test_srun_starts_two_agents_per_node(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE", "1")
-    job = jobs.new(TELLS)
-    shape = ("--nodes=2", "--ntasks-per-node=2", "--no-kill")
-    said = jobs.srun(job, *shape, "nvrx-run", "--nproc-per-node=1", "worker.py")
-    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], said
 
 
 def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:

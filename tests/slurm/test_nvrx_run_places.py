@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from nvrx_job import EXCLUDES_N2, Jobs
-
-pytestmark = pytest.mark.slurm
 
 
 def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs) -> None:
@@ -20,14 +17,6 @@ def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(
     assert [(mark.rank, mark.node) for mark in up] == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
     assert all(f"[rank {rank}] rank {rank}\n" in out for rank in range(4))
     assert "job ends with code 0" in out and job.result()["code"] == 0
-
-
-def test_two_agents_on_one_node_are_refused_in_one_sentence(jobs: Jobs) -> None:
-    job = jobs.new("")
-    out = jobs.srun(job, "--nodes=1", "--ntasks-per-node=2", "nvrx-run", "worker.py", code=2)
-    said = {line for line in out.splitlines() if line.startswith("nvrx-run")}
-    assert len(said) == 1 and "--ntasks-per-node=1" in said.pop()
-    assert "Traceback" not in out and job.marks("up") == []
 
 
 def test_tasks_of_a_job_array_are_jobs_of_their_own(jobs: Jobs) -> None:

@@ -13,7 +13,7 @@ import pytest
 from minicluster import MiniCluster
 from nvrx_job import Jobs
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.matrix
 
 VERSION = "25.11"
 BLOCKS = "BlockName=left Nodes=n[1-2]\nBlockName=right Nodes=n[3-4]\nBlockName=far Nodes=n[5-6]\nBlockSizes=2\n"

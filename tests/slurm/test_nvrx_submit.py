@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
 from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, SHUTS_DOWN, Job, Jobs, nvrx_submit, start_again
+
+from nvrx_slurm.cli.toolbox import main
 
 pytestmark = pytest.mark.slurm
 
@@ -24,6 +29,9 @@ if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
 mark("saved")
 client.shutdown_workload_monitoring()
 """  # fmt: skip
+
+
+PLAIN = "if os.environ.get('SLURM_RESTART_COUNT', '0') == '0':\n    signal.pause()\n"
 
 
 def output(job: Job, job_id: int = 0) -> str:
@@ -62,6 +70,21 @@ def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs) -> N
     assert rendered.startswith("#!/bin/bash\n#SBATCH --job-name=train\n") and rendered.endswith("    worker.py\n")
 
 
+def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_dies(jobs: Jobs) -> None:
+    holds = "if CYCLE == 0:\n    signal.pause()\nprint('trained on', flush=True)\nsys.exit(7)\n"
+    flags = ("--nodes", "3", "--spares", "1", "--max-restarts", "1", "--wait")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(nvrx_submit, jobs, holds, *flags, code=1)
+        assert until(lambda: bool(jobs.made) and len(jobs.made[-1].marks("up")) == 2, PATIENCE_S)
+        assert jobs.cluster.kill_node("n1")
+        assert until(lambda: (jobs.made[-1].run_dir / "result.json").exists(), PATIENCE_S)
+        ended_s = time.monotonic()
+        job, printed = waiting.result(PATIENCE_S)
+        assert time.monotonic() - ended_s < 5.0
+    assert "job ends with code 1" in printed and "job ends with code 1" in output(job)
+    jobs.cluster.restart_node("n1")
+
+
 def test_until_done_requeues_what_was_warned(jobs: Jobs) -> None:
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "2", "--until-done")
     job.wait_marks("up", 2)
@@ -85,12 +108,22 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
     assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
 
 
-def test_the_time_limit_s_warning_leads_into_the_next_link(jobs: Jobs) -> None:
-    job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done", "--time", "1", "--warn-time", "55")
-    job.wait_marks("saved", 1)
+@pytest.mark.parametrize(("worker", "warn_s", "code"), [(STOPS_EARLY, "55", 138), (PLAIN, "0", 143)])
+def test_the_time_limit_leads_into_the_next_link(jobs: Jobs, worker: str, warn_s: str, code: int) -> None:
+    job, _ = nvrx_submit(jobs, worker, "--until-done", "--time", "1", "--warn-time", warn_s)
+    assert until(lambda: "is requeued" in output(job), PATIENCE_S), output(job)
     start_again(jobs.cluster, job.job_id)
     assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
-    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
+    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [code, 0]
+
+
+def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs) -> None:
+    """As in an image without nvrx-run; the directory of --output is new."""
+    prefix = ("--step-prefix=env", "--step-prefix=PATH=/nowhere")
+    job, _ = nvrx_submit(jobs, "", *prefix, "--output", "new/out")
+    assert ends(jobs, [job.job_id]) == [("FAILED", 127)], output(job)
+    told = CliRunner().invoke(main, ["why", str(job.directory / "nvrx_logs")]).output
+    assert f"job {job.job_id} " in told and "code 127" in told and "nvrx-run" in told
 
 
 def test_a_cancelled_job_is_not_requeued(jobs: Jobs) -> None:
@@ -98,6 +131,7 @@ def test_a_cancelled_job_is_not_requeued(jobs: Jobs) -> None:
     job.wait_marks("up", 1)
     jobs.cluster.run("scancel", str(job.job_id))
     assert ends(jobs, [job.job_id])[0][0] == "CANCELLED", output(job)
+    assert "cancelled" in job.result()["ended_by"]
     assert jobs.cluster.job(job.job_id)["Restarts"] == "0"
 
 
@@ -111,15 +145,10 @@ def test_a_chain_goes_on_after_a_failure_and_ends_with_the_work(jobs: Jobs, last
     assert (got, left) == (end, "CANCELLED"), output(job, second)
 
 
-def test_a_storm_of_failures_ends_the_chain(jobs: Jobs) -> None:
-    job, _ = nvrx_submit(jobs, FAILS, "--chain", "4", "--chain-failures", "2")
-    found = [state for state, _ in ends(jobs, chain(job))]
-    assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
-
-
-def test_a_step_that_never_starts_ends_the_chain_too(jobs: Jobs) -> None:
-    """It leaves no result of a coordinator."""
-    job, _ = nvrx_submit(jobs, "", "--chain", "4", "--chain-failures", "2", "--srun-arg=--no-such-option")
+@pytest.mark.parametrize(("worker", "flags"), [(FAILS, ()), ("", ("--srun-arg=--no-such-option",))])
+def test_a_storm_of_failures_ends_the_chain(jobs: Jobs, worker: str, flags: tuple[str, ...]) -> None:
+    """Also of steps that never start."""
+    job, _ = nvrx_submit(jobs, worker, "--chain", "4", "--chain-failures", "2", *flags)
     found = [state for state, _ in ends(jobs, chain(job))]
     assert found == ["FAILED", "FAILED", "CANCELLED", "CANCELLED"], output(job)
 
@@ -178,4 +207,5 @@ def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
         start_again(cluster, job.job_id)
         assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
         assert cluster.job(job.job_id)["Restarts"] == "1"
+        assert "preempted" in json.loads((job.run_dir.parent / f"{job.job_id}/r0/result.json").read_text())["ended_by"]
         jobs.check()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.system import bounded_process
+from nvrx_slurm.system import bounded_process, processes
 from nvrx_slurm.system.bounded_process import Ended
 
 BOUND_S = 60.0
@@ -110,7 +110,9 @@ def test_a_forked_function_answers_through_its_pipe() -> None:
     assert bounded_process.fork(lambda pipe: os.write(pipe, b"42"), BOUND_S).finish() == Ended(0, b"42", b"")
     assert bounded_process.fork(lambda pipe: 1 // 0, BOUND_S).finish().code == 1
     assert bounded_process.fork(lambda pipe: os._exit(7), BOUND_S).finish().code == 7
-    assert bounded_process.fork(forever, 0.3).finish() == Ended(None, b"begun", b"")
+    child = bounded_process.fork(forever, 0.3)
+    assert child.pid in processes.own_pids(), "no orphan, which an agent would kill"
+    assert child.finish() == Ended(None, b"begun", b"") and child.pid not in processes.own_pids()
 
 
 def test_a_forked_function_may_be_ended_by_signals_that_its_parent_ignores() -> None:

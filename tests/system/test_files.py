@@ -26,6 +26,8 @@ import os, socket, sys
 from nvrx_slurm.system.files import PrivateDir
 made = PrivateDir()
 socket.socket(socket.AF_UNIX).bind(str(made.path / "socket"))
+(made.path / "warm").mkdir()
+(made.path / "warm" / "sitecustomize.py").touch()
 print(made.path, flush=True)
 sys.stdin.read()
 """

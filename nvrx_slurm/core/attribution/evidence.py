@@ -20,7 +20,8 @@ _PEER = re.compile(
     rb"(?:closed by(?: remote)? peer|completion from peer|connect to) \[?([\w.:-]{1,100}?)\]?(?:[:<]\d+|$|[\s>])"
 )
 _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")  # differs between equal failures
-_SIGTERM = 15
+_SIGABRT, _SIGTERM = 6, 15
+_OF_KILLS = "cgroup-out-of-memory"  # the only rule of the user's about a death by a signal
 _NATIVE = (4, 7, 8, 11)  # SIGILL, SIGBUS, SIGFPE, SIGSEGV
 _ADVICE = tuple(text.encode() for text in ADVICE)
 _PATTERNS = {s.name: re.compile(s.pattern.encode()) for s in SIGNATURES if s.pattern}
@@ -36,17 +37,22 @@ class _Match(NamedTuple):
 
 def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at)."""
-    last = fault.message.encode("utf-8", "replace")
     own_error = fault.kind is FaultKind.EXIT and fault.traceback
+    last = fault.message.encode("utf-8", "replace")
+    if fault.kind is FaultKind.EXIT and not last:  # as argparse ends
+        last = stderr.rstrip().rpartition(b"\n")[2]
     found = [match for text in (last, stderr, stdout) for match in _matches(text[-TAIL_BYTES:], last.lower())]
     if own_error:  # ranks quote logs of other jobs: a node is to blame only for the exception that ended the rank
         found = [match for match in found if match.is_last or match.signature.blame is not Blame.NODE]
+    if fault.kind is FaultKind.HANG or _ended_by(fault) not in (0, _SIGABRT):  # killed, not ended by its own error
+        found = [m for m in found if m.signature.blame is not Blame.USER or m.signature.name == _OF_KILLS]
     best = min(found, key=_order, default=None)
     if best is None or (best.signature.role is Role.ECHO and not best.is_last and own_error):
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
     peers = tuple(dict.fromkeys(peer.decode("ascii", "replace") for peer in _PEER.findall(best.line)))[:4]
-    return Finding(s.name, s.role, s.blame, s.confidence, s.remedy, _fingerprint(fault, s.name, line), line, peers)
+    remedy = s.remedy if s.remedy is not Remedy.STOP or best.is_last else Remedy.RESTART
+    return Finding(s.name, s.role, s.blame, s.confidence, remedy, _fingerprint(fault, s.name, line), line, peers)
 
 
 def _order(match: _Match) -> tuple[int, bool, int, int]:
@@ -85,7 +91,7 @@ def _lines_with(lower: bytes, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, 
 
 def _without_signature(fault: RankFault) -> Finding:
     """No rule knows what it printed: how it ended is all there is."""
-    ended_by = -fault.exit_code if fault.exit_code < 0 else max(0, fault.exit_code - 128)
+    ended_by = _ended_by(fault)
     if fault.kind is FaultKind.EXIT and fault.traceback:
         print_ = _fingerprint(fault, "", fault.message)
         return Finding(
@@ -103,6 +109,11 @@ def _without_signature(fault: RankFault) -> Finding:
     return Finding(
         rule, Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART, _fingerprint(fault, rule, fault.message)
     )
+
+
+def _ended_by(fault: RankFault) -> int:
+    """The signal that ended it, also where a shell between says so; 0 = none."""
+    return -fault.exit_code if fault.exit_code < 0 else max(0, fault.exit_code - 128)
 
 
 def _fingerprint(fault: RankFault, rule: str, line: str) -> str:

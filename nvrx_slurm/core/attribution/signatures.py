@@ -31,8 +31,8 @@ _TABLE = r"""
 [cause node certain elsewhere]
 gpu-ecc: uncorrectable ecc error encountered
 gpu-peer-memory: invalid access of peer gpu memory
-gpu-xid: nvrm: xid ~ xid \([^)]*\): (48|61|62|63|64|74|79|92|94|95|109|110|119|120|121|136|140|143|155|156|158)\b
-nvswitch-fatal: sxid; nvlink ~ (sxid.{0,200}fatal|nvlink.{0,200}(fatal|recovery failed))
+gpu-xid: nvrm: xid ~ xid \([^)]*\): (48|61|62|64|74|79|95|109|110|119|120|136|140|143|155|156|158)\b
+nvswitch-fatal: sxid; nvlink ~ (sxid|nvlink).{0,200}(?<!no[nt][ -])\bfatal|nvlink.{0,200}recovery failed
 nic-health: health compromised - reached miss count; unrecoverable hardware error
 [cause node likely elsewhere]
 gpu-not-initialized: system not yet initialized
@@ -40,7 +40,7 @@ gpu-missing: no cuda-capable device is detected; no cuda gpus are available
 gpu-busy: all cuda-capable devices are busy or unavailable
 gpu-driver: driver/library version mismatch; cuda driver version is insufficient
 pcie-fatal: aer: ~ aer:.{0,200}uncorrected \(fatal\)|uncorrected \(fatal\).{0,200}aer:
-machine-check: mce: [hardware error]; edac; thermal shutdown ~ hardware error|edac.{0,200}\bue\b|thermal shutdown
+machine-check: mce: [hardware error]; edac; thermal shutdown ~ error\](?!.*(\bcorrected|logged))|edac.*\bue\b|thermal
 kernel-lockup: soft lockup; rcu_sched self-detected stall; kernel panic
 local-disk: i/o error, dev nvme; remounting filesystem read-only
 host-out-of-memory: out of memory: killed process ~ (?<!cgroup )out of memory: killed process
@@ -66,7 +66,7 @@ port-taken: eaddrinuse; address already in use; failed to bind
 arguments: unrecognized arguments; the following arguments are required
 checkpoint-mismatch: size mismatch for; missing key(s) in state_dict; unexpected key(s) in state_dict
 [cause user likely stop]
-settings: invalid option; invalid config; missing key
+settings: invalid option; invalid config
 duplicate-gpu: duplicate gpu detected; ncclinvalidusage
 [cause user likely restart]
 gpu-out-of-memory: cuda out of memory; outofmemoryerror; cublas_status_alloc_failed
@@ -110,6 +110,7 @@ store-gone: connectfullmesh failed; diststoreerror; client socket has timed out;
     failed to recv, got
 connect-refused: connection refused; socketstartconnect; socketprogress
 nccl-after-error: previous error during capture; nccl warn cuda failure
+inprocess: rankdiscarded:; storelost:; internalerror: ~ (^|inproc\S*\.)(rankdiscarded|storelost|(?<=n\.)internalerror):
 stopped: signalexception; got signal: 15; sigterm
 distributed-error: torch.distributed.dist
 [cause network likely restart one-node]

@@ -89,8 +89,14 @@ def _is_of_one_node(rule: str) -> bool:
     return any(signature.one_node for signature in SIGNATURES if signature.name == rule)
 
 
+def lacks_module(verdict: Verdict, nodes: int) -> bool:
+    """Whether a rank of each of the job's `nodes` ended because Python does not find a module."""
+    cause = verdict.cause
+    return cause.kind is FaultKind.EXIT and cause.message.startswith("ModuleNotFoundError:") and verdict.nodes == nodes
+
+
 def repeats(verdict: Verdict, restarts: Sequence[RestartRecord]) -> int:
-    """How often in a row the job has failed like this with this one: the same failure of the user's code on the same
+    """How often in a row the job has failed like this with this one: the same failure of the user's code, on whichever
     rank, after about the same time. A cycle that lasted much longer has got further."""
     f = _finding(verdict.cause)
     if not f.fingerprint or verdict.blame is not Blame.USER:
@@ -98,7 +104,7 @@ def repeats(verdict: Verdict, restarts: Sequence[RestartRecord]) -> int:
     lasted_s: list[float] = []
     for number in range(len(restarts) - 1, -1, -1):
         old, before = restarts[number], restarts[number - 1] if number else None
-        if (old.fingerprint, old.rank) != (f.fingerprint, verdict.cause.rank):
+        if old.fingerprint != f.fingerprint:
             break
         lasted_s.append(old.at_s - (before.at_s + before.down_s if before is not None else 0.0))
     alike = not lasted_s or max(lasted_s) <= 2 * min(lasted_s) + _SLACK_S

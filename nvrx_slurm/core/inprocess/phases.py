@@ -62,7 +62,7 @@ class Returned:
 
 
 class Faulted:
-    """The function, or `initialize`, raised an Exception."""
+    """The function, `initialize` or the first health check raised an Exception."""
 
 
 class Stopped:
@@ -128,7 +128,8 @@ class Restarts(Machine):
         (Phase.INITIALIZING, Failed): Row("go", (Phase.LEAVING,), "RestartAbort: enough tries"),
         (Phase.CHECKING_START, Done): Row("go", (Phase.RUNNING,), "healthy"),
         (Phase.CHECKING_START, Stopped): Row("go", (Phase.STOPPING,), "another rank failed meanwhile"),
-        (Phase.CHECKING_START, Failed): Row("go", (Phase.LEAVING,), "unhealthy"),
+        (Phase.CHECKING_START, Faulted): Row("go", (Phase.STOPPING,), "unhealthy now: another try, as in NVRx"),
+        (Phase.CHECKING_START, Failed): Row("go", (Phase.LEAVING,), _EXCEPT),
         (Phase.RUNNING, Returned): Row("go", (Phase.RETURNED,), "perhaps not yet on the others"),
         (Phase.RUNNING, Faulted): Row("go", (Phase.STOPPING,), "tells all others"),
         (Phase.RUNNING, Stopped): Row("go", (Phase.STOPPING,), "as told by another rank or a timeout"),

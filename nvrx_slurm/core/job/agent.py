@@ -75,6 +75,7 @@ class Agent(AgentState):
         (State.SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
         (_EMPTY, Tick, "on_tick_alone", (State.GONE,), "no coordinator in time"),
         (State.RUNNING, Tick, "on_tick_running", (State.STOPPING,), "orphan, or a hung rank lives"),
+        ((State.STOPPING, State.LEAVING), ev.Idle, "on_idle", (), "kill them: waiting is of no use"),
         (State.STOPPING, Tick, "on_tick_ladder", (State.GONE,), "next rung of the stop ladder"),
         (State.LEAVING, Tick, "on_tick_ladder", (State.ENDED, State.GONE), "next rung of the stop ladder"),
         (State.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
@@ -219,7 +220,8 @@ class Agent(AgentState):
             return  # a rank that asks in a loop shall not fill everybody's log
         else:
             self._continues += 1
-        self.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
+        what = "reports" if event.action is t.WorkloadAction.Continue else f"asks: {event.action.name}"
+        self.emit(Say(f"rank {rank} {what}: {why}"))
         self.send(request)
 
     def on_ranks_gone(self, event: t.RanksGone, now: float) -> None:
@@ -319,7 +321,7 @@ class Agent(AgentState):
         self.state = State.STOPPING
         some = f"{len(self._alive)} worker{'s' if len(self._alive) > 1 else ''}"
         self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
-        self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now)
+        self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now, self.settings.idle_s)
 
     def _stopped(self, now: float) -> None:
         assert self.plan is not None

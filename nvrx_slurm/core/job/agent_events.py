@@ -17,6 +17,7 @@ class AgentSettings:
     """What the agent is told once. All times in seconds."""
 
     stop_timeout_s: float = 15.0  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
+    idle_s: float = 0.0  # the same where no worker does anything meanwhile; 0 = the full time
     term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
     kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
     same_signal_s: float = 3.0  # signals this close together are one wish to end, not an impatient second one
@@ -48,7 +49,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """No stream could be opened. Not for the agent's core: its link looks on."""
+    """No stream could be opened. The elections handle it, not the agent's core: they try the next address."""
 
     why: str
 
@@ -65,6 +66,11 @@ class WorkerExited:
     local_rank: int
     fault: RankFault | None
     early: bool = False  # it ended with 0 because `should_stop` had told it to
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No worker that is alive has done anything for `idle_s` seconds since SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +146,10 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
-    """SIGCONT and then `signum` to the process groups of all workers that are alive."""
+    """`signum` and then SIGCONT to the process groups of all workers that are alive. `idle_s` > 0: post `Idle`."""
 
     signum: int
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,9 +116,15 @@ class AgentState(Machine):
 
     # --- the stop ladder ------------------------------------------------------------------------------------------
 
-    def _start_ladder(self, signum: int, grace_s: float, now: float) -> None:
+    def _start_ladder(self, signum: int, grace_s: float, now: float, idle_s: float = 0.0) -> None:
         self._ladder = [(now + grace_s, SIGKILL)]
-        self.emit(ev.SignalWorkers(signum))
+        self.emit(ev.SignalWorkers(signum, idle_s))
+
+    def on_idle(self, event: ev.Idle, now: float) -> None:
+        """Their handlers of SIGTERM do not begin, because the main threads wait in C for ranks that are gone."""
+        if self._before_kill():
+            self.emit(Say(f"workers do nothing {self.settings.idle_s:g} s after SIGTERM: they are killed"))
+            self._ladder = [(now, SIGKILL)]
 
     def on_tick_ladder(self, event: Tick, now: float) -> None:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""

@@ -70,15 +70,13 @@ class AnyTime(JobPart):
         job.inherited.running.remove(message.node.node_id)  # unless the agent says otherwise in a moment
         if message.plan is None:
             return
-        job.report.inherit(message.plan.history)
-        if job.budget.inherit(message.plan.history):  # one that joined before this was known may have been excluded
+        overtaken, excludes = job.inherit(message.plan)
+        if excludes:  # one that joined before this was known may have been excluded
             for node in job.members.in_order():
                 if job.budget.excludes(node):
                     self.refuse(node.node_id, "it was excluded in an earlier term", now)
-        for node_id in job.inherited.learn(message.plan):
+        for node_id in overtaken:
             self.stop_workers(node_id, job.inherited.last_cycle)
-        if job.fresh:
-            job.cycle = max(job.cycle, job.inherited.last_cycle)
 
     def _lead(self, message: t.Register) -> None:
         """Its ranks are known again. It runs them on under our lease."""
@@ -126,7 +124,7 @@ class AnyTime(JobPart):
         elif asked.action is t.WorkloadAction.ExcludeThisNode:
             self.exclude(member.node, asked.rank, asked.description, now)
         else:
-            self.say(f"{asker} asked to continue: {asked.description}")
+            self.say(f"{asker} reports: {asked.description}")
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""

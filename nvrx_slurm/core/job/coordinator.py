@@ -8,13 +8,14 @@ a cycle of an older term), `running`, `stopping` (a cycle
 failed), `ending`; `any_time` (agents that come and go, requests) works in all states before the end. The parts share
 `job_data.JobData`.
 
-Cycles only grow, also across terms, so a delayed or repeated message about an old cycle is recognised by its cycle.
+A message names its term and its cycle, so a delayed or repeated one about an old cycle is recognised. Within a term
+cycles only grow. A new coordinator goes on above the highest cycle of which a voter has told it. Where no voter knows
+of any, the job begins anew: with cycle 0, in a later term.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.job.any_time import AnyTime
@@ -27,7 +28,7 @@ from nvrx_slurm.core.job.part import JobPart
 from nvrx_slurm.core.job.running import Running
 from nvrx_slurm.core.job.stopping import Stopping
 from nvrx_slurm.core.job.takeover import Takeover
-from nvrx_slurm.core.machine import Machine, plain
+from nvrx_slurm.core.machine import Machine
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
 
@@ -85,15 +86,3 @@ class Coordinator(Machine):
 
     def _handler(self, state: Enum, kind: type) -> JobPart:
         return self._parts[self.part_of_row[state, kind]]
-
-    def snapshot(self) -> dict[str, Any]:
-        """The state, what it means, the next deadline, the job, and the data of each part, as JSON can hold them.
-
-        Times are monotonic seconds of this host, as is `started`.
-        """
-        own = {"state": self.state.name, "means": self.state.value, "deadline": self.deadline()}
-        parts = {
-            type(part).__name__.lower(): {name: plain(getattr(part, name)) for name in type(part).__annotations__}
-            for part in self._parts.values()
-        }
-        return {**own, "started": self.started, "job": plain(self.job), "parts": parts}

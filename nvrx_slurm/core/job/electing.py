@@ -50,11 +50,16 @@ class Electing(JobPart):
         self.known = {peer.key: peer for peer in self.job.settings.known}
 
     def on_joined(self, event: ev.Joined, now: float) -> None:
-        """One vote more. Its plan says which nodes may be missing, and which term ours has to be above."""
+        """One vote more. Its plan says which nodes may be missing, and which term ours has to be above.
+
+        What it says of the job's past is kept, also if the voter leaves: the number of a cycle is not used again.
+        """
         job, message = self.job, event.message
         self.voters[peer_key(message.node)] = message.node.node_id
         self.held[message.node.node_id] = [event]
         if message.plan is not None:
+            job.inherit(message.plan)
+            job.inherited.place(message)
             self._learn(message.plan, peer_key(message.node))
         elif message.node.node_id not in self.planless:
             self.planless[message.node.node_id] = message.node
@@ -75,6 +80,7 @@ class Electing(JobPart):
             proven = {old for old in quorum.dead if old in self.proven and self.proven[old] == peers.get(old)}
             quorum.learn(plan)
             quorum.dead |= proven
+            quorum.returned -= proven
             self.known = peers
         elif (plan.term, plan.cycle) == quorum.offer:
             quorum.dead.update(plan.dead)
@@ -128,7 +134,7 @@ class Electing(JobPart):
     def _probe(self, now: float) -> None:
         self.probe_at = now + _PROBE_S
         for key, peer in self.known.items():
-            if key not in self.voters and key not in self.job.quorum.dead:
+            if key not in self.voters and key not in self.job.quorum.proven:
                 self.probe(peer)
 
     def _give_up(self, now: float) -> None:
@@ -166,6 +172,6 @@ class Electing(JobPart):
         missing = quorum.missing(self.voters)
         quorum.absent = tuple(peer for key, peer in self.known.items() if key not in self.voters)
         leader = s.last_leader
-        only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.dead
+        only_leader = missing == 1 and leader and leader not in self.voters and leader not in quorum.proven
         if missing and quorum.offer[0]:
             quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)

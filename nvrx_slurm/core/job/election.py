@@ -136,9 +136,10 @@ class ElectionSettings:
     last_pause_s: float = 1.0
 
 
-MEMBER_SHARE = 0.6  # a member gives the coordinator up after this share of the lease, so before it is given up itself
-LEASE_SHARE = 0.9  # its ranks run this share of the lease; then they are killed, before another node may start them
-FENCE_MARGIN_S = 0.5  # for killed ranks to be gone
+# After lost contact, in this order: at this share of the lease a member looks for another coordinator, ...
+MEMBER_SHARE = 0.6
+LEASE_SHARE = 0.9  # ... at this share its ranks are killed, ...
+FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
 _FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
 _MAX_HINTS = 8
 
@@ -193,7 +194,7 @@ class Election(Machine):
         self._candidates = candidates
         self.fresh = True  # no leader has been followed yet
         self._silent = False  # the last leader was lost by silence
-        self._doubt_until = 0.0  # nodes that have not noticed that silence yet say that it leads
+        self._doubt_until = 0.0  # until then hints to that leader are ignored: other nodes may still believe in it
         self._target: Peer | None = None  # the node that is sought or followed
         self._hinted = False  # the target is a hint of another node, not the candidate of the term
         self._failures = 0  # in a row
@@ -222,7 +223,7 @@ class Election(Machine):
 
     def on_ended_seeking(self, event: StreamEnded, now: float) -> None:
         """This candidate is not there, or does not lead and is gone."""
-        # A hinted candidate may have counted this node's vote, and the candidate of the term may be another one.
+        # A hinted node may have counted this node's vote for the term. So the term is used up.
         self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
 
     def _seek_again(self, now: float, has_voted: bool) -> None:

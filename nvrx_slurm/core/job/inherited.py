@@ -28,12 +28,17 @@ class Inherited:
         self.forget()
         return overtaken
 
-    def claim(self, message: Register) -> bool:
-        """Note an agent's group rank in the last cycle; False if it has none, or another agent has it."""
+    def place(self, message: Register) -> Plan | None:
+        """Note an agent's group rank in the last cycle; its plan, or None if it has none or another agent has it."""
         plan, node = message.plan, message.node
         if plan is None or not plan.active or plan.cycle != self.last_cycle:
-            return False
-        if self.places.setdefault(plan.group_rank, node.node_id) != node.node_id:
+            return None
+        return plan if self.places.setdefault(plan.group_rank, node.node_id) == node.node_id else None
+
+    def claim(self, message: Register) -> bool:
+        """The same for an agent that may run on; whether it has that group rank."""
+        plan, node = self.place(message), message.node
+        if plan is None:
             return False
         self.plan = plan
         if message.doing in (Doing.RUNNING, Doing.SUCCEEDED):

@@ -18,7 +18,7 @@ from nvrx_slurm.core.job.quorum import Quorum
 from nvrx_slurm.core.job.report import ReportBuilder
 from nvrx_slurm.core.job.restarts import Budget, RestartLimits
 from nvrx_slurm.core.machine import Follows
-from nvrx_slurm.types import FaultKind, Finish, History, Node, Peer, RankFault, RestartPolicy, Warn
+from nvrx_slurm.types import FaultKind, Finish, History, Node, Peer, Plan, RankFault, RestartPolicy, Warn
 
 SIGUSR1 = 10
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
@@ -31,7 +31,7 @@ class Phase(Enum):
     JOINING = "waiting for enough nodes"
     LAST_CALL = "enough nodes are here; waiting a moment for the others"
     TAKEOVER = "nodes run a cycle of an older term; waiting a moment for the rest of them"
-    PAUSED = "a rank dies at its start again and again; waiting before the next cycle"
+    PAUSED = "ranks die at their start again and again; waiting before the next cycle"
     RUNNING = "a cycle is running"
     LAST_RANKS = "enough nodes are done; waiting for the last ranks of nodes with a fault"
     STOPPING = "waiting until the workers of a failed cycle are gone"
@@ -157,6 +157,17 @@ class JobData:
     def nodes_left(self) -> int:
         """How many nodes may still come at most: those that were expected, without the excluded ones."""
         return self.settings.max_nodes - len(self.budget.history.excluded)
+
+    def inherit(self, plan: Plan) -> tuple[list[str], bool]:
+        """Note what an agent's plan tells of earlier terms.
+
+        Returns the runners of a cycle that turns out not to be the last one, and whether further nodes are excluded.
+        """
+        self.report.inherit(plan.history)
+        excludes, overtaken = self.budget.inherit(plan.history), self.inherited.learn(plan)
+        if self.fresh:
+            self.cycle = max(self.cycle, self.inherited.last_cycle)
+        return overtaken, excludes
 
     def may_exclude_by_rule(self, node: Node) -> bool:
         """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""

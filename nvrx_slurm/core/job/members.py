@@ -10,7 +10,8 @@ from nvrx_slurm.core.job.placement import complete_segments, infra_order, is_pos
 from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.types import Node, Stopped
 
-# Instead of a cycle. JOINING: not to be planned with yet. PREPARING: it has run nothing and is being checked.
+# Values of `busy` instead of a cycle. READY: it can be planned with. JOINING: it cannot yet. PREPARING: it has run
+# nothing and is being checked.
 READY, JOINING, PREPARING = -1, -2, -3
 _NAMES_SHOWN = 16
 

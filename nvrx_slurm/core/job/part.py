@@ -252,7 +252,8 @@ class JobPart:
             self.warn(t.Warn(s.warning_signum or SIGUSR1, left))
         elif due is Due.STOP:
             left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
-            self.finish(t.Finish(signal_exit_code(_SIGTERM), left), now)
+            self.job.report.out_of_time = True
+            self.finish(t.Finish(signal_exit_code(_SIGTERM), left, _SIGTERM), now)
         return due is not Due.NOTHING
 
 

@@ -48,12 +48,18 @@ class Quorum:
         """Whether this job elects its coordinators."""
         return self.electors > 0
 
-    def enough(self, members: Collection[str]) -> bool:
-        """Whether these nodes (keys) are a quorum: with those that have a vote, and with those that are offered one.
+    @property
+    def proven(self) -> set[str]:
+        """Keys of the nodes that are proven dead. One that is back has no vote, but may run ranks."""
+        return self.dead - self.returned
 
-        The elected coordinator keeps its office with exactly half.
+    def enough(self, members: Collection[str]) -> bool:
+        """Whether `members` (keys) are a majority in both electorates: without the returned nodes, and with them.
+
+        Until each node knows that they vote again, either electorate may be in use. The elected coordinator keeps its
+        office with exactly half.
         """
-        rolls = [self.dead, self.dead - self.returned] if self.returned else [self.dead]
+        rolls = [self.dead, self.proven] if self.returned else [self.dead]
         alive = [dead for dead in rolls if len(dead) < self.electors]
         if not alive:  # no node that has a vote lives
             return 2 * len(members) > self.electors
@@ -66,7 +72,7 @@ class Quorum:
 
     def missing(self, members: Collection[str]) -> int:
         """How many nodes are neither members nor proven dead."""
-        return max(0, self.electors - len(members) - sum(key not in members for key in self.dead))
+        return max(0, self.electors - len(members) - sum(key not in members for key in self.proven))
 
     def is_proof(self, peer: Peer) -> bool:
         """Whether the death of this life of a node was asked for. That of an older life says nothing about a later."""

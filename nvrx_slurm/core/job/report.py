@@ -32,8 +32,9 @@ class ReportBuilder:
         self._restarts: list[RestartRecord] = []
         self._open: RestartRecord | None = None  # the restart that is under way
         self._down_s = 0.0
+        self.out_of_time = False  # the job is stopped before the time limit
         self._lost: dict[str, None] = {}
-        self._promoted: dict[str, None] = {}
+        self._promoted: list[str] = []
 
     def inherit(self, history: History) -> None:
         """What an agent knows of earlier terms, where it is more than others know."""
@@ -50,7 +51,7 @@ class ReportBuilder:
             down_s=past.down_s + self._down_s,
             restarts=self._all_restarts()[-_TOLD_RESTARTS:],
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
-            promoted=tuple(dict.fromkeys((*past.promoted, *self._promoted)))[:_TOLD_HOSTS],
+            promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
         )
 
     def _at_s(self, at: float) -> float:
@@ -115,7 +116,7 @@ class ReportBuilder:
 
         Returns how long the restart took (seconds).
         """
-        self._promoted.update(dict.fromkeys(promoted))
+        self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
         return self._close(now)
 
     def _close(self, now: float) -> float | None:
@@ -144,4 +145,5 @@ class ReportBuilder:
             excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
             spares_used=history.promoted,
             down_s=history.down_s,
+            out_of_time=self.out_of_time,
         )

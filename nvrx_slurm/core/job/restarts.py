@@ -1,17 +1,20 @@
-"""Restart or give up, after what pause, and which fault was the first: decisions with the sentence about each."""
+"""Restart or give up, and after what pause: decisions with the sentence about each."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 
-from nvrx_slurm.core.job.failing_line import failing_line
+from nvrx_slurm.core.job.failing_line import failing_line, frames
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
-_PORT_START_S = 120.0  # a port that another program took is noticed within this time of a start
+_PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
+_NOT_COMPILED = re.compile(
+    r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)"
+)  # of a file that is half written
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class RestartLimits:
     crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
     crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
     longest_pause_s: float = 60.0
+
+    @property
+    def hopeless_code(self) -> int:
+        """How a job ends that would fail again for certain."""
+        return self.no_restart_code if self.stops_on_repeats else int(ExitCode.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class Budget:
         self._max = max_restarts
         self._limits = limits
         self.history = History()
-        self._early_death: tuple[int, int] | None = None  # (rank, how often in a row it died at the start)
+        self._early_deaths = 0  # cycles in a row in which a rank died at its start
         self._port_retries = 0
 
     def inherit(self, history: History) -> bool:
@@ -65,9 +73,16 @@ class Budget:
         """Whether this node is not to be taken."""
         return _key(node) in self.history.excluded
 
-    def after(self, cause: RankFault, lasted_s: float) -> Decision:
-        """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used."""
+    def after(self, cause: RankFault, lasted_s: float, agent_port: int = 0) -> Decision:
+        """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used.
+        `agent_port`: where the agent of that node listens; 0 = it does not."""
         used, what = self.history.restarts_used, headline(cause)
+        if lasted_s < _PORT_START_S and cannot_be_compiled(cause):  # later a file may be just written
+            why = f"{what}; no restart: Python would find the same error again"
+            return Decision(False, self._limits.hopeless_code, why)
+        if agent_port and lost_its_port(cause, lasted_s) and re.search(rf"\b{agent_port}\b", cause.message):
+            why = f"{what}; nvrx-run itself listens on port {agent_port} (--rdzv-endpoint, --master-port)"
+            return Decision(False, ExitCode.FAILED, f"{why}: use init_method env://, or another port in the script")
         if self._port_retries < _MAX_PORT_RETRIES and lost_its_port(cause, lasted_s):
             self._port_retries += 1
             some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
@@ -85,21 +100,19 @@ class Budget:
         by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
         self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
         pause_s = self._pause_s(cause, lasted_s)
-        pause = f" in {pause_s:g} s, because it dies at its start again and again" if pause_s else ""
+        pause = f" in {pause_s:g} s, because ranks die at their start again and again" if pause_s else ""
         return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
 
     def _pause_s(self, cause: RankFault, lasted_s: float) -> float:
-        """A rank that dies at its start again and again may wait for something outside (a file system, a licence):
-        the next cycle starts later. After any other fault it starts at once."""
-        if lasted_s >= self._limits.crash_loop_s or cause.rank < 0:
-            self._early_death = None
+        """Ranks that die at their start again and again may need something outside (a file system, a licence): the
+        next cycle starts later. Any rank may be the first. After a node's fault the next cycle starts at once."""
+        if lasted_s >= self._limits.crash_loop_s:
+            self._early_deaths = 0
+        elif cause.rank >= 0:
+            self._early_deaths += 1
+        if self._early_deaths < 2 or cause.rank < 0:
             return 0.0
-        rank, times = self._early_death or (cause.rank, 0)
-        times = times + 1 if rank == cause.rank else 1
-        self._early_death = cause.rank, times
-        if times < 2:
-            return 0.0
-        longest_s, doublings = self._limits.longest_pause_s, min(times - 2, 30)
+        longest_s, doublings = self._limits.longest_pause_s, min(self._early_deaths - 2, 30)
         return min(self._limits.crash_loop_pause_s * float(1 << doublings), longest_s)
 
     def begin_at(self, iteration: int | None) -> None:
@@ -131,6 +144,12 @@ def lost_its_port(cause: RankFault, lasted_s: float) -> bool:
     """Whether rank 0 could not listen on MASTER_PORT, which another program may take with SO_REUSEADDR."""
     said = f"{cause.message}\n{cause.traceback}"
     return cause.rank == 0 and lasted_s < _PORT_START_S and _PORT_TAKEN.search(said) is not None
+
+
+def cannot_be_compiled(cause: RankFault) -> bool:
+    """Whether the exception that ended the rank is a syntax error in a file of the user, not of a library."""
+    found = frames(cause.traceback)[:1] if _NOT_COMPILED.match(cause.message) else []
+    return cause.kind is FaultKind.EXIT and any(not library for _, library in found)
 
 
 def _key(node: Node) -> str:

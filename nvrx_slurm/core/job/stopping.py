@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, judge, repeats
+from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, judge, lacks_module, repeats
 from nvrx_slurm.core.job import coordinator_events as ev
 from nvrx_slurm.core.job.job_data import ANY, LIVE, STOPPING, Phase, rows
 from nvrx_slurm.core.job.part import JobPart
@@ -11,6 +11,7 @@ from nvrx_slurm.core.job.restarts import evidence, headline
 from nvrx_slurm.core.machine import Tick
 
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
+_START_S = 120.0  # a module that is missing later may be on a file system that is away
 
 
 class Stopping(JobPart):
@@ -34,7 +35,8 @@ class Stopping(JobPart):
         """Stop all workers for the next cycle, or end the job."""
         job, s = self.job, self.job.settings
         assert job.cause is not None
-        decision = job.budget.after(job.cause, now - job.cycle_started_at)
+        listening = (node.port for node in job.members.in_order() if node.infra_rank == job.cause.infra_rank)
+        decision = job.budget.after(job.cause, now - job.cycle_started_at, next(listening, 0))
         job.advice.failed(job.cycle, job.cause, now - job.cycle_started_at)
         failed = f"{f'rank {job.cause.rank}' if job.cause.rank >= 0 else 'node'} ({job.cause.host}) failed"
         if decision.restart:
@@ -148,9 +150,15 @@ class Stopping(JobPart):
         job.cause = verdict.cause
         job.report.cause_known(verdict.cause)
         times = repeats(verdict, job.report.restarts)
-        if limits.stops_on_repeats and times >= REPEATS:
-            why = f"{headline(verdict.cause)}; the same failure {times} times: a restart does not help"
+        again = f"the same failure {times} times"
+        if job.cycle == 0 and job.advice.lasted_s < _START_S and lacks_module(verdict, len(job.assignment)):
+            why = f"{headline(verdict.cause)}; no restart: a rank of each node lacks that module"
+            self.finish(t.Finish(limits.hopeless_code, why), now)
+        elif limits.stops_on_repeats and times >= REPEATS:
+            why = f"{headline(verdict.cause)}; {again}: a restart does not help"
             self.finish(t.Finish(limits.no_restart_code, why), now)
+        elif times >= REPEATS:
+            self.say(f"{again}: a restart may not help; the job goes on (--ft-attribution-stop-action log)")
         elif verdict.remedy is t.Remedy.ELSEWHERE and (
             verdict.confidence is t.Confidence.CERTAIN
             or (verdict.cause.kind is t.FaultKind.HANG and job.settings.hang_exclude)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 STACKS_GRACE_S = 2.0  # for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
 SIGNAL_GRACE_S = 10.0  # for a worker to act on a `rank_termination_signal` of the user's choice
+LATE_END_S = 60.0  # an end that takes longer is said
 LATE_S = 1.0  # a monitor that wakes up this late was stopped, and so probably was its rank
 
 _SIGKILL = 9  # Linux, all architectures
@@ -35,6 +36,7 @@ class Limits:
     `rank_heartbeat_timeout`: between heartbeats.
     `rank_out_of_section_timeout`: without any open section.
     `rank_section_timeouts`: by name, in each section; at most MAX_SECTIONS. The order is that of the shared page.
+    `rank_exit_timeout`: from `View.exits` to the end of the process.
     Each > 0 or None. `workload_check_interval`: the least limit that a rank can learn, unless a shorter one was
     configured: a learned limit of milliseconds would kill healthy ranks. Raises ValueError, one sentence, for others.
 
@@ -49,11 +51,13 @@ class Limits:
         rank_out_of_section_timeout: float | None = None,
         rank_section_timeouts: dict[str, float | None] | None = None,
         workload_check_interval: float = 5.0,
+        rank_exit_timeout: float | None = None,
     ) -> None:
         self.rank_init_timeout = _limit("rank_init_timeout", rank_init_timeout)
         self.initial_rank_heartbeat_timeout = _limit("initial_rank_heartbeat_timeout", initial_rank_heartbeat_timeout)
         self.rank_heartbeat_timeout = _limit("rank_heartbeat_timeout", rank_heartbeat_timeout)
         self.rank_out_of_section_timeout = _limit("rank_out_of_section_timeout", rank_out_of_section_timeout)
+        self.rank_exit_timeout = _limit("rank_exit_timeout", rank_exit_timeout)
         self.workload_check_interval = _limit("workload_check_interval", workload_check_interval) or 0.0
         sections = _sections(rank_section_timeouts)
         self.rank_section_timeouts = sections
@@ -89,7 +93,8 @@ class Limits:
         """These limits with other values, in the order and number of values(). Raises ValueError for a bad one."""
         initial, between, outside, *in_sections = values
         sections = dict(zip(self.rank_section_timeouts, in_sections, strict=True))
-        return Limits(self.rank_init_timeout, initial, between, outside, sections, self.workload_check_interval)
+        of_agent = self.workload_check_interval, self.rank_exit_timeout
+        return Limits(self.rank_init_timeout, initial, between, outside, sections, *of_agent)
 
     def _enforced(self, learned: float | None, configured: float | None) -> float | None:
         least_s = self.workload_check_interval
@@ -137,6 +142,7 @@ class View:
     `resumed_s`: until then monitor and rank were stopped, or other limits applied (0 = never); no limit starts before.
     `sections`: by slot, since when it is open, None = closed; () = none is open.
     `outside_s`: since when it has been in no section, None = it is in one, or the time does not count yet.
+    `exits`: since when it should end, and after what; None = it should not.
     """
 
     def __init__(
@@ -148,7 +154,9 @@ class View:
         resumed_s: float = 0.0,
         sections: tuple[float | None, ...] = (),
         outside_s: float | None = None,
+        exits: tuple[float, str] | None = None,
     ) -> None:
+        self.exits = exits
         self.started_s = started_s
         self.initialized_s = initialized_s
         self.heartbeat_s = heartbeat_s
@@ -160,9 +168,13 @@ class View:
 
 
 class Judgement:
-    """`hung`: since `deadline_s`; else not before `deadline_s` (None = never without a message). `sentence`: why."""
+    """`hung`: since `deadline_s`; else not before `deadline_s` (None = never without a message). `sentence`: why.
 
-    def __init__(self, hung: bool, deadline_s: float | None, sentence: str) -> None:
+    `late`: what to say of an end that takes long; "" = nothing.
+    """
+
+    def __init__(self, hung: bool, deadline_s: float | None, sentence: str, late: str = "") -> None:
+        self.late = late
         self.hung = hung
         self.deadline_s = deadline_s
         self.sentence = sentence
@@ -176,19 +188,27 @@ def judge(limits: Limits, view: View, now_s: float) -> Judgement:
         if first is None or deadline_s < first[0]:
             first = (deadline_s, since_s, limit_s, missing)
     # The rank can start other limits through its page without a message: look again before one can run out.
-    look_s = min((now_s + limit_s for limit_s in _startable(limits, view)), default=None)
+    looks = [now_s + limit_s for limit_s in _startable(limits, view)]
+    late = ""
+    if view.exits is not None:
+        late_s = max(view.exits[0], view.resumed_s) + LATE_END_S
+        late = f"no end {LATE_END_S:g} s after {view.exits[1]}" if now_s >= late_s else ""
+        looks += [] if late else [late_s]
+    look_s = min(looks, default=None)
     if first is None:
-        return Judgement(False, look_s, "no limit is running")
+        return Judgement(False, look_s, "no limit is running", late)
     deadline_s, since_s, limit_s, missing = first
     sentence = f"{missing} for {now_s - since_s:.2f} s (limit {limit_s:g} s)"
     if now_s >= deadline_s:
         return Judgement(True, deadline_s, sentence)
-    return Judgement(False, deadline_s if look_s is None else min(deadline_s, look_s), sentence)
+    return Judgement(False, min([deadline_s, *looks]), sentence, late)
 
 
 def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
     """The limits that run now: (start, limit, description)."""
     running: list[tuple[float, float, str]] = []
+    if view.exits is not None and limits.rank_exit_timeout is not None:
+        running.append((view.exits[0], limits.rank_exit_timeout, f"no end after {view.exits[1]}"))
     if view.finished:
         return running
     if view.initialized_s is None:
@@ -212,7 +232,8 @@ def _startable(limits: Limits, view: View) -> list[float]:
     """The limits that do not run but that the rank can start through its page, in seconds."""
     if view.finished or view.initialized_s is None:
         return []
-    startable = [] if view.heartbeat_s is not None else [limits.rank_heartbeat_timeout]
+    startable: list[float | None] = [min(limits.rank_exit_timeout or LATE_END_S, LATE_END_S)]  # by its shutdown
+    startable += [] if view.heartbeat_s is not None else [limits.rank_heartbeat_timeout]
     for slot, (_, limit_s) in enumerate(limits.slots):
         if slot >= len(view.sections) or view.sections[slot] is None:
             startable.append(limit_s)

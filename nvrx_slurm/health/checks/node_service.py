@@ -5,6 +5,7 @@ Only an answer of the service is a failure; no socket, no answer and any error o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -32,12 +33,13 @@ class Reply(NamedTuple):
 
 def preload() -> None:
     """Import the modules of `gather` before the checks are forked. Makes no channel: gRPC's threads do not survive a
-    fork."""
-    import urllib.parse  # noqa: F401
+    fork. What cannot be imported is said by the check."""
+    with contextlib.suppress(ImportError):
+        import urllib.parse  # noqa: F401
 
-    import grpc  # noqa: F401
+        import grpc  # noqa: F401
 
-    from nvrx_slurm.health.service import nvhcd_pb2  # noqa: F401
+        from nvrx_slurm.health.service import nvhcd_pb2  # noqa: F401
 
 
 def gather(node: NodeView, expected: Expected) -> Reply:

@@ -46,6 +46,7 @@ from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, Interruptio
 from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.meeting import leader
 from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.watch.board import note_restart
 
 logger = logging.getLogger(__name__)
 
@@ -288,6 +289,8 @@ class BarrierServer(threading.Thread):
             gone, number = result.gone, number + 1
             result = self._result(Iteration(call, number), gone)
             logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
+            if result.outcome is Outcome.NEXT and number > ENTRY:
+                note_restart(number, result.why)
             if result.outcome is Outcome.NEXT and number - 1 > ENTRY:
                 members = [rank for rank in range(self._world_size) if rank not in gone]
                 Iteration(call, number - 1).delete_keys(members)

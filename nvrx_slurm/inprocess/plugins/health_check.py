@@ -32,7 +32,8 @@ class HealthCheck(ABC):
     """Base of all health checks of this rank.
 
     The wrapper calls it at the start of each iteration, and before a restart: after the abort and `Finalize`.
-    An Exception means unhealthy: the wrapper raises HealthCheckError from it, and this rank leaves.
+    An Exception means unhealthy. At the start it is a fault of the iteration like any other, so that all ranks try
+    again; before a restart the wrapper raises HealthCheckError from it, and this rank leaves.
     """
 
     @abstractmethod

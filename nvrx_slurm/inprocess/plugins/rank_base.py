@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,8 +75,12 @@ def check_key(name: str, key_or_fn: object) -> None:
 
 
 def key_of(key_or_fn: str | Callable[[State], Any], state: State) -> str:
-    """The rank's key as text."""
-    return str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
+    """The rank's key as text. A function that needs two arguments gets rank and world size, as in older NVRx."""
+    if not callable(key_or_fn):
+        return key_or_fn
+    needed = key_or_fn.__code__.co_argcount - len(key_or_fn.__defaults__ or ()) if inspect.isfunction(key_or_fn) else 1
+    given: tuple[Any, ...] = (state.rank, state.world_size) if needed > 1 else (state,)
+    return str(key_or_fn(*given))
 
 
 def leadership_of(ctx: RankAssignmentCtx, name: str, place: int, timeout: timedelta) -> Leadership:

@@ -1,4 +1,4 @@
-"""Dead ranks as reported by the agent of nvrx-run, which sees their end before any wrapper can.
+"""What the wrapper and the agents of nvrx-run tell each other: dead ranks, and restarts in process.
 
 NVRX_BOARD names a file to which the agent appends JSON lines `{"v": 1, "cycle": C, "ranks": [...], "why": "..."}`:
 ranks (as the launcher numbered them in cycle C) that are gone. Invalid lines are logged and skipped.
@@ -11,13 +11,33 @@ import logging
 import os
 import select
 
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.attribution import MAX_TEXT, Interruption, InterruptionRecord
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import IN_PROCESS_NAME
 from nvrx_slurm.system.inotify import Inotify
 
 logger = logging.getLogger(__name__)
 
 BOARD_ENV = "NVRX_BOARD"
 _MAX_READ = 1 << 20  # bytes
+_NOTE_S = 1.0  # for the log tree's file system
+
+
+def note_restart(iteration: int, why: str) -> None:
+    """Add a line to the log tree of nvrx-run, for `result.json`: the iteration has ended, and another one follows."""
+    run_dir, cycle = os.environ.get("NVRX_RUN_DIR"), os.environ.get("NVRX_CYCLE", "")
+    path = os.path.join(run_dir or "", f"cycle_{cycle}", IN_PROCESS_NAME)
+    note = json.dumps({"cycle": cycle, "iteration": iteration, "why": why[:MAX_TEXT]})
+
+    def write() -> None:
+        with open(path, "a") as file:
+            file.write(note + "\n")
+
+    if run_dir and cycle:
+        try:
+            bounded.call(write, _NOTE_S, "nvrx log tree")
+        except (OSError, bounded.Overrun, RuntimeError) as error:
+            logger.info("result.json will not tell of the restart after iteration %d: %s", iteration, error)
 
 
 class Board:

@@ -13,7 +13,7 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.watch.page import ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, Page
+from nvrx_slurm.inprocess.watch.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, Page
 from nvrx_slurm.monitor import kill
 
 logger = logging.getLogger(__name__)
@@ -70,19 +70,24 @@ class HangWatch:
         return min(look_s, now_s + self.longest_s), ""
 
     def _kill(self, number: int, why: str) -> None:
-        """SIGCONT, SIGTERM, grace time, SIGCONT, SIGTERM, SIGKILL (seed 002)."""
+        """SIGCONT, SIGTERM, grace time, SIGCONT, SIGTERM, SIGKILL (seed 002).
+
+        A rank may go on after SIGTERM, so it is shut out first. The others wait until it has left: it may still write.
+        """
+        self._page.words[GONE] = 1
         self._tell(number, Interruption.HARD_TIMEOUT, why)
         for step, grace_s in stop_ladder(signal.SIGTERM, False, self._grace_s):
             for signum in (signal.SIGCONT, signal.SIGTERM, *([signal.SIGKILL] if step == KILL else [])):
                 kill.send(self._pidfd, signum)
-            if self._dead_within(_KILL_WAIT_S if step == KILL else grace_s):
+            if self._gone_within(_KILL_WAIT_S if step == KILL else grace_s):
                 return
         logger.error("the rank cannot be killed: it is in an uninterruptible sleep in the kernel")
 
-    def _dead_within(self, timeout_s: float) -> bool:
+    def _gone_within(self, timeout_s: float) -> bool:
+        """Whether the rank has ended, or has left by itself."""
         deadline_s = time.monotonic() + timeout_s
         while not select.select([self._pidfd], [], [], max(0.0, min(1.0, deadline_s - time.monotonic())))[0]:
-            if time.monotonic() >= deadline_s:
-                return False
+            if self._page.words[LEFT] or time.monotonic() >= deadline_s:
+                return bool(self._page.words[LEFT])
             self._page.words[SEEN] = time.monotonic_ns()  # the rank's watchdog must not miss this process meanwhile
         return True

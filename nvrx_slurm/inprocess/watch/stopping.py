@@ -56,8 +56,8 @@ class Deferral:
     - An exception in a destructor is dropped. In `__enter__` or `__exit__` it leaves a lock held, or autocast on.
     - An exception between a fork and the line that stores its result leaves a child that no object refers to.
 
-    The main thread looks at one of its steps, or when a signal arrives. A signal may also arrive where it is blocked,
-    and then finds it at the same step again. That is how a blocked call of the library is recognised; it is stopped.
+    The main thread calls it, at one of its Python steps or from a signal handler. Two signals in a row at the same
+    frame and instruction mean that the thread is blocked in a library call; then the stop is not deferred.
     """
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ class Stopper:
 
     The main thread holds a lock while the function runs. No exception of a signal can come between the function's end
     and the release, and the thread that stops it can wait for that. The main thread itself raises the exception, after
-    a look at that lock, so it is raised nowhere else. It is raised again when it was suppressed, or, if a reference to
-    it is kept, after a while.
+    a look at that lock, so it is raised nowhere else. If the function swallows the exception, it is raised again:
+    at once when it was freed, else after a delay.
     """
 
     asking: ClassVar[Stopper | None] = None  # whose function the main thread may be in

@@ -1,0 +1,95 @@
+"""`nvrx stacks`: what the ranks of a running job do now, by the same look as at a hang. It ends nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvrx_slurm.agent.live import SOCKET
+from nvrx_slurm.cli.log_tree import find_run
+from nvrx_slurm.core.attribution.hang import compare, stack
+from nvrx_slurm.system.files import agent_dirs
+from nvrx_slurm.types import Collective, RankEvidence
+
+_ANSWER_S, _STEP_S = 10.0, 60.0
+_MOST_BYTES = 1 << 24
+_STEP = ("--overlap", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--input=none", "--quiet", "--no-kill")
+
+
+@click.command()
+@click.argument("place", default="latest", callback=find_run)
+@click.option("--here", is_flag=True, hidden=True, help="As JSON, the ranks of this node.")
+def stacks(place: Path, here: bool) -> None:
+    """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.
+
+    PLACE is a job id, or the directory of a run (default: the latest run). For a Slurm job it looks at all nodes by a
+    step of its own, from the allocation or a login node; else at the ranks of this node. Ranks go on as before. A rank
+    without init_workload_monitoring() has no stack.
+    """
+    run = place.resolve()
+    job = run.parent.name
+    if here or not job.isdecimal() or shutil.which("srun") is None:
+        found = [*_of_this_node(run)]
+    else:
+        lines = _of_all_nodes(run, job).splitlines()
+        found = [rank for line in lines if line.startswith("[") for rank in json.loads(line)]
+    if here:
+        return click.echo(json.dumps(found))
+    if not found:
+        raise click.UsageError(f"no rank of {run} was found: it has ended, or runs as another user or on other nodes")
+    for line in _tell([_evidence(rank) for rank in {rank["rank"]: rank for rank in found}.values()]):
+        click.echo(line)
+
+
+def _of_this_node(run: Path) -> Iterator[dict[str, Any]]:
+    for directory in agent_dirs():
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(_ANSWER_S)
+            try:
+                stream.connect(os.fspath(directory / SOCKET))
+                with stream.makefile("rb") as answer:
+                    told = json.loads(answer.read(_MOST_BYTES))
+            except (OSError, ValueError):
+                continue  # a dead agent's
+            if told["run"] == str(run):
+                yield from told["ranks"]
+
+
+def _of_all_nodes(run: Path, job: str) -> str:
+    ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", "--here", str(run)]
+    try:
+        done = subprocess.run(
+            ["srun", f"--jobid={job}", *_STEP, *ask], capture_output=True, text=True, timeout=_STEP_S, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        if late.stdout:  # of the nodes that live
+            return late.stdout.decode(errors="replace")
+        raise click.UsageError(f"job {job}: srun did not answer within {_STEP_S:g} s") from None
+    if done.returncode and not done.stdout:
+        raise click.UsageError(f"job {job} cannot be looked at: {' '.join(done.stderr.split())[-300:]}")
+    return done.stdout
+
+
+def _evidence(told: dict[str, Any]) -> RankEvidence:
+    collectives = tuple(Collective(**one) for one in told.pop("collectives"))
+    return RankEvidence(**told | {"frames": tuple(told["frames"]), "collectives": collectives})
+
+
+def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
+    verdict = compare(ranks)
+    first = f"rank {verdict.culprits[0].rank} on node {verdict.culprits[0].host}: " if verdict.culprits else ""
+    yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        section = f", in section {rank.section}" if rank.section else ""
+        moves = "moves" if rank.moves else "does not move"
+        yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}"
+        yield stack(rank) or "  no Python stack"

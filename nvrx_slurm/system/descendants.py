@@ -1,0 +1,104 @@
+"""Processes below a process, found and killed in whatever session. Rank monitors use this: it imports next to nothing.
+
+A process is named by a pidfd that was opened before its parent was read, so a number that is used again hits nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def is_dead(pidfd: int) -> bool:
+    """Whether the process has ended (reaped or not)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def children(pid: int) -> list[int]:
+    """Children of all threads of `pid`, ended ones too; none where it is gone or the kernel does not tell."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        return found  # children of a parent that just ended have another parent now
+    return found
+
+
+def below(pid: int, pidfd: int) -> list[int]:
+    """A pidfd of each living process below the process `pid`, which `pidfd` names. The caller closes them."""
+    todo, found = [(pid, pidfd)], list[int]()
+    while todo:
+        parent, parent_fd = todo.pop()
+        for child in children(parent):
+            fd = _open(child, parent)
+            if fd >= 0 and is_dead(parent_fd):  # another process may have the parent's number by now
+                os.close(fd)
+            elif fd >= 0:
+                found.append(fd)
+                todo.append((child, fd))
+    return found
+
+
+def kill_all(pidfds: Iterable[int]) -> None:
+    """SIGKILL, and close the pidfds."""
+    for fd in pidfds:
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        except OSError:
+            pass  # gone, or another user's (setuid)
+        os.close(fd)
+
+
+def kill_tree(root: int, parent: int, mark: bytes = b"") -> bool:
+    """SIGKILL to `root`, a child of `parent`, and to all processes below it. Does not wait. False: there is none.
+
+    `mark`: only if its environment has this entry (NAME=VALUE). All are found before one is killed: the children of a
+    killed process get another parent. A process that is forked in between is missed, so callers look again.
+    """
+    fd = _open(root, parent, mark)
+    if fd < 0:
+        return False
+    kill_all([fd, *below(root, fd)])
+    return True
+
+
+def kill_marked(parent: int, mark: bytes) -> bool:
+    """The same for all children of `parent` with this mark. `/proc/PID/task/TID/children` of init may be hidden."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return any([kill_tree(pid, parent, mark) for pid in pids if _parent(pid) == parent])
+
+
+def _open(pid: int, parent: int, mark: bytes = b"") -> int:
+    """A pidfd of the process if it lives, is a child of `parent` and has the mark; else -1."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if _parent(pid) == parent and (not mark or mark in _read(pid, "environ").split(b"\0")) and not is_dead(fd):
+        return fd
+    os.close(fd)
+    return -1
+
+
+def _parent(pid: int) -> int:
+    """-1: there is no such process."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else -1
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of the process; nothing where it is gone or another user's."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
