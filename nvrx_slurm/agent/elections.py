@@ -99,6 +99,7 @@ class Elections:
         core = el.Election(me, candidates, settings, self._loop.time())
         self._shell = Shell(core, _NoLog(), type(None), say)
         self._shell.add(self)
+        self._shell.result.add_done_callback(self._on_end)
         self.core = core
         for command in _STAND:
             self._shell.on(command, getattr(self, f"_on_{command.__name__.lower()}"))
@@ -152,6 +153,11 @@ class Elections:
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_defect(error)
+
+    def _on_end(self, result: asyncio.Future[Any]) -> None:
+        error = None if result.cancelled() else result.exception()
         if error is not None:
             self._on_defect(error)
 

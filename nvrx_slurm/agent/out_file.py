@@ -24,7 +24,9 @@ class OutFile:
     def __init__(self, job_id: int) -> None:
         self._console: Console | None = None
         self._over = threading.Event()
-        threading.Thread(target=self._take, args=(job_id, os.lseek(1, 0, os.SEEK_CUR)), daemon=True).start()
+        with suppress(OSError):  # a pipe has no position: the file is the batch host's alone
+            begin = os.lseek(1, 0, os.SEEK_CUR)
+            threading.Thread(target=self._take, args=(job_id, begin), daemon=True).start()
 
     def _take(self, job_id: int, begin: int) -> None:
         with suppress(OSError, SlurmError):  # not every node may have the file
