@@ -88,7 +88,7 @@ class Elections:
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
         self._electors = 0  # of the last plan
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._closed = False
         self.logs: LogsRole | None = None
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
@@ -148,16 +148,12 @@ class Elections:
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._on_task_end)
+        task.add_done_callback(self._on_end)
 
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_defect(error)
-
-    def _on_end(self, result: asyncio.Future[Any]) -> None:
-        error = None if result.cancelled() else result.exception()
+    def _on_end(self, work: asyncio.Future[Any]) -> None:
+        """A task, or the election itself, has ended."""
+        self._tasks.discard(work)
+        error = None if work.cancelled() else work.exception()
         if error is not None:
             self._on_defect(error)
 

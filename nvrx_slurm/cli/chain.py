@@ -106,7 +106,7 @@ class Chain:
         room = min(_MAX_EXCLUDED, 0 if job.reservation else len(others) - job.num_nodes)
         taken = new[: max(0, room)]
         if taken:
-            self._slurm.update_job(job_id, excluded=[*job.excluded, *taken])
+            self._slurm.exclude(job_id, [*job.excluded, *taken])
             self._say(f"job {job_id} does not get {', '.join(taken[:8])}, which this one excluded")
         if left := new[len(taken) :]:
             self._say(f"job {job_id} may get {', '.join(left[:8])} again: it needs the node")

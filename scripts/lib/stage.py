@@ -6,7 +6,9 @@ Both run the same training through `nvrx-run`, both can lose a node for certain,
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import select
 import signal
 import socket
@@ -141,7 +143,7 @@ class LocalStage:
         logs = directory / "logs"
         argv = [
             sys.executable, "-m", "nvrx_slurm.cli.run", f"--nnodes={NODES - SPARES}:{NODES}",
-            f"--nproc-per-node={RANKS_PER_NODE}", f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+            f"--nproc-per-node={RANKS_PER_NODE}", f"--rdzv-endpoint=127.0.0.1:{free_port()}",
             f"--rdzv-id=run{self._runs}", f"--max-restarts={_MAX_RESTARTS}", f"--log-dir={logs}",
             f"--ft-rank-heartbeat-timeout={HEARTBEAT_TIMEOUT_S}",
             f"--ft-initial-rank-heartbeat-timeout={_FIRST_HEARTBEAT_TIMEOUT_S}",
@@ -223,7 +225,11 @@ def await_end(processes: Sequence[init.Process], timeout_s: float) -> list[init.
     return [one for one in processes if init.process(one.pid) == one]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """A port below those that the kernel gives away: no agent that listens on any port takes it meanwhile."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, max(first, 12_000)), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("100 ports were tried, and none is free")

@@ -11,7 +11,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import minicluster_init as init
-from stage import await_end, running_with
+from stage import await_end, free_port, running_with
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
@@ -60,13 +59,6 @@ say("up", CYCLE, "group", GROUP, "pid", os.getpid())
 """
 UNTIL_TOLD = UP + 'gate(f"end{CYCLE}")\n'  # by rig.open("endN"), N the cycle in which it may end
 QUICK = ("--ft-keepalive-interval=0.7", "--ft-keepalive-timeout=0.7")  # a busy machine delays a beat by some tenths
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:

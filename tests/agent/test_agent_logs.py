@@ -12,8 +12,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from agent_harness import QUICK, UP, WAIT_S, Launcher, Rig, free_port, kill, until, up
+from agent_harness import QUICK, UP, WAIT_S, Launcher, Rig, kill, until, up
 from log_harness import by_source
+from stage import free_port
 
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.logs import nvrx_client

@@ -8,7 +8,8 @@ import socket
 
 import minicluster_init as init
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, free_port, kill, up
+from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, up
+from stage import free_port
 
 
 def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import free_port
+from stage import free_port
 
 DATA = Path(__file__).parents[1] / "data"
 DRIVER = Path(__file__).with_name("warm_driver.py")

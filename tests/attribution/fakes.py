@@ -192,9 +192,3 @@ def running(settings: AttributionSpec, **env: str) -> Iterator[Process]:
         yield process
     finally:
         process.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import nvrx_wheel
 import pytest
-from fakes import Fake, free_port, reply, running
+from fakes import Fake, reply, running
+from stage import free_port
 from test_service import fault, job, log_of
 
 from nvrx_slurm.attribution.records import AttributionSpec

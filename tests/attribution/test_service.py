@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import WAIT_S, Fake, Process, free_port, hangs, reply, running
+from fakes import WAIT_S, Fake, Process, hangs, reply, running
+from stage import free_port
 
 from nvrx_slurm.attribution.records import AttributionSpec
 from nvrx_slurm.core.attribution.evidence import examine

@@ -15,7 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 from fakes import Answer as Script
-from fakes import Fake, breaks, drips, floods, free_port, hangs, reply
+from fakes import Fake, breaks, drips, floods, hangs, reply
+from stage import free_port
 
 from nvrx_slurm.attribution import client
 from nvrx_slurm.attribution.client import Client

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_harness import Zygote, free_port
+from ranks_harness import Zygote
 from scripts_harness import Script
-from stage import await_end, running_with
+from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("in-process examples")]  # one undisturbed run for all

@@ -15,14 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stage import free_port
+
 HERE = Path(__file__).parent
 WAIT_S = 30.0  # for anything that must happen
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def signal_all(pids: Iterable[int], signum: int) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 from plugin_harness import WITHOUT_TORCH
-from ranks_harness import Zygote, free_port
+from ranks_harness import Zygote
 from scripts_harness import Script
+from stage import free_port
 
 from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.plugins.compose import Compose

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks_harness import free_port
+from stage import free_port
 
 from nvrx_slurm.core.inprocess.rollcall import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError

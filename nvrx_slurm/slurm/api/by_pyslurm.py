@@ -113,12 +113,10 @@ class PySlurm(CommandLine):
 
     def job(self, job_id: int) -> JobFacts:
         """By Job.load."""
-        return _job(self.ask("job", job_id))
-
-    def jobs(self, user: str = "") -> list[JobFacts]:
-        """By Jobs.load."""
-        found = map(_job, self.ask("jobs"))
-        return [job for job in found if not user or job.user == user]
+        plain = self.ask("job", job_id)
+        for name in ("nodes", "excluded"):
+            plain[name] = text.hosts(plain[name])
+        return JobFacts(**plain)
 
     def steps(self, job_id: int) -> list[StepFacts]:
         """By JobSteps.load."""
@@ -155,26 +153,9 @@ class PySlurm(CommandLine):
         """By Job.requeue."""
         self.ask("requeue", job_id)
 
-    def hold(self, job_id: int) -> None:
-        """By Job.hold."""
-        self.ask("hold", job_id)
-
-    def release(self, job_id: int) -> None:
-        """By Job.release."""
-        self.ask("release", job_id)
-
-    def update_job(
-        self,
-        job_id: int,
-        *,
-        excluded: Sequence[str] | None = None,
-        time_limit_min: int | None = None,
-        comment: str | None = None,
-    ) -> None:
+    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
         """By Job.modify."""
-        names = None if excluded is None else [text.node_name(name) for name in excluded]
-        changes = {"excluded_nodes": names, "time_limit": time_limit_min, "comment": comment}
-        self.ask("update_job", job_id, {name: value for name, value in changes.items() if value is not None})
+        self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
 
     def drain(self, node: str, reason: str) -> None:
         """By Node.modify."""
@@ -187,9 +168,3 @@ class PySlurm(CommandLine):
     def undrain(self, node: str) -> None:
         """By Node.modify."""
         self.ask("update_node", text.node_name(node), {"state": "UNDRAIN"})
-
-
-def _job(plain: dict[str, Any]) -> JobFacts:
-    for name in ("nodes", "excluded"):
-        plain[name] = text.hosts(plain[name])
-    return JobFacts(**plain)

@@ -25,10 +25,6 @@ class CommandLine:
         """By scontrol show job."""
         return text.job(self._scontrol("show", "job", str(job_id), "-o"), job_id)
 
-    def jobs(self, user: str = "") -> list[JobFacts]:
-        """By scontrol show job."""
-        return text.jobs(self._scontrol("show", "job", "-o"), user)
-
     def steps(self, job_id: int) -> list[StepFacts]:
         """By squeue --steps."""
         try:
@@ -69,31 +65,9 @@ class CommandLine:
         """By scontrol requeue."""
         self._scontrol("requeue", str(job_id))
 
-    def hold(self, job_id: int) -> None:
-        """By scontrol hold."""
-        self._scontrol("hold", str(job_id))
-
-    def release(self, job_id: int) -> None:
-        """By scontrol release."""
-        self._scontrol("release", str(job_id))
-
-    def update_job(
-        self,
-        job_id: int,
-        *,
-        excluded: Sequence[str] | None = None,
-        time_limit_min: int | None = None,
-        comment: str | None = None,
-    ) -> None:
+    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
         """By scontrol update."""
-        words = []
-        if excluded is not None:
-            words.append(f"ExcNodeList={','.join(map(text.node_name, excluded))}")
-        if time_limit_min is not None:
-            words.append(f"TimeLimit={time_limit_min}")
-        if comment is not None:
-            words.append(f"Comment={comment}")
-        self._scontrol("update", f"JobId={job_id}", *words)
+        self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={','.join(map(text.node_name, nodes))}")
 
     def drain(self, node: str, reason: str) -> None:
         """By scontrol update."""

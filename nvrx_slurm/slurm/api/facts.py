@@ -33,7 +33,6 @@ class JobFacts:
 
     job_id: int
     name: str
-    user: str
     state: str  # "PENDING", "RUNNING", "COMPLETING", "COMPLETED", ...
     reason: str  # why it waits: "Priority", "JobHeldUser", ...; "" = none
     nodes: tuple[str, ...]  # allocated now; () while it waits
@@ -46,9 +45,6 @@ class JobFacts:
     batch_host: str  # "" = no batch script
     time_left_s: float | None  # inf = no limit; None = not running
     exit_code: int  # 0..255, or 128 + signal; 0 while it runs
-    comment: str
-    array_job_id: int = 0  # 0 = no array
-    array_task: str = ""  # "3", or "4-10%1" of the tasks that wait together
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,6 @@ class Slurm(Protocol):
     def job(self, job_id: int) -> JobFacts:
         """One job; of an array's id the task that has it."""
 
-    def jobs(self, user: str = "") -> list[JobFacts]:
-        """All jobs that Slurm still knows, of `user` if it is given."""
-
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""
 
@@ -45,21 +42,8 @@ class Slurm(Protocol):
     def requeue(self, job_id: int) -> None:
         """End the job and put it back into the queue."""
 
-    def hold(self, job_id: int) -> None:
-        """Keep a waiting job from starting."""
-
-    def release(self, job_id: int) -> None:
-        """Let a held job start."""
-
-    def update_job(
-        self,
-        job_id: int,
-        *,
-        excluded: Sequence[str] | None = None,
-        time_limit_min: int | None = None,
-        comment: str | None = None,
-    ) -> None:
-        """Change a job; None leaves a value as it is. Excluded nodes can be changed only while the job waits."""
+    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
+        """Set the nodes that a waiting job must not get (sbatch --exclude)."""
 
     def drain(self, node: str, reason: str) -> None:
         """Let no new jobs start on the node."""

@@ -24,20 +24,12 @@ import pyslurm  # noqa: E402
 
 
 def _job(job_id: int) -> dict[str, Any]:
-    return _facts(pyslurm.Job.load(job_id))
-
-
-def _jobs() -> list[dict[str, Any]]:
-    return [_facts(job) for job in pyslurm.Jobs.load().values()]
-
-
-def _facts(job: Any) -> dict[str, Any]:
+    job = pyslurm.Job.load(job_id)
     runs = job.state == "RUNNING"
     left_s = math.inf if job.time_limit is None else float(job.run_time_remaining or 0)
     return {
         "job_id": job.id,
         "name": job.name or "",
-        "user": job.user_name or "",
         "state": job.state,
         "reason": "" if job.state_reason in (None, "None") else job.state_reason,
         "nodes": job.allocated_nodes or "",
@@ -50,9 +42,6 @@ def _facts(job: Any) -> dict[str, Any]:
         "batch_host": job.batch_host or "",
         "time_left_s": left_s if runs else None,
         "exit_code": 128 + job.exit_code_signal if job.exit_code_signal else job.exit_code or 0,
-        "comment": job.comment or "",
-        "array_job_id": job.array_id or 0,
-        "array_task": str(job.array_tasks_waiting or ("" if job.array_task_id is None else job.array_task_id)),
     }
 
 
@@ -89,8 +78,8 @@ def _signal(job_id: int, signum: int, step: str) -> None:
     pyslurm.JobStep.load(job_id, int(name) if name.isdigit() else name).send_signal(signum)  # without load: no effect
 
 
-def _update_job(job_id: int, changes: dict[str, Any]) -> None:
-    pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(**changes))
+def _exclude(job_id: int, nodes: list[str]) -> None:
+    pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(excluded_nodes=nodes))
 
 
 def _update_node(name: str, changes: dict[str, str]) -> None:
@@ -99,15 +88,12 @@ def _update_node(name: str, changes: dict[str, str]) -> None:
 
 _CALLS: dict[str, Callable[..., Any]] = {
     "job": _job,
-    "jobs": _jobs,
     "steps": _steps,
     "nodes": _nodes,
     "signal": _signal,
     "cancel": lambda job_id: pyslurm.Job(job_id).cancel(),
     "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
-    "hold": lambda job_id: pyslurm.Job(job_id).hold(),
-    "release": lambda job_id: pyslurm.Job(job_id).release(),
-    "update_job": _update_job,
+    "exclude": _exclude,
     "update_node": _update_node,
     "version": lambda: [pyslurm.__version__, pyslurm.slurmctld.Config.load().version],
 }

@@ -106,15 +106,6 @@ def job(text: str, job_id: int) -> JobFacts:
     return job_facts(next((one for one in found if one.get("JobId") == str(job_id)), found[0]))
 
 
-def jobs(text: str, user: str) -> list[JobFacts]:
-    """All jobs of `scontrol show job -o`, of `user` if it is given. A record that is cut off is left out."""
-    found = []
-    for one in records(text, "JobId"):
-        if "JobState" in one and (not user or _user(one) == user):
-            found.append(job_facts(one))
-    return found
-
-
 def job_facts(one: Mapping[str, str]) -> JobFacts:
     """A job, from the fields of its record. Raises SlurmError for a missing field."""
     code, _, signum = _need(one, "ExitCode").partition(":")
@@ -122,7 +113,6 @@ def job_facts(one: Mapping[str, str]) -> JobFacts:
     return JobFacts(
         job_id=_number(_need(one, "JobId")),
         name=one.get("JobName", ""),
-        user=_user(one),
         state=state,
         reason=one.get("Reason", ""),
         nodes=hosts(one.get("NodeList", "")),
@@ -135,9 +125,6 @@ def job_facts(one: Mapping[str, str]) -> JobFacts:
         batch_host=one.get("BatchHost", "") if one.get("BatchFlag", "1") != "0" else "",
         time_left_s=_time_left_s(one) if state == "RUNNING" else None,
         exit_code=128 + _number(signum) if _number(signum) else _number(code),
-        comment=one.get("Comment", ""),
-        array_job_id=_number(one.get("ArrayJobId", "0")),
-        array_task=one.get("ArrayTaskId", "").partition("%")[0],
     )
 
 
@@ -216,10 +203,6 @@ def seconds(text: str) -> float | None:
 def _time_left_s(one: Mapping[str, str]) -> float | None:
     limit_s, run_s = seconds(one.get("TimeLimit", "")), seconds(one.get("RunTime", ""))
     return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
-
-
-def _user(one: Mapping[str, str]) -> str:
-    return one.get("UserId", "").partition("(")[0]
 
 
 def _need(one: Mapping[str, str], name: str) -> str:
