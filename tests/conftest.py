@@ -34,7 +34,7 @@ TESTS = Path(__file__).parent
 TIERS = ("fast", "process", "slurm", "matrix")
 TIER_OF = {
     **dict.fromkeys(("cli", "config", "control", "core", "sim", "system", "test_mutations.py", "test_tidy.py"), "fast"),
-    **dict.fromkeys(("agent", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
+    **dict.fromkeys(("node", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
     "slurm": "slurm",
     # Files that differ from their folder.
     **dict.fromkeys(("test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
@@ -57,7 +57,7 @@ REPEATS = {
     "test_a_job_ends_with_its_code_on_all_nodes": ("OK", "FAILED", "NO_RESTART", "TOO_FEW_NODES"),
     "test_equal_failures_over_requeues_give_stop": ("third2", "third3", "third4"),
 }
-_NO_FAST = {"agent", "examples", "inprocess", "logs", "monitor", "ptl"}
+_NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.
 SLURM_B = {
     "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py",

@@ -6,12 +6,12 @@ import importlib.util
 import os
 from collections.abc import Mapping
 
-from nvrx_slurm.agent.logs import LogSpec
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.config.attribution import MANAGED
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.output.logs import LogSpec
+from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.env import SlurmContext
 
 _KEY_FILE_ENV = "LLM_API_KEY_FILE"

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import click
 
+from nvrx_slurm.child.bounded_process import Ended, run
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.control import seconds
 from nvrx_slurm.system import trust
-from nvrx_slurm.system.bounded_process import Ended, run
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}

@@ -7,7 +7,6 @@ import shlex
 import sys
 
 from nvrx_slurm import compat
-from nvrx_slurm.agent.worker_env import WorkerContract, rank_env
 from nvrx_slurm.cli.domains import planned
 from nvrx_slurm.cli.front import step_argv
 from nvrx_slurm.cli.log_tree import run_dir
@@ -17,6 +16,7 @@ from nvrx_slurm.cli.worker import numa_bindings, worker_argv
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.workers.worker_env import WorkerContract, rank_env
 from nvrx_slurm.types import History, Node, Plan
 
 _NODES_SHOWN = 8

@@ -22,9 +22,6 @@ from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.agent.console import Console
-from nvrx_slurm.agent.out_file import OUT_ENV
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.cli.job import KILL_WAIT_ENV
 from nvrx_slurm.cli.log_tree import RUN_ENV, own_run_dir, result_of, run_dir
 from nvrx_slurm.cli.place import Here, node_range
@@ -34,6 +31,9 @@ from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import ended_from_outside
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.node.output.out_file import OUT_ENV
+from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm import control
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import SlurmError

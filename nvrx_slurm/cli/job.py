@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nvrx_slurm.agent.job import Job
-from nvrx_slurm.agent.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.log_tree import RUN_ENV, run_dir, working_directory
 from nvrx_slurm.cli.place import Here, node_range, on_node, workers_per_node
@@ -21,6 +19,8 @@ from nvrx_slurm.core.job.agent_events import AgentSettings
 from nvrx_slurm.core.job.coordinator import CoordinatorSettings
 from nvrx_slurm.core.job.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.job import Job
+from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.slurm import control, srun
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.env import SlurmContext

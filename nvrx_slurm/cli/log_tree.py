@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.config.layers import SETTINGS, Config
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.env import SlurmContext
 
 RUN_ENV = "NVRX_RUN"  # name of the run's directory, set for the tasks of a step by the nvrx-run that starts it

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from nvrx_slurm.agent.logs import LogSpec
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.cli.log_tree import working_directory
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.core.logs.cycle_info import CycleFiles
 from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, tells_jobs_apart
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.output.logs import LogSpec
+from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.env import SlurmContext
 
 _NODES_EACH = 1_000  # of one aggregator

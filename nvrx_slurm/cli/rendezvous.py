@@ -9,12 +9,12 @@ import secrets
 import socket
 from collections.abc import Mapping
 
-from nvrx_slurm.agent.job import Meeting
 from nvrx_slurm.cli.domains import node_domain
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.slurm import conf, control
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports
 from nvrx_slurm.slurm.munge import Munge

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nvrx_slurm.agent.console import Console
-from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.child import processes
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm import control, srun
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
-from nvrx_slurm.system import processes
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.agent.warm import WarmSpec
-from nvrx_slurm.agent.worker_env import LOCAL_RANK_MACRO, WorkerContract
-from nvrx_slurm.agent.worker_spec import WorkerSpec
 from nvrx_slurm.cli.log_tree import working_directory
 from nvrx_slurm.cli.place import OnNode
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.config.values import Std
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.node.workers.warm import WarmSpec
+from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, WorkerContract
+from nvrx_slurm.node.workers.worker_spec import WorkerSpec
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import RestartPolicy
 

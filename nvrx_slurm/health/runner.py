@@ -3,7 +3,7 @@
 Call it in a process without threads (it forks): `nvrx health`, or `python -I -m nvrx_slurm.health` for programs.
 Checks of one lane share a child and run one after the other. Where one does not answer at once, those behind it move to
 a child of their own. A child writes each finding as one JSON line into a pipe. Its process group is killed as soon as
-all findings are there, or the time of one check is up; `system.bounded_process` tells what happens then.
+all findings are there, or the time of one check is up; `child.bounded_process` tells what happens then.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from nvrx_slurm.child import bounded_process, descendants
+from nvrx_slurm.child.bounded_process import BoundedProcess, wait
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
-from nvrx_slurm.system import bounded_process, descendants, gpus
-from nvrx_slurm.system.bounded_process import BoundedProcess, wait
+from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
 

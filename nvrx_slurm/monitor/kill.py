@@ -10,9 +10,9 @@ import os
 import resource
 import signal
 
+from nvrx_slurm.child import descendants
+from nvrx_slurm.child.descendants import is_dead
 from nvrx_slurm.monitor import stacks
-from nvrx_slurm.system import descendants
-from nvrx_slurm.system.descendants import is_dead
 
 _PIDFD_SIGNAL_PROCESS_GROUP = 4  # Linux 6.9
 

@@ -13,7 +13,7 @@ The environment variable NVRX_TEMPLATE is JSON:
     hurry        workers wait for this template
 Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": []},
 {"pids": [...]}, {"stale": FILE}. A message from the agent has one descriptor per standby: the socket on which
-`system.processes.Held` releases it.
+`child.processes.Held` releases it.
 """
 
 import array

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.logs import LogSpec
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.cli.attribution import attribution_spec
 from nvrx_slurm.config.attribution import ENDPOINT, URL
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.output.logs import LogSpec
+from nvrx_slurm.node.run_dir import RunDir
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from recorded import BOUND_S, Node
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.checks import counters
-from nvrx_slurm.system import bounded_process
 
 UID = os.geteuid()
 

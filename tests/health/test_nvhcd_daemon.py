@@ -230,7 +230,7 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemo
 STUCK = """
 import asyncio, os, signal, sys
 from nvrx_slurm.health.service import runs as module
-from nvrx_slurm.system import bounded_process
+from nvrx_slurm.child import bounded_process
 
 bounded_process.REAP_S = 0.2
 killpg, kill = os.killpg, os.kill

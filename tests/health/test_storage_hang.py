@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from recorded import BOUND_S, Node
 
-from nvrx_slurm.agent.preflight import Preflight
-from nvrx_slurm.agent.preflight_settings import preflight_spec
 from nvrx_slurm.config.layers import Config
+from nvrx_slurm.node.preflight.preflight import Preflight
+from nvrx_slurm.node.preflight.preflight_settings import preflight_spec
 
 
 def prepared(node: Node, directory: Path, **flags: Any) -> tuple[str, list[str]]:

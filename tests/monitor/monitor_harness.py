@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
 from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine

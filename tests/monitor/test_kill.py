@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from monitor_harness import HANG, ROOT, Rig, readable, status, story, until
 
-from nvrx_slurm.agent import monitor_start
 from nvrx_slurm.monitor import kill, stacks
+from nvrx_slurm.node.monitors import monitor_start
 
 HUNG = """
 client.init_workload_monitoring()

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from monitor_harness import SOCKET, WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.agent import monitor_start, monitors, restarted
+from nvrx_slurm.child import processes
+from nvrx_slurm.child import supervised as restarted
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import processes
+from nvrx_slurm.node.monitors import monitor_start, monitors
 
 
 @story
