@@ -31,35 +31,31 @@ class Client:
 
     async def answer(self, news: CycleNews) -> Answer:
         """What the service says; raises Trouble where it says nothing in time, or is left alone when the job ends."""
-        try:
-            return await asyncio.wait_for(self._submit(news), _PATIENCE_S)
-        except asyncio.TimeoutError:
-            raise Trouble(f"no answer within {_PATIENCE_S:g} s") from None
-
-    async def _submit(self, news: CycleNews) -> Answer:
+        until_s = self._now() + _PATIENCE_S  # no cancellation: before Python 3.12 wait_for can lose one
         about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
         about["analysis_intent"] = "terminal" if news.over else "progressive"
         async with self._order.setdefault(news.cycle, asyncio.Lock()):
-            await self._ask(news, "POST", json={name: value for name, value in about.items() if value != ""})
+            await self._ask(news, until_s, "POST", json={name: value for name, value in about.items() if value != ""})
         if news.over:
             self._order.pop(news.cycle, None)
         pause_s = _FIRST_POLL_S
         while news.fault:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
-            reply = await self._ask(news, "GET", params={"log_path": news.log, "wait": "false"})
+            reply = await self._ask(news, until_s, "GET", params={"log_path": news.log, "wait": "false"})
             if (answer := answer_in(reply)) is not None:
                 return answer
         return Answer()
 
-    async def _ask(self, news: CycleNews, method: str, **what: Any) -> dict[str, Any]:
+    async def _ask(self, news: CycleNews, until_s: float, method: str, **what: Any) -> dict[str, Any]:
         """The reply, after as many requests as it takes: a log may come to the file system after its news."""
         refusals = 0
-        while True:
-            while (broken_s := self._broken_until_s - self._now()) > 0:
+        while (left_s := until_s - self._now()) > 0:
+            if (broken_s := self._broken_until_s - self._now()) > 0:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), broken_s)
+                    await asyncio.wait_for(self._ending.wait(), min(broken_s, left_s))
                     raise Trouble("the job has ended")
+                continue
             try:
                 async with self._turn:
                     return await self._request(method, **what)
@@ -68,6 +64,7 @@ class Client:
                 if refusals >= _REFUSALS or not news.over:
                     raise
                 await asyncio.sleep(trouble.retry_after_s or min(_FIRST_POLL_S * 2**refusals, _POLL_S))
+        raise Trouble(f"no answer within {_PATIENCE_S:g} s")
 
     async def _request(self, method: str, **what: Any) -> dict[str, Any]:
         try:
