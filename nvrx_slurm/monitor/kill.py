@@ -14,6 +14,10 @@ from nvrx_slurm.child import descendants
 from nvrx_slurm.child.descendants import is_dead
 from nvrx_slurm.monitor import stacks
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 _PIDFD_SIGNAL_PROCESS_GROUP = 4  # Linux 6.9
 
 
@@ -25,18 +29,18 @@ def send(pidfd: int, signum: int) -> None:
         pass
 
 
-def kill_rank(pidfd: int, pid: int, mark: bytes) -> bool:
+def kill_rank(pidfd: int, pid: int, mark: bytes, parents: Collection[int]) -> bool:
     """SIGKILL the worker, its group and all of its descendants, in whatever session. Does not wait.
 
-    A descendant that lost its parent has the same parent as this process: the agent, or what took the children of the
-    dead agent. Such a one is told by `mark`, an entry of its environment. Returns whether a process lived: it may have
+    A descendant that lost its parent is a child of one of `parents`: the agent, or what took the children of the dead
+    agent. Such a one is told by `mark`, an entry of its environment. Returns whether a process lived: it may have
     forked another one in between, so callers look again until none is left.
     """
     found = descendants.below(pid, pidfd)
     lived = bool(found) or not is_dead(pidfd)
     kill_group(pidfd, pid)
     descendants.kill_all(found)
-    return descendants.kill_marked(os.getppid(), mark) or lived
+    return descendants.kill_marked(parents, mark) or lived
 
 
 def kill_group(pidfd: int, pid: int) -> None:

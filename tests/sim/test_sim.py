@@ -32,6 +32,7 @@ def many() -> list[Outcome]:
     return run(random_settings(seed, nodes=80) for seed in range(80))
 
 
+@pytest.mark.matrix
 @pytest.mark.xdist_group("many seeds")  # made once
 def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> None:
     codes = Counter(outcome.code for outcome in many)
@@ -40,6 +41,7 @@ def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> No
         assert codes[code], codes
 
 
+@pytest.mark.matrix
 @pytest.mark.xdist_group("many seeds")
 def test_every_kind_of_fault_fires_in_them(many: list[Outcome]) -> None:
     fired = sum((outcome.fired for outcome in many), Counter())
