@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from nvrx_slurm.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 HELLO, OPEN, CHUNK, HAVE, ACK = range(5)
 IDENTITY = "{} logs"  # names the job in certificates: those of agents do not fit here
 MAX_SOURCES = 16_384  # of one shipper
