@@ -39,7 +39,7 @@ LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
-LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
+LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
 LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat"}
 LAYERS["__main__"] = {"cli"}

@@ -22,10 +22,10 @@ from nvrx_slurm.core.job.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.node.coordination import peers
-from nvrx_slurm.node.coordination.coordinator import CoordinatorRole
-from nvrx_slurm.node.coordination.foreign import Foreign
+from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.lease import LeaseKeeper
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, Link, credentials
+from nvrx_slurm.node.coordination.occupied_endpoints import OccupiedEndpoints
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.roles import Post
 from nvrx_slurm.node.shell import Shell
@@ -68,7 +68,7 @@ class Elections:
         server: ControlServer,
         say: Callable[[str], None],
         on_defect: Callable[[Any], None],
-        on_coordinator: Callable[[CoordinatorRole | None], None],
+        on_coordinator: Callable[[CoordinatorHost | None], None],
         lease: LeaseKeeper,
     ) -> None:
         assert job.meeting is not None and job.electable is not None
@@ -81,9 +81,9 @@ class Elections:
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._link: Link
         self._client: ControlClient | None = None
-        self._coordinator: CoordinatorRole | None = None
+        self._coordinator: CoordinatorHost | None = None
         self._visitors: dict[str, ev.Joined] = {}
-        self._foreign = Foreign(len(job.meeting.candidates), say)
+        self._foreign = OccupiedEndpoints(len(job.meeting.candidates), say)
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
@@ -258,7 +258,7 @@ class Elections:
             lease_s=sum(self._meeting.keepalive),
             began_s=time.time(),
         )
-        role = CoordinatorRole(
+        role = CoordinatorHost(
             self._job, settings, self._say, self._on_defect, peers.Admitted(self._server, self._admitted)
         )
         self._coordinator = role
@@ -295,7 +295,7 @@ class Elections:
 
     def _on_won(self, command: ev.Won) -> None:
         self._spawn(self._write(self._job.run_dir.take_console))
-        self._lease.look()
+        self._lease.check()
         self._shell.post(el.Elected())
         role = self._coordinator
         if self.logs is not None and role is not None:
@@ -333,7 +333,7 @@ class Elections:
             return None
         return role.heard(self._server.heard_at, self._admitted)
 
-    async def _probe(self, role: CoordinatorRole, peer: t.Peer) -> None:
+    async def _probe(self, role: CoordinatorHost, peer: t.Peer) -> None:
         """Try to connect to where an agent listened, until its host refuses; then that agent is dead."""
         delay_s, until_s = _FIRST_PROBE_S, self._loop.time() + _PROBE_LEASES * sum(self._meeting.keepalive)
         while role is self._coordinator and self._loop.time() < until_s:

@@ -1,7 +1,7 @@
-"""What the log programs have in common: settings, signals, the socket to their agent, how they end.
+"""What the helper programs with packets have in common: settings, signals, the socket to their agent, how they end.
 
-The agent starts a program with one end of a SOCK_SEQPACKET socket. Packets are JSON objects; the first one has the
-settings. A closed socket means that the agent has ended.
+The agent (`child.supervised.PacketProcess`) starts a program with one end of a SOCK_SEQPACKET socket. Packets are JSON
+objects; the first one has the settings. A closed socket means that the agent has ended.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import grpc
 import pytest
-from agent_harness import QUICK, UP, WAIT_S, Launcher, Rig, kill, until, up
-from log_harness import by_source
+from agent_harness import QUICK, UP, Launcher, Rig, kill, until, up
+from log_harness import by_source, foreign_client
 from stage import free_port
 
 from nvrx_slurm.core.logs.names import index_file
-from nvrx_slurm.logs import nvrx_client
 
 CHATTY = UP + 'for i in range(300):\n    say("line", i)\n    print("error", i, file=sys.stderr)\n'
 UNTIL_TOLD = CHATTY + 'gate(f"end{CYCLE}")\nsay("last", RANK)\n'
@@ -162,7 +162,12 @@ def test_a_restart_does_not_wait_for_the_logs(rig: Rig) -> None:
     """The aggregator is stopped and the shipper blocked; ranks restart as ever."""
     script = rig.script(CHATTY + "if CYCLE < 3:\n    sys.exit(1)\n")
     more = flags(rig, "--max-restarts=3", "--ft-crash-loop-window=0", "--ft-log-server-graceful-shutdown-timeout=0.2")
-    rig.before = "import nvrx_slurm.node.output.log_programs as p; p._PROGRAM = 'import time; time.sleep(1000) # {}'"
+    sleeps = "[sys.executable, '-c', 'import time; time.sleep(1000)']"
+    rig.before = f"""
+from nvrx_slurm.child import bootstrap
+real = bootstrap.command
+bootstrap.command = lambda module, *args, **how: {sleeps} if ".logs." in module else real(module, *args, **how)
+"""
     one = rig.run(script, "--standalone", *more)
     assert one.wait() == 0
     assert all(restart["down_s"] < 1.0 for restart in rig.result["restarts"]) and len(rig.result["restarts"]) == 3
@@ -184,12 +189,10 @@ def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for
     up(one, 0)
     until(lambda: merged(rig, 0).exists(), "the aggregator runs")
     foreign = rig.dir / "merged" / "foreign.log"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nvrx_client, "_HEALTH_S", WAIT_S)  # it takes a second to start
-        assert nvrx_client.send(f"127.0.0.1:{port}", [(str(foreign), b"theirs\n")]) == 7
+    assert foreign_client(f"127.0.0.1:{port}", [(str(foreign), b"theirs\n")]) == 7
     for path in (merged(rig, 0), rig.dir / "elsewhere.log"):
-        with pytest.raises(ConnectionError):
-            nvrx_client.send(f"127.0.0.1:{port}", [(str(path), b"evil\n")])
+        with pytest.raises(grpc.RpcError):
+            foreign_client(f"127.0.0.1:{port}", [(str(path), b"evil\n")])
     rig.open("end0")
     assert one.wait() == 0 and foreign.read_bytes() == b"theirs\n"
     assert check(rig, 0) == 2 and not (rig.dir / "elsewhere.log").exists()

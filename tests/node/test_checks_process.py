@@ -18,7 +18,7 @@ from agent_harness import WAIT_S, stat, until
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.job import agent_events as ag
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.preflight import resident as module
+from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.preflight import Preflight
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, Reclaim, preflight_spec
 
@@ -39,16 +39,16 @@ class Bench:
         self.refused: list[Exception] = []
         self.pids: list[int] = []
         self.preflight = Preflight(spec, 0, directory, self.said.append, self.posted.append, self.refused.append)
-        self.resident = self.preflight.resident
+        self.checks = self.preflight.checks
 
     async def prepare(self, cycle: int = 0, used: bool = False) -> str:
         return await asyncio.wait_for(self.preflight.prepare(cycle, used), WAIT_S)
 
     def start(self) -> int:
-        self.resident.spawn()
-        assert self.resident.pid is not None
-        self.pids.append(self.resident.pid)
-        return self.resident.pid
+        self.checks.spawn()
+        assert self.checks.pid is not None
+        self.pids.append(self.checks.pid)
+        return self.checks.pid
 
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -65,7 +65,7 @@ def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: Prefli
             await asyncio.wait_for(story(bench), 2 * WAIT_S)
         finally:
             await bench.preflight.close()
-        assert bench.resident.pid is None
+        assert bench.checks.pid is None
         return bench
 
     bench = asyncio.run(play())
@@ -76,7 +76,7 @@ def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: Prefli
 
 def told(program: str) -> PreflightSpec:
     """Instead of the checks, this program."""
-    return replace(SPEC, program=("-c", program))
+    return replace(SPEC, program=(sys.executable, "-c", program))
 
 
 async def three_cycles(bench: Bench) -> None:
@@ -99,11 +99,11 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(
 
     async def story(bench: Bench) -> None:
         pid = bench.start()
-        assert [await bench.prepare(cycle) for cycle in (0, 1)] == ["", ""] and bench.resident.pid == pid
+        assert [await bench.prepare(cycle) for cycle in (0, 1)] == ["", ""] and bench.checks.pid == pid
         os.kill(pid, signal.SIGSTOP)
         until(lambda: stat(pid)[1] == "T", "that it is stopped")
         assert [await bench.prepare(2, used), await bench.prepare(3)] == ["", ""]
-        assert bench.resident.pid not in (pid, None)
+        assert bench.checks.pid not in (pid, None)
 
     said = run(tmp_path, story, spec).said
     assert sum(f"did not answer within {bound}" in line for line in said) == 1 and len(said) <= 2, said
@@ -194,11 +194,11 @@ def test_settings_that_it_refuses_at_first_are_an_error(tmp_path: Path) -> None:
 def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(bench: Bench) -> None:
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
-        bench.resident.spawn()
-        assert bench.resident.pid is None
+        bench.checks.spawn()
+        assert bench.checks.pid is None
         assert [await bench.prepare(cycle) for cycle in range(2)] == ["", ""]
         monkeypatch.undo()
-        assert await bench.prepare(2) == "" and bench.resident.pid is not None
+        assert await bench.prepare(2) == "" and bench.checks.pid is not None
 
     (said,) = run(tmp_path, story).said
     assert "goes unchecked" in said and "No such file" in said
@@ -287,7 +287,7 @@ def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_pa
         waiting = asyncio.ensure_future(bench.prepare(1, used=True))
         await bench.until(seen.exists)
         await bench.preflight.close()
-        assert await waiting == "" and bench.resident.pid is None
+        assert await waiting == "" and bench.checks.pid is None
 
     for wanted in (Reclaim(1000.0, 512.0, 1000.0), Reclaim(1000.0, 1e9, 0.0)):
         run(tmp_path, story, replace(told(program), reclaim=wanted))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 _FOREIGN_S = 2.0  # a coordinator of the last job may still be ending
 
 
-class Foreign:
+class OccupiedEndpoints:
     """What an agent met at the endpoints of the job's `candidates` (their number) before it registered.
 
     Where others hold all endpoints, the job's coordinator can be at none.

@@ -1,19 +1,19 @@
-"""NVRx's gRPC log protocol: our service and client, alone and with the real peers of the 0.7.0 wheel."""
+"""NVRx's gRPC log protocol: our service, alone and with the client of the 0.7.0 wheel."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import nvrx_wheel
 import pytest
-from log_harness import WAIT_S, Program, stage
+from log_harness import Program, foreign_client
 
-from nvrx_slurm.logs import nvrx_client
+from nvrx_slurm.logs.nvrx_service import Service
 
 
 @pytest.fixture
@@ -29,26 +29,10 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         program.close()
 
 
-@pytest.fixture
-def foreign(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """The wheel's server: its address, and the folder that it may write to."""
-    wheel, root = nvrx_wheel.unpacked(), tmp_path / "allowed"
-    root.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = [sys.executable, "-m", "nvidia_resiliency_ext.shared_utils.grpc_log_server", "--host", "127.0.0.1"]
-    program += ["--port", str(port), "--allowed-root", str(root), "--graceful-shutdown-timeout", "1"]
-    with subprocess.Popen(program, env={**os.environ, "PYTHONPATH": str(wheel)}, stderr=subprocess.DEVNULL) as server:
-        yield f"127.0.0.1:{port}", root
-        server.terminate()
-        server.wait(WAIT_S)
-
-
-def test_our_client_and_our_service(service: tuple[str, Path]) -> None:
+def test_lines_of_a_client_are_written_to_its_files(service: tuple[str, Path]) -> None:
     address, root = service
     lines = [(f"{root}/sub/x.log", b"1: a\n" * 100_000), (f"{root}/y.log", b"2: b\n"), (f"{root}/sub/x.log", b"c\n")]
-    assert nvrx_client.send(address, lines) == 500_007
+    assert foreign_client(address, lines) == 500_007
     assert (root / "sub/x.log").read_bytes() == b"1: a\n" * 100_000 + b"c\n"
     assert (root / "y.log").read_bytes() == b"2: b\n"
 
@@ -59,32 +43,9 @@ def test_paths_outside_the_folder_and_files_of_our_own_are_refused(service: tupl
     (root / "link").symlink_to(root.parent)
     (root / "mine.log").touch()
     (root / "mine.log.idx").touch()
-    with pytest.raises(ConnectionError):
-        nvrx_client.send(address, [(path.replace("ROOT", str(root)), b"x\n")])
+    with pytest.raises(grpc.RpcError):
+        foreign_client(address, [(path.replace("ROOT", str(root)), b"x\n")])
     assert not (root.parent / "evil.log").exists() and (root / "mine.log").read_bytes() == b""
-
-
-def test_a_server_that_is_not_there_is_one_sentence() -> None:
-    with socket.socket() as probe:  # bound, but nothing listens
-        probe.bind(("127.0.0.1", 0))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(nvrx_client, "_HEALTH_S", 0.3)
-            with pytest.raises(ConnectionError, match="log server at 127.0.0.1"):
-                nvrx_client.send(f"127.0.0.1:{probe.getsockname()[1]}", [("/x", b"y\n")])
-
-
-def test_our_client_and_the_server_of_the_wheel(foreign: tuple[str, Path]) -> None:
-    address, root = foreign
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nvrx_client, "_HEALTH_S", WAIT_S)  # it takes a second to start
-        assert (
-            nvrx_client.send(address, [(f"{root}/t_cycle0.log", b"0: a\n"), (f"{root}/t_cycle1.log", b"1: b\n")]) == 10
-        )
-    with stage(root.parent) as merge:
-        merge.until(lambda: (root / "t_cycle1.log").exists() and (root / "t_cycle1.log").read_bytes(), "written")
-    assert (root / "t_cycle0.log").read_bytes() == b"0: a\n" and (root / "t_cycle1.log").read_bytes() == b"1: b\n"
-    with pytest.raises(ConnectionError, match="outside"):
-        nvrx_client.send(address, [("/outside/x.log", b"y\n")])
 
 
 # The wheel's modules without its packages' __init__ files, which load its C extension (for Python 3.12).
@@ -119,3 +80,34 @@ def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path
     text = "".join(f" {number % 8}: line {number}\n" for number in range(100))
     assert Path(files[0]).read_text() == text and Path(files[1]).read_text() == "12: other\n"
     assert done.stdout.split() == [str(len(text) + 10), "0"]
+
+
+# --- to which files a client may append ---
+
+
+def opened(root: Path, name: str) -> bool:
+    files: dict[str, int] = {}
+    try:
+        Service([str(root)])._open(str(root / name), files)
+    except ValueError:
+        return False
+    finally:
+        for fd in files.values():
+            os.close(fd)
+    return True
+
+
+@pytest.mark.parametrize("name", [".ssh/authorized_keys", ".bashrc", "slurm.sh", "rank_0.err", ".x/a.log", "../a.log"])
+def test_only_logs_are_written(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    assert not opened(root, name)
+    assert list(root.rglob("*")) == []
+
+
+def test_a_file_that_was_there_before_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine.log").write_text("mine")
+    assert not opened(tmp_path, "mine.log")
+    assert opened(tmp_path, "theirs/a.log") and opened(tmp_path, "theirs/a.log")  # also after a restart of the service
+    (tmp_path / "link.log").symlink_to(tmp_path / "mine.log")
+    assert not opened(tmp_path, "link.log")

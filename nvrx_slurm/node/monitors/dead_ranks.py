@@ -14,7 +14,7 @@ _VERSION = 1
 _MAX_REASON_CHARS = 500
 
 
-class Board:
+class DeadRanksFile:
     """One JSON line for each note in the file of NVRX_BOARD. A wrapper's monitor process watches the file, so it need
     not wait for a heartbeat timeout."""
 
@@ -26,7 +26,7 @@ class Board:
         """Make the file. It is never made anew: readers know their place in it. Raises OSError."""
         self.path.touch(0o600)
 
-    def post(self, gone: PostGone) -> None:
+    def note(self, gone: PostGone) -> None:
         """Add a note; that it cannot be written is said."""
         reason = gone.reason[:_MAX_REASON_CHARS]
         note = {"v": _VERSION, "cycle": gone.cycle, "ranks": list(gone.ranks), "why": reason}

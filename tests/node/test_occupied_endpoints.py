@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.node.coordination.foreign import Foreign
+from nvrx_slurm.node.coordination.occupied_endpoints import OccupiedEndpoints
 
 
 def test_only_all_candidates_for_two_seconds_without_a_break_count() -> None:
     said: list[str] = []
-    foreign = Foreign(2, said.append)
+    foreign = OccupiedEndpoints(2, said.append)
     assert not foreign.hold_all("a", True, 0.0) and not foreign.hold_all("a", True, 9.0)  # the other one may be ours
     assert not foreign.hold_all("b", True, 9.0) and not foreign.hold_all("a", True, 10.9)
     assert foreign.hold_all("a", True, 11.0)

@@ -12,8 +12,7 @@ import pytest
 from nvrx_slurm import types as t
 from nvrx_slurm.control import codec
 from nvrx_slurm.control.stream import MAX_MESSAGE_BYTES
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.node.monitors.looks import Looks
+from nvrx_slurm.node.monitors.inspection import Inspection
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "section": "", "silent_s": 1.0}
@@ -24,24 +23,22 @@ class Monitor:
 
     asked = 0
 
-    def look(self, within_s: float) -> None:
-        """The answer comes by Looks.looked()."""
+    def inspect(self, within_s: float) -> None:
+        """The answer comes by Inspection.answered()."""
         self.asked += 1
 
 
-def look(within_s: float, *events: tuple[str, int, dict[str, Any]]) -> tuple[t.RankEvidence, ...]:
-    """The evidence of two workers after these events: ("looked" or "gone", local rank, fields)."""
+def inspect(within_s: float, *events: tuple[str, int, dict[str, Any]]) -> tuple[t.RankEvidence, ...]:
+    """The evidence of two workers after these events: ("answered" or "gone", local rank, fields)."""
 
     async def play() -> tuple[t.RankEvidence, ...]:
-        answer: asyncio.Future[ag.Looked] = asyncio.get_running_loop().create_future()
-        looks, monitors = Looks(answer.set_result), [Monitor(), Monitor()]
+        monitors = [Monitor(), Monitor()]
         workers = {rank: t.RankFault(t.FaultKind.HANG, "n0", 0, rank, rank, pid=7) for rank in range(2)}
-        looks.begin(ag.LookAtRanks(3, within_s), workers, cast(list[RankMonitor], monitors))
+        inspection = Inspection(workers, cast(list[RankMonitor], monitors), within_s)
         for what, local_rank, fields in events:
-            looks.looked(local_rank, SEEN | fields) if what == "looked" else looks.gone(local_rank)
-        found = await asyncio.wait_for(answer, 5.0)
-        assert [monitor.asked for monitor in monitors] == [1, 1] and found.cycle == 3
-        return found.ranks
+            inspection.answered(local_rank, SEEN | fields) if what == "answered" else inspection.gone(local_rank)
+        assert [monitor.asked for monitor in monitors] == [1, 1]
+        return await asyncio.wait_for(inspection.found, 5.0)
 
     return asyncio.run(play())
 
@@ -64,7 +61,7 @@ def look(within_s: float, *events: tuple[str, int, dict[str, Any]]) -> tuple[t.R
 )
 def test_any_record_can_be_sent(record: str) -> None:
     stack = 'Current thread 0x1 (most recent call first):\n  File "/w/\x1b[31m.py", line 3 in f\n'
-    found = look(9.0, ("looked", 0, {"record": record, "stack": stack}), ("gone", 1, {}))
+    found = inspect(9.0, ("answered", 0, {"record": record, "stack": stack}), ("gone", 1, {}))
     sent = codec.decode(codec.from_agent(t.Evidence(1, 3, found)))
     assert sent == t.Evidence(1, 3, found)
     [rank] = found
@@ -76,16 +73,16 @@ def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
     stack = "Current thread 0x1 (most recent call first):\n"
     stack += "".join(f'  File "/{chr(0x4E2D) * 200}.py", line 3 in {chr(0x4E2D) * 200}\n' for _ in range(20))
     record = json.dumps([[chr(0x4E2D) * 200, n, chr(0x4E2D) * 200, True] for n in range(9)])
-    [rank] = look(9.0, ("looked", 0, {"record": record, "stack": stack, "section": "s" * 256}), ("gone", 1, {}))
+    [rank] = inspect(9.0, ("answered", 0, {"record": record, "stack": stack, "section": "s" * 256}), ("gone", 1, {}))
     message = t.Evidence(1, 3, (replace(rank, log="/" * 4096, host="h" * 64),) * 64)
     assert len(codec.from_agent(message).SerializeToString()) < MAX_MESSAGE_BYTES
 
 
 def test_a_worker_that_has_ended_is_not_waited_for_and_one_that_does_not_answer_is_left_out() -> None:
-    assert len(look(9.0, ("looked", 0, {}), ("gone", 1, {}))) == 1
-    assert look(9.0, ("gone", 0, {}), ("gone", 1, {})) == ()
-    assert [rank.rank for rank in look(0.01, ("looked", 1, {}))] == [1]
+    assert len(inspect(9.0, ("answered", 0, {}), ("gone", 1, {}))) == 1
+    assert inspect(9.0, ("gone", 0, {}), ("gone", 1, {})) == ()
+    assert [rank.rank for rank in inspect(0.01, ("answered", 1, {}))] == [1]
 
 
 def test_an_answer_about_another_process_is_ignored() -> None:
-    assert look(0.01, ("looked", 0, {"pid": 8})) == ()
+    assert inspect(0.01, ("answered", 0, {"pid": 8})) == ()

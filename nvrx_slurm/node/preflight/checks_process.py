@@ -1,4 +1,4 @@
-"""The process of the health checks: started once, asked over pipes, started again when it ends.
+"""The process of the health checks: started once, asked over a channel, started again when it ends.
 
 Checks and GPU memory are in a process of their own (`health.resident`), which can be killed. A thread of the agent that
 is blocked in a driver would keep the agent from ending.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.child.supervised import RestartedProcess
+from nvrx_slurm.child import processes
+from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.node.preflight.early import Spawned, spawn
+from nvrx_slurm.node.preflight.head_start import Spawned, spawn
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
 
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
-_MAX_RESPAWN_S = 300.0
 _MAX_LINE_BYTES = 1 << 20
 _MAX_ERROR_LINE_BYTES = 4096
 # Slurm signals every process of a step; this one ignores that once it is up.
@@ -32,17 +34,19 @@ _REFUSES = "nvrx health: "
 
 
 class Answer(NamedTuple):
-    """One line of the resident's, see `health.resident`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
+    """One answer of the process, see `health.resident`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
 
     report: report.Report
     used_mb: Mapping[str, float] | None
 
 
-class Resident(RestartedProcess):
+class ChecksProcess(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
     `on_news(answer)` gets the lines that were not asked for. `say_once(sentence)` is for people.
     """
+
+    longest_delay_s, young_s = 300.0, math.inf
 
     def __init__(
         self,
@@ -52,29 +56,32 @@ class Resident(RestartedProcess):
         on_news: Callable[[Answer], None],
         spawned: Spawned | None = None,
     ) -> None:
-        """`spawned`: a process that was started early."""
+        """`spawned`: a process that has been started already."""
         super().__init__()
         self._spec = spec
         self._state_dir = state_dir
         self._say_once = say_once
         self._on_news = on_news
-        self._now: Spawned | None = None
+        self._errors = -1  # what reads its stderr
         self._asked: dict[str, deque[asyncio.Future[Answer | None]]] = {"check": deque(), "memory": deque()}
-        self._data = self._last_words = b""
+        self._data = self._error_data = b""
         self._answered = False  # ever, by any of the processes
         self._refusal = ""
-        self._delay_s = _RESPAWN_S
+        self._delay_s = self.first_delay_s = _RESPAWN_S
         if spawned is not None:
-            self._take_over(spawned)
+            self._adopt(*self._with_errors(spawned))
 
-    def spawn(self) -> None:
-        """Start the process if there is none; one that cannot be started is said."""
-        if self._now is not None or self._closed:
-            return
-        try:
-            self._take_over(spawn(self._spec, self._state_dir))
-        except OSError as error:
-            self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
+    def _start(self) -> tuple[processes.Child, socket.socket]:
+        return self._with_errors(spawn(self._spec, self._state_dir))
+
+    def _with_errors(self, spawned: Spawned) -> tuple[processes.Child, socket.socket]:
+        self._data = self._error_data = b""
+        self._errors = spawned.errors
+        self._loop.add_reader(spawned.errors, self._on_error)
+        return spawned.child, spawned.channel
+
+    def _on_failure(self, error: OSError) -> None:
+        self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
 
     async def ask(self, question: str, timeout_s: float) -> Answer | None:
         """The answer to "check" or "memory SECONDS"; None if the process ends without one.
@@ -83,12 +90,11 @@ class Resident(RestartedProcess):
         that the checks refuse.
         """
         self.spawn()
-        if self._now is None:
+        if self._child is None:
             return None
         answer: asyncio.Future[Answer | None] = self._loop.create_future()
         self._asked[question.split()[0]].append(answer)
-        with contextlib.suppress(OSError):  # it is about to end, or stopped reading
-            os.write(self._now.stdin, f"{question}\n".encode())
+        self.send(f"{question}\n".encode())
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except asyncio.TimeoutError:
@@ -96,27 +102,16 @@ class Resident(RestartedProcess):
             await self._wait_for_end()
             raise
 
-    async def close(self) -> None:
-        """End the process: by the end of its questions, then by SIGKILL. Bounded."""
-        await self._close(self._end_questions)
-
-    def _end_questions(self) -> None:
-        if self._now is not None:
-            os.close(self._now.stdin)
-            self._now = self._now._replace(stdin=-1)
-
-    def _take_over(self, spawned: Spawned) -> None:
-        self._now = spawned
-        self._data = self._last_words = b""
-        for fd in spawned[1:]:
-            os.set_blocking(fd, False)
-        self._adopt(spawned.child, {spawned.stdout: self._on_answer, spawned.stderr: self._on_error})
+    def _ask_to_end(self) -> None:
+        """By the end of its questions."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # it has just died
+                self._channel.shutdown(socket.SHUT_WR)
 
     # --- its output -----------------------------------------------------------------------------------------
 
-    def _on_answer(self) -> None:
-        assert self._now is not None
-        *lines, self._data = (self._data + self._read(self._now.stdout)).split(b"\n")
+    def _on_message(self, data: bytes) -> None:
+        *lines, self._data = (self._data + data).split(b"\n")
         try:
             if len(self._data) > _MAX_LINE_BYTES:
                 raise ValueError("a line without an end")
@@ -125,6 +120,7 @@ class Resident(RestartedProcess):
         except ValueError as error:
             self._say_once(f"health checks said what they should not: {error}")
             self._kill()
+            self._drop_channel()
 
     def _take(self, line: str) -> None:
         found, plain = report.from_json(line), json.loads(line)
@@ -139,9 +135,13 @@ class Resident(RestartedProcess):
             future.set_result(answer)
 
     def _on_error(self) -> None:
-        assert self._now is not None
-        *lines, rest = (self._last_words + self._read(self._now.stderr)).split(b"\n")
-        self._last_words = rest[-_MAX_ERROR_LINE_BYTES:]
+        more = b""
+        with contextlib.suppress(BlockingIOError):
+            more = os.read(self._errors, 65536)
+            if not more:
+                self._loop.remove_reader(self._errors)
+        *lines, rest = (self._error_data + more).split(b"\n")
+        self._error_data = rest[-_MAX_ERROR_LINE_BYTES:]
         for line in lines:
             text = one_line(line.decode(errors="replace"))
             if text.startswith(_REFUSES) and not self._answered:
@@ -149,23 +149,12 @@ class Resident(RestartedProcess):
             else:
                 self._say_once(text)
 
-    def _read(self, fd: int) -> bytes:
-        try:
-            more = os.read(fd, 65536)
-        except BlockingIOError:
-            return b""
-        if not more:
-            self._loop.remove_reader(fd)
-        return more
-
     # --- its end --------------------------------------------------------------------------------------------
 
     def _on_exit(self, pid: int, code: int) -> None:
-        assert self._now is not None
-        for fd in self._now[1:]:
-            if fd >= 0:
-                os.close(fd)
-        self._now = None
+        self._on_error()  # the rest
+        self._loop.remove_reader(self._errors)
+        os.close(self._errors)
         refused = code == report.EXIT_USAGE and not self._answered
         for asked in self._asked.values():
             while asked:
@@ -178,4 +167,4 @@ class Resident(RestartedProcess):
         if not self._closed and not refused:
             if code not in _BY_SIGNAL:
                 self._say_once(f"the process of the health checks ended with {code}; it is started again")
-            self._spawn_later(_RESPAWN_S, _MAX_RESPAWN_S)
+            self._spawn_later()
