@@ -17,12 +17,13 @@ from typing import Any, get_type_hints
 
 from nvrx_slurm import __version__
 from nvrx_slurm import types as records
-from nvrx_slurm.core.job import agent_events, coordinator_events
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.coordinator_events import HangFound
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.agent import events as agent_events
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator import events as coordinator_events
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.events import HangFound
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.errors import NvrxError, ProtocolError
 

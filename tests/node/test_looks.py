@@ -12,7 +12,7 @@ import pytest
 from nvrx_slurm import types as t
 from nvrx_slurm.control import codec
 from nvrx_slurm.control.stream import MAX_MESSAGE_BYTES
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.node.monitors.looks import Looks
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import RestartPolicy
@@ -82,7 +82,7 @@ def test_under_min_healthy_the_job_survives_faults_without_a_restart() -> None:
     worlds = [World(s) for s in settings]
     codes = Counter(world.run().code for world in worlds)
     assert codes == {ExitCode.OK: 50}
-    histories = [coordinator.core.job.budget.history for world in worlds for coordinator in world.coordinators]
+    histories = [coordinator.core.budget.history for world in worlds for coordinator in world.coordinators]
     assert {history.restarts_used for history in histories} == {0}
     assert sum((world.fired for world in worlds), Counter()).total() > 100
 

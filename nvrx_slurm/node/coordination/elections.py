@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control.auth import new_token
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job import election as el
-from nvrx_slurm.core.job.quorum import peer_key
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.node.coordination import peers

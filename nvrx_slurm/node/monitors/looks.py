@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.failing_line import frames
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.attribution.verdict import frames
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.types import Collective, RankEvidence, RankFault
 
