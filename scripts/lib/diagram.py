@@ -10,6 +10,7 @@ from enum import Enum
 
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.inprocess.phases import Restarts
 from nvrx_slurm.core.machine import Machine
 
@@ -59,7 +60,7 @@ def _states(machine: type[Machine]) -> str:
 def document() -> str:
     """docs/reference/state-machines.md."""
     parts = [_INTRODUCTION]
-    for machine in (Coordinator, Agent, Restarts):
+    for machine in (Coordinator, Agent, Election, Restarts):
         parts.append(f"## {machine.__name__}\n\n{_states(machine)}\n")
         parts.append(f"```mermaid\n{mermaid(machine)}\n```\n\n{table(machine)}\n")
     return "\n".join(parts)

@@ -17,11 +17,12 @@ import pytest
 from nvrx_slurm.core.agent.agent import Agent, State
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import LIVE
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.inprocess.phases import Restarts
 from nvrx_slurm.core.machine import MOST_TARGETS, Machine, rows
 from nvrx_slurm.errors import UnknownTransition
 
-from . import test_agent, test_coordinator, test_phases
+from . import test_agent, test_coordinator, test_election, test_phases
 from .agent_stories import AgentStory
 from .stories import REACHED, Story, anything_in, out_of_time
 from .walks import walk
@@ -43,6 +44,7 @@ SUITES: dict[type[Machine], Iterable[Scenario]] = {
         *(partial(walk, seed) for seed in range(WALKS)),
     ],
     Agent: [*(lambda lines=lines: AgentStory().play(lines) for _, lines in test_agent.STORIES)],
+    Election: [partial(test_election.walk, seed) for seed in range(WALKS)],
     Restarts: [
         *(partial(test_phases.test_how_an_iteration_ends, *row) for row in test_phases.ENDINGS),
         *_tests(test_phases, without="test_how_an_iteration_ends"),

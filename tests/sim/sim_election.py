@@ -22,7 +22,6 @@ class SimElection(Process):
     """One node's part in elections; its commands are carried out by its agent."""
 
     core: Election
-    recorded = False
 
     def __init__(self, world: World, agent: SimAgent) -> None:
         self.agent = agent

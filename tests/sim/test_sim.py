@@ -162,7 +162,7 @@ def test_logs_of_simulated_jobs_replay_identically() -> None:
     for nodes, seed in (*((1 + seed % 8, seed) for seed in range(100)), (80, 11)):
         world = World(replace(random_settings(seed, nodes), record=True))
         world.run()
-        for process in (*world.agents, *world.coordinators):
+        for process in (*world.agents, *world.coordinators, *(agent.elect for agent in world.agents)):
             steps += len(process.log)
             assert replay(process.log) == [], f"seed {seed}, {process.log[0]}"
     assert steps > 3_000

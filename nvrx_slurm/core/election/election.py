@@ -9,7 +9,7 @@ An agent has one registration at a time. It takes no step back to the candidate 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
@@ -63,6 +63,13 @@ class Visited:
 
     visitor: str
     term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """This node's address, as the other end of a stream sees it; the node itself did not know it."""
+
+    addr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ class Election(Machine):
             "too few members: seek again",
         ),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
+        (tuple(Place), Located, "on_located", (), "others will find this node there"),
         (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
         ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
     )
@@ -188,6 +196,7 @@ class Election(Machine):
         super().__init__(Place.SEEKING, now)
         self.me = me
         self.settings = settings
+        self.candidates = candidates
         self.term = 0  # highest that this node has voted for, or followed
         self.leader: Peer | None = None  # the last one
         self._led_term = 0  # in which it led
@@ -214,6 +223,22 @@ class Election(Machine):
         last = () if self.leader is None else (self.leader,)
         others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
         return tuple(others.values())
+
+    def on_located(self, event: Located, now: float) -> None:
+        """Only where the node does not know its address."""
+        if not self.me.addr:
+            self.me = replace(self.me, addr=event.addr)
+
+    def validate(self) -> None:
+        """What holds after each step."""
+        assert self.term >= self._led_term, "a term went down"
+        assert not self.out and not self.out.posted, "a command was left"
+        if self.state is Place.STANDING:
+            assert self._target is not None and self._target.key == self.me.key, "it stands for another node"
+        if self.state is Place.FOLLOWING:
+            assert self.leader is not None and not self._once_more, "it follows nobody"
+        if self.state is Place.LEADING:
+            assert self.leader is not None and self.leader.key == self.me.key, "it leads, but not for itself"
 
     # --- candidates in turn ---------------------------------------------------------------------------------------
 
