@@ -141,7 +141,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def layer(module: str) -> str:
-    """The layer of "nvrx_slurm.core.job.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
+    """The layer of "nvrx_slurm.core.agent.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
     part = module.split(".")[1]
     return part if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").exists() else "__init__"
 

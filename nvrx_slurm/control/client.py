@@ -17,7 +17,7 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.door import HANDSHAKE_TIMEOUT_S
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
-from nvrx_slurm.core.job import agent_events as ev
+from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
 
 _CONNECT_TIMEOUT_S = 3.0

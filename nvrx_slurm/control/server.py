@@ -20,7 +20,7 @@ from nvrx_slurm.control.entrance import Entrance, Peer
 from nvrx_slurm.control.handover import Desk
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 
 _LAST_WORDS_S = 2.0  # for a peer to take its last message

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control.auth import new_token
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.quorum import peer_key, peer_of
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost

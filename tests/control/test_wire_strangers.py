@@ -19,8 +19,8 @@ from nvrx_slurm import types as t
 from nvrx_slurm.control import codec, door, stream
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.identity import identity
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 
 REGISTER = codec.from_agent(t.Register(NODE, 1))
 

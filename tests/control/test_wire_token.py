@@ -20,8 +20,8 @@ from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
 from nvrx_slurm.control import auth, door, handover
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.slurm.munge import Munge
 

@@ -16,7 +16,7 @@ import pytest
 from agent_harness import WAIT_S, stat, until
 
 from nvrx_slurm.config.layers import Config
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.preflight import Preflight

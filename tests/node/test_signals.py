@@ -43,7 +43,7 @@ def test_signal_to_a_spare_ends_all_with_143(rig: Rig) -> None:
 
 # Signals that come within one second, not three, are the same wish.
 SOON = """
-from nvrx_slurm.core.job.agent_events import AgentSettings as A
+from nvrx_slurm.core.agent.events import AgentSettings as A
 A.__init__.__defaults__ = tuple(1.0 if value == 3.0 else value for value in A.__init__.__defaults__)
 """
 STUBBORN = """

@@ -211,7 +211,7 @@ setattr(getattr(importlib.import_module("nvrx_slurm.{module}"), "{cls}"), "{meth
 
 @pytest.mark.parametrize(
     ("module", "cls", "method", "nnodes"),
-    [("core.job.running", "Running", "on_failed", 2), ("node.workers.workers", "Workers", "_exited", 2),
+    [("core.coordinator.cycle", "Running", "on_failed", 2), ("node.workers.workers", "Workers", "_exited", 2),
      ("node.coordination.link", "Link", "handle", 1)],
 )  # fmt: skip
 def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, cls: str, method: str, nnodes: int) -> None:

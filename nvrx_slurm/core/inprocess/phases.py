@@ -162,9 +162,10 @@ class Restarts(Machine):
         """None: every wait of the shell has its own bound and ends with an event."""
         return None
 
-    def go(self, event: object, now: float) -> None:
+    def go(self, event: object, now: float) -> Enum:
         """To the only state of the row, with that state's command."""
-        self.state = self.table[self.state, type(event)].to[0]
-        what = _COMMANDS.get((self.state, type(event))) or _COMMANDS.get(self.state)
+        to = self.table[self.state, type(event)].to[0]
+        what = _COMMANDS.get((to, type(event))) or _COMMANDS.get(to)
         if what is not None:
             self.emit(Do(what))
+        return to

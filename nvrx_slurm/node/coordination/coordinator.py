@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.quorum import Quorum, peer_key
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.election.quorum import Quorum, peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.progress_file import ProgressFile
 from nvrx_slurm.node.coordination.time_left import TimeLeft
@@ -131,13 +131,13 @@ class CoordinatorHost:
         """The term in which it stands or leads."""
         core = self.shell.core
         assert isinstance(core, Coordinator)
-        return core.job.settings.term
+        return core.job.term
 
     @property
     def _quorum(self) -> Quorum:
         core = self.shell.core
         assert isinstance(core, Coordinator)
-        return core.job.quorum
+        return core.roster.quorum
 
     def heard(self, at: Callable[[str], float], members: Mapping[str, t.Node]) -> float:
         """When a quorum was heard last (monotonic seconds). `at(node_id)`: when that member was."""

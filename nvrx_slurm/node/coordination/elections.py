@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control.auth import new_token
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job import election as el
-from nvrx_slurm.core.job.quorum import peer_key
-from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.node.coordination import peers
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.lease import LeaseKeeper
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, Link, credentials
 from nvrx_slurm.node.coordination.occupied_endpoints import OccupiedEndpoints
+from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.roles import Post
 from nvrx_slurm.node.shell import Shell
@@ -42,16 +42,6 @@ _PROBE_LEASES = 3  # a probe gives up after so many leases
 _STAND_SHARE = 0.9  # of the join timeout; a candidate gives up then (94), before the agents that wait for it do (96)
 _LEAST_STAND_S = 1.0
 _STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
-
-
-class _NoLog:
-    """The election's core has no event log: what it decides is in the agents' and the coordinators' logs."""
-
-    def step(self, event: Any, now: float, core: Machine, commands: list[Any]) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 class Elections:
@@ -97,7 +87,7 @@ class Elections:
         mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
         core = el.Election(me, candidates, settings, self._loop.time())
-        self._shell = Shell(core, _NoLog(), type(None), say)
+        self._shell = Shell(core, EventLog(job.run_dir.election_events(job.node), core, say), type(None), say)
         self._shell.add(self)
         self._shell.result.add_done_callback(self._on_end)
         self.core = core
@@ -132,6 +122,7 @@ class Elections:
     async def close(self) -> None:
         """Leave the coordinator; probes end."""
         await self.leave()
+        self._shell.retire()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -207,7 +198,7 @@ class Elections:
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
             if not self.core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it
-                self.core.me = replace(self.core.me, addr=client.local_address)
+                self._shell.post(el.Located(client.local_address))
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.election import LEASE_SHARE
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.election.election import LEASE_SHARE
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.roles import Post
 

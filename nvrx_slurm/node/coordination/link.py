@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import AuthError, UsageError
 from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.node.roles import Post

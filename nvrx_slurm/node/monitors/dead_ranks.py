@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from nvrx_slurm.core.job.agent_events import PostGone
+from nvrx_slurm.core.agent.events import PostGone
 from nvrx_slurm.system.files import BOARD_NAME
 
 _VERSION = 1

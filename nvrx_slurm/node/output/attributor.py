@@ -13,7 +13,7 @@ from typing import Any
 
 from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
 from nvrx_slurm.child.supervised import PacketProcess
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.health.check import one_line
 

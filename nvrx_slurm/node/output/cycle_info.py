@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.coordinator import Coordinator
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.logs.cycle_info import CycleFiles, document
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.node.output.result import BackgroundWrites
@@ -34,8 +34,8 @@ class CycleInfo:
             self._cycle = message.cycle
             files = self._files
             log_file = cycle_file(files.prefix, message.cycle, files.part) if files.prefix else ""
-            job = self._core.job
-            self._now = document(self._files, job.assignment, job.members.in_order(), log_file)
+            nodes = self._core.roster.members.in_order()
+            self._now = document(self._files, self._core.job.assignment, nodes, log_file)
             self._now["cycle_start_time"] = _utc()
             self._write()
         elif isinstance(message, (t.Stop, t.Finish)) and self._now and not self._now["cycle_end_time"]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nvrx_slurm import types as t
 from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.control.addresses import ANY_ADDRESS
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.node.run_dir import RunDir
 
 if TYPE_CHECKING:

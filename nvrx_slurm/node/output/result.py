@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.duration import in_words
-from nvrx_slurm.core.job.coordinator_events import Done, HangFound
-from nvrx_slurm.core.job.failing_line import failing_line
-from nvrx_slurm.core.job.restarts import headline, report
+from nvrx_slurm.core.attribution.verdict import failing_line, headline, report
+from nvrx_slurm.core.coordinator.events import Done, HangFound
+from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic

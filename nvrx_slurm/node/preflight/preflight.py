@@ -1,6 +1,6 @@
 """The preflight: the node is made ready and checked before every cycle, and watched all the time (decision 012).
 
-A node that fails its preflight asks the coordinator to be left out (`core.job.agent`). Only a check that fails outright
+A node that fails its preflight asks the coordinator to be left out (`core.agent`). Only a check that fails outright
 makes the node unfit; nothing else that the process of the checks does can hurt the job.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict, one_line

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from nvrx_slurm.core.job.failing_line import failing_line, frames
+from nvrx_slurm.core.attribution.verdict import frames, headline
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
@@ -155,37 +155,3 @@ def cannot_be_compiled(cause: RankFault) -> bool:
 def _key(node: Node) -> str:
     """What an excluded node is known by in `History.excluded`, over all lives of its agent."""
     return f"{node.infra_rank}@{node.host}"
-
-
-def headline(fault: RankFault) -> str:
-    """One line without the traceback: rank, node and fault."""
-    where = f"node {fault.infra_rank} ({fault.host})"
-    rank = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
-    if fault.kind is FaultKind.NODE_LOST and not fault.host:  # no single node is to blame
-        return fault.message
-    if fault.kind is FaultKind.SIGNAL:
-        return f"{rank} was killed by {fault.message or f'signal {-fault.exit_code}'}"
-    what = {
-        FaultKind.NODE_LOST: f"{where} was lost",
-        FaultKind.EXCLUDED: f"{where} was excluded on request of its rank {fault.rank}",
-        FaultKind.UNHEALTHY: f"{where} is not healthy",
-        FaultKind.EXIT: f"{rank} exited with code {fault.exit_code}",
-        FaultKind.HANG: f"{rank} hung",
-        FaultKind.SPAWN: f"{rank} could not be started",
-        FaultKind.UNKILLABLE: f"{rank} does not end",
-    }[fault.kind]
-    return f"{what}: {fault.message}" if fault.message else what
-
-
-def evidence(fault: RankFault) -> str:
-    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
-    line, f = failing_line(fault.traceback), fault.finding
-    rule = f"\n  rule: {f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else ""
-    return rule + (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
-
-
-def report(fault: RankFault) -> str:
-    """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
-    lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
-    return "\n".join(lines)

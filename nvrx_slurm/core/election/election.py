@@ -3,13 +3,13 @@
     SEEKING -> FOLLOWING -> SEEKING ...        SEEKING -> STANDING -> LEADING -> SEEKING ...
 
 A registration is a vote. The agents of a job know the same successors in the same order, so they come to the same
-candidate for the same term. A candidate leads once its registered members are a quorum (`core.job.quorum`).
+candidate for the same term. A candidate leads once its registered members are a quorum (`core.election.quorum`).
 An agent has one registration at a time. It takes no step back to the candidate of a lower term that it has left.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
@@ -63,6 +63,13 @@ class Visited:
 
     visitor: str
     term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """This node's address, as the other end of a stream sees it; the node itself did not know it."""
+
+    addr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ class Election(Machine):
             "too few members: seek again",
         ),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
+        (tuple(Place), Located, "on_located", (), "others will find this node there"),
         (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
         ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
     )
@@ -188,6 +196,7 @@ class Election(Machine):
         super().__init__(Place.SEEKING, now)
         self.me = me
         self.settings = settings
+        self.candidates = candidates
         self.term = 0  # highest that this node has voted for, or followed
         self.leader: Peer | None = None  # the last one
         self._led_term = 0  # in which it led
@@ -196,6 +205,7 @@ class Election(Machine):
         self._silent = False  # the last leader was lost by silence
         self._doubt_until = 0.0  # until then hints to that leader are ignored: other nodes may still believe in it
         self._target: Peer | None = None  # the node that is sought or followed
+        self._once_more = False  # the candidate of this term is tried again
         self._hinted = False  # the target is a hint of another node, not the candidate of the term
         self._failures = 0  # in a row
         self._pauses = 0  # since the last leader was lost
@@ -214,59 +224,71 @@ class Election(Machine):
         others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
         return tuple(others.values())
 
+    def on_located(self, event: Located, now: float) -> None:
+        """Only where the node does not know its address."""
+        if not self.me.addr:
+            self.me = replace(self.me, addr=event.addr)
+
+    def validate(self) -> None:
+        """What holds after each step."""
+        assert self.term >= self._led_term, "a term went down"
+        assert not self.out and not self.out.posted, "a command was left"
+        if self.state is Place.STANDING:
+            assert self._target is not None and self._target.key == self.me.key, "it stands for another node"
+        if self.state is Place.FOLLOWING:
+            assert self.leader is not None and not self._once_more, "it follows nobody"
+        if self.state is Place.LEADING:
+            assert self.leader is not None and self.leader.key == self.me.key, "it leads, but not for itself"
+
     # --- candidates in turn ---------------------------------------------------------------------------------------
 
-    def on_begin(self, event: Begin, now: float) -> None:
+    def on_begin(self, event: Begin, now: float) -> Place:
         """The first candidate is the coordinator, as a rule. It may start a little later than this node."""
         self._first_try_until = now + self.settings.patience_s
-        self._try_next(now)
+        return self._try_next(now)
 
-    def on_ended_seeking(self, event: StreamEnded, now: float) -> None:
+    def on_ended_seeking(self, event: StreamEnded, now: float) -> Place:
         """This candidate is not there, or does not lead and is gone."""
         # A hinted node may have counted this node's vote for the term. So the term is used up.
-        self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
+        return self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
 
-    def _seek_again(self, now: float, has_voted: bool) -> None:
+    def _seek_again(self, now: float, has_voted: bool) -> Place:
         self._failures += 1
         patient = self._first_try_until is not None and now < self._first_try_until
         if patient or (self._hinted and self._hints <= _MAX_HINTS):
-            if not has_voted:
-                self.term -= 1  # the candidate of this term once more
-            self._pause(now)
-        elif self._failures % len(self._candidates) == 0:
-            self._pause(now)
-        else:
-            self._try_next(now)
+            self._once_more = not has_voted
+            return self._pause(now)
+        return self._pause(now) if self._failures % len(self._candidates) == 0 else self._try_next(now)
 
-    def _pause(self, now: float) -> None:
+    def _pause(self, now: float) -> Place:
         pause_s = self.settings.first_pause_s * float(1 << min(self._pauses, 10))
         self._pauses += 1
         self._next_at = now + min(pause_s, self.settings.last_pause_s)
+        return Place.SEEKING
 
-    def on_tick_seeking(self, event: Tick, now: float) -> None:
+    def on_tick_seeking(self, event: Tick, now: float) -> Place | None:
         """The pause is over."""
-        if self._next_at is not None and now >= self._next_at:
-            self._try_next(now)
+        return self._try_next(now) if self._next_at is not None and now >= self._next_at else None
 
-    def _try_next(self, now: float) -> None:
-        """The candidate of the next term."""
+    def _try_next(self, now: float) -> Place:
+        """The candidate of the next term, or of this one once more."""
         self._next_at = None
-        self._hinted = False
-        self.term += 1
+        self.term += not self._once_more
+        self._hinted = self._once_more = False
         candidate = self._candidate_of(self.term)
         if candidate.key == self.me.key:
-            self._stand(now)
-        else:
-            self._target = candidate
-            self.emit(Seek(candidate, self.term))
+            return self._stand(now)
+        self._target = candidate
+        self.emit(Seek(candidate, self.term))
+        return Place.SEEKING
 
     def _candidate_of(self, term: int) -> Peer:
         """The terms after that of the last leader go round the candidates."""
         return self._candidates[(term - self._led_term - 1) % len(self._candidates)]
 
-    def _stand(self, now: float) -> None:
+    def _stand(self, now: float) -> Place:
         s = self.settings
-        self.state, self._target = Place.STANDING, self.me
+        self._target = self.me
         elapsed_s = MEMBER_SHARE * s.lease_s if self._silent else 0.0
         leader_fence_s = s.lease_s - elapsed_s + FENCE_MARGIN_S
         fence_s = leader_fence_s + MEMBER_SHARE * s.lease_s
@@ -274,27 +296,28 @@ class Election(Machine):
             self.emit(Say(f"term {self.term}: this node stands for coordinator"))
         self.emit(Stand(self.term, fence_s, leader_fence_s))
         self._next_at = now + _FIRST_LOOK_S
+        return Place.STANDING
 
     # --- hints ----------------------------------------------------------------------------------------------------
 
-    def on_elsewhere(self, event: Elsewhere, now: float) -> None:
+    def on_elsewhere(self, event: Elsewhere, now: float) -> Place:
         """A hint to a leader, or to a candidate of a later term, is followed at once."""
         self._first_try_until = None
         self._hints += 1
         if not self._is_better(event, now):
-            self.state = Place.SEEKING
-            self._seek_again(now, False)
-            return
-        self.state, self._next_at = Place.SEEKING, None
+            return self._seek_again(now, False)
+        self._next_at, self._once_more = None, False
         self._target, self._hinted = event.peer, True
         self.term = max(self.term, event.term)
         self.emit(Seek(event.peer, self.term))
+        return Place.SEEKING
 
-    def on_elsewhere_standing(self, event: Elsewhere, now: float) -> None:
+    def on_elsewhere_standing(self, event: Elsewhere, now: float) -> Place | None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
-        if self._is_better(event, now):
-            self.emit(Retire())
-            self.on_elsewhere(event, now)
+        if not self._is_better(event, now):
+            return None
+        self.emit(Retire())
+        return self.on_elsewhere(event, now)
 
     def _is_better(self, event: Elsewhere, now: float) -> bool:
         """Whether to register where this hint says."""
@@ -308,11 +331,12 @@ class Election(Machine):
         mine = self._target.key if self._target is not None else ""
         return (event.term, event.peer.key) > (self.term, mine)
 
-    def on_elsewhere_leading(self, event: Elsewhere, now: float) -> None:
+    def on_elsewhere_leading(self, event: Elsewhere, now: float) -> Place | None:
         """A node that has just started, as all of its members, may have missed that the job runs."""
-        if self.fresh and event.leads and event.peer.key != self.me.key:
-            self.emit(Retire())
-            self.on_elsewhere(event, now)
+        if not self.fresh or not event.leads or event.peer.key == self.me.key:
+            return None
+        self.emit(Retire())
+        return self.on_elsewhere(event, now)
 
     def on_tick_standing(self, event: Tick, now: float) -> None:
         """Ask the other candidates whether they know better."""
@@ -324,10 +348,10 @@ class Election(Machine):
 
     # --- a leader -------------------------------------------------------------------------------------------------
 
-    def on_led(self, event: Led, now: float) -> None:
+    def on_led(self, event: Led, now: float) -> Place:
         """Follow it. Its last plan names the candidates for the time after it."""
-        self.state = Place.FOLLOWING
         self._follow(event)
+        return Place.FOLLOWING
 
     def on_led_here(self, event: Led, now: float) -> None:
         """The plan that this node has sent."""
@@ -336,36 +360,34 @@ class Election(Machine):
     def _follow(self, event: Led) -> None:
         self.term = event.term
         self.leader, self._led_term = event.leader, self.term
-        self.fresh = self._silent = False
+        self.fresh = self._silent = self._once_more = False
         self._failures = self._pauses = self._hints = 0
         self._next_at = self._first_try_until = None
         if event.successors:
             self._candidates = event.successors
 
-    def on_elected(self, event: Elected, now: float) -> None:
+    def on_elected(self, event: Elected, now: float) -> Place:
         """This node leads. Before its first plan it goes on asking the others."""
-        self.state = Place.LEADING
         self.leader, self._led_term = self.me, self.term
         if not self.fresh:
             self._next_at = None
+        return Place.LEADING
 
-    def on_ended_following(self, event: StreamEnded, now: float) -> None:
+    def on_ended_following(self, event: StreamEnded, now: float) -> Place:
         """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
-        self.state = Place.SEEKING
         self._silent = event.how is Ended.SILENT
         self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
         leader = self.leader
-        if event.how is Ended.CLOSED and leader is not None:
-            self._target, self._hinted = leader, False
-            self.emit(Seek(leader, self.term))
-        else:
-            self._try_next(now)
+        if event.how is not Ended.CLOSED or leader is None:
+            return self._try_next(now)
+        self._target, self._hinted = leader, False
+        self.emit(Seek(leader, self.term))
+        return Place.SEEKING
 
-    def on_resigned(self, event: Resigned, now: float) -> None:
+    def on_resigned(self, event: Resigned, now: float) -> Place:
         """This node does not lead any more; the others may have a quorum."""
         self.emit(Retire())
-        self.state = Place.SEEKING
-        self._try_next(now)
+        return self._try_next(now)
 
     # --- other agents ---------------------------------------------------------------------------------------------
 

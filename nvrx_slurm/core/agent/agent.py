@@ -9,8 +9,8 @@ Workers start in IDLE and PREPARING only, and from PREPARING only by the event t
 from __future__ import annotations
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import agent_events as ev
-from nvrx_slurm.core.job.agent_state import SIGKILL, SIGTERM, AgentState, State
+from nvrx_slurm.core.agent import events as ev
+from nvrx_slurm.core.agent.agent_state import SIGKILL, SIGTERM, AgentState, State
 from nvrx_slurm.core.machine import Say, Tick, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
@@ -30,6 +30,7 @@ _LATE = (
 class Agent(AgentState):
     """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    last = State.GONE
     commands = ev.COMMANDS
     table = rows(
         (_STAYS, ev.Connected, "on_connected", (), "register with what runs"),
@@ -104,15 +105,15 @@ class Agent(AgentState):
         self._met = True
         self._connect_by = self._orphan_by = None
 
-    def on_lease_over(self, event: ev.LeaseOver, now: float) -> None:
+    def on_lease_over(self, event: ev.LeaseOver, now: float) -> State:
         """They must be gone before another node starts the same ranks."""
         assert self.plan is not None
         if self.state is State.RUNNING:
-            self.state = State.STOPPING
             self.emit(Say(f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"))
         if self._before_kill() or not self._ladder:
             self._start_ladder(SIGKILL, self.settings.kill_timeout_s, now)
             self._ladder = [(by, 0) for by, _ in self._ladder]
+        return State.STOPPING
 
     def _doing(self) -> t.Doing:
         active = self.plan is not None and self.plan.active
@@ -128,23 +129,22 @@ class Agent(AgentState):
             self._connect_by = now + self.settings.reconnect_timeout_s
             self._orphan_by = now + self.settings.orphan_grace_s
 
-    def on_tick_alone(self, event: Tick, now: float) -> None:
+    def on_tick_alone(self, event: Tick, now: float) -> State | None:
         """Without workers and without a coordinator there is nothing left to do."""
         s = self.settings
         if self._connect_by is None or now < self._connect_by:
-            return  # a tick of the state before
+            return None  # a tick of the state before
         within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
         why = f"no coordinator could be reached within {within}"
-        self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
+        return self._leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
 
     # --- plans ----------------------------------------------------------------------------------------------
 
-    def on_plan_idle(self, event: t.Plan, now: float) -> None:
+    def on_plan_idle(self, event: t.Plan, now: float) -> State | None:
         """Start, or be a spare."""
-        if self._is_new(event):
-            self._take(event, now)
+        return self._take(event) if self._is_new(event) else None
 
-    def on_plan(self, event: t.Plan, now: float) -> None:
+    def on_plan(self, event: t.Plan, now: float) -> State | None:
         """A new coordinator carries on with this cycle; or a later cycle is planned, and this one has to end first."""
         mine = self.plan
         assert mine is not None
@@ -152,7 +152,8 @@ class Agent(AgentState):
             self.plan, self.term = event, event.term
         elif self._is_new(event):
             self._next_plan = event
-            self._stop(f"cycle {event.cycle} is planned", now)
+            return self._stop(f"cycle {event.cycle} is planned", now)
+        return None
 
     def on_plan_early(self, event: t.Plan, now: float) -> None:
         """Keep the newest plan until the workers are gone and the preflight has passed."""
@@ -167,44 +168,41 @@ class Agent(AgentState):
         spare_now = not plan.active and self.state in (State.IDLE, State.PREPARING)
         return plan.cycle > self.plan.cycle or (plan.cycle == self.plan.cycle and spare_now)
 
-    def _take(self, plan: t.Plan, now: float) -> None:
+    def _take(self, plan: t.Plan) -> State:
         again = self.plan is not None and plan.cycle == self.plan.cycle
         self.plan, self.term = plan, plan.term
         self._next_plan = None
         if not plan.active:
-            self.state = State.IDLE
             self.emit(ev.EndHeld())
             if not again:
                 self.emit(Say(f"cycle {plan.cycle}: this node is a hot spare"))
-            return
+            return State.IDLE
         self._alive = set(range(self.node.nproc))
         self._hung, self._faults, self._early, self._continues = {}, [], False, 0
-        self.state = State.RUNNING
         last = plan.rank_offset + self.node.nproc - 1
         self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"))
         self.emit(ev.StartWorkers(plan))
         if self._warned:
             self.emit(ev.WarnRanks())
+        return State.RUNNING
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def on_exit_running(self, event: ev.WorkerExited, now: float) -> None:
+    def on_exit_running(self, event: ev.WorkerExited, now: float) -> State | None:
         """A success is counted; a fault is reported at once and, under any-failed, stops the other workers."""
         self._alive.discard(event.local_rank)
         self._hung.pop(event.local_rank, None)
         known = any(fault.local_rank == event.local_rank for fault in self._faults)
         assert self.plan is not None
         self._early = self._early or event.early
-        if event.fault is not None and not known:
-            self._fail(event.fault, now)
-        if self._alive or self.state is not State.RUNNING:
-            return
+        to = self._fail(event.fault, now) if event.fault is not None and not known else None
+        if to is not None or self._alive:
+            return to
         if self._faults:
-            self._stopped(now)
-            return
-        self.state = State.SUCCEEDED
+            return self._stopped(now)
         self.emit(Say(f"cycle {self.plan.cycle}: all workers of this node finished"))
         self.send(t.Succeeded(self.plan.term, self.plan.cycle, self._early))
+        return State.SUCCEEDED
 
     def on_asked(self, event: ev.RankAsked, now: float) -> None:
         """The coordinator decides; what changes something is told again should the stream break."""
@@ -229,7 +227,7 @@ class Agent(AgentState):
         if self.plan is not None and event.cycle == self.plan.cycle:
             self.emit(ev.PostGone(event.cycle, event.ranks, event.reason))
 
-    def on_warned(self, event: ev.Warned, now: float) -> None:
+    def on_warned(self, event: ev.Warned, now: float) -> State | None:
         """The warning signal reaches every rank of the job once; a second one ends the job. Other user
         signals go to the workers unchanged."""
         if event.signum != self.settings.warning_signum:
@@ -245,7 +243,8 @@ class Agent(AgentState):
         elif now >= self._warned_at + self.settings.same_signal_s:  # a warning alone ends no workers
             code, why = signal_exit_code(SIGTERM), f"{self._got(event.signum)} a second time"
             self.send(t.EndJob(code, why))
-            self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
+            return self._leave(ev.Exit(code, why), SIGTERM, self.settings.term_timeout_s, now)
+        return None
 
     def on_warn(self, event: t.Warn, now: float) -> None:
         """The coordinator has it from another node, or from the clock."""
@@ -261,106 +260,101 @@ class Agent(AgentState):
             if not everybody:
                 self.emit(ev.PassOn(signum))
 
-    def on_tick_running(self, event: Tick, now: float) -> None:
+    def on_tick_running(self, event: Tick, now: float) -> State | None:
         """A hung rank that cannot be killed, or no coordinator for too long."""
         stuck = [rank for rank, (by, _) in self._hung.items() if now >= by]
         if stuck:
             _, fault = self._hung.pop(stuck[0])
-            self._fail(fault, now)
-        elif self._orphan_by is not None and now >= self._orphan_by:
+            return self._fail(fault, now)
+        if self._orphan_by is not None and now >= self._orphan_by:
             self._orphan_by = None
-            self._stop(f"no coordinator for {self.settings.orphan_grace_s:g} s", now)
+            return self._stop(f"no coordinator for {self.settings.orphan_grace_s:g} s", now)
+        return None
 
-    def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> None:
+    def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> State | None:
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._alive.discard(event.local_rank)
         hung = event.fault is not None and event.fault.kind is t.FaultKind.HANG
         if hung and event.fault is not None and self.plan is not None:  # it may be the one that the others waited for
             self.send(t.Failed(self.plan.term, self.plan.cycle, (event.fault,)))
         if self._alive:
-            return
-        if self.state is State.LEAVING:
-            self._gone(now)
-        else:
-            self._stopped(now)
+            return None
+        return self._gone(now) if self.state is State.LEAVING else self._stopped(now)
 
-    def _fail(self, fault: t.RankFault, now: float) -> None:
+    def _fail(self, fault: t.RankFault, now: float) -> State | None:
         assert self.plan is not None
         self._faults.append(fault)
         self.send(t.Failed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
-            self._stop(f"local rank {fault.local_rank} failed", now)
-        else:
-            self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
+            return self._stop(f"local rank {fault.local_rank} failed", now)
+        self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
+        return None
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
-    def on_stop(self, event: t.Stop, now: float) -> None:
+    def on_stop(self, event: t.Stop, now: float) -> State | None:
         """Stop our workers, if any is left, unless the message is about a cycle that was over before ours."""
         assert self.plan is not None
         if event.term >= self.term and event.cycle >= self.plan.cycle:
-            self._stop(event.reason, now)
+            return self._stop(event.reason, now)
+        return None
 
-    def on_stop_idle(self, event: t.Stop, now: float) -> None:
+    def on_stop_idle(self, event: t.Stop, now: float) -> State | None:
         """Nothing runs here. A spare is checked before it may be promoted."""
         if self.plan is None or not self.plan.active:
             self._offer = t.Stopped(event.term, event.cycle, 0)
-            self._prepare()
-        else:
-            self.send(t.Stopped(event.term, event.cycle, 0))
+            return self._prepare()
+        self.send(t.Stopped(event.term, event.cycle, 0))
+        return None
 
     def on_stop_preparing(self, event: t.Stop, now: float) -> None:
         """The answer waits until the preflight has passed."""
         self._offer = t.Stopped(event.term, event.cycle, 0)
 
-    def _stop(self, why: str, now: float) -> None:
+    def _stop(self, why: str, now: float) -> State:
         assert self.plan is not None
         if not self._alive:
-            self._stopped(now)
-            return
-        self.state = State.STOPPING
+            return self._stopped(now)
         some = f"{len(self._alive)} worker{'s' if len(self._alive) > 1 else ''}"
         self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
         self._start_ladder(SIGTERM, self.settings.stop_timeout_s, now, self.settings.idle_s)
+        return State.STOPPING
 
-    def _stopped(self, now: float) -> None:
+    def _stopped(self, now: float) -> State:
         assert self.plan is not None
         self._ladder = []
         self._hung = {}
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
         self._offer = t.Stopped(self.plan.term, self.plan.cycle, 0)
-        self._prepare()
+        return self._prepare()
 
     # --- fit for another cycle? ---------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        self.state = State.PREPARING
+    def _prepare(self) -> State:
         if self._unfit:
             self._declare_unfit()
         else:
             used, cycle = (self.plan.active, self.plan.cycle + 1) if self.plan is not None else (False, 0)
             self.emit(ev.Prepare(used, cycle))
+        return State.PREPARING
 
-    def on_prepared(self, event: ev.Prepared, now: float) -> None:
+    def on_prepared(self, event: ev.Prepared, now: float) -> State | None:
         """The preflight has ended. A node that passed is ready for the next plan, which may be here already."""
         self._unfit = self._unfit or event.unfit
         if self._unfit:
             self._declare_unfit()
-            return
-        self.state = State.IDLE
+            return None
         offer, self._offer = self._offer, None
         self.send(offer or t.Stopped(0, 0, 0))  # term 0: it has never run anything
-        if self._next_plan is not None:
-            self._take(self._next_plan, now)
+        return State.IDLE if self._next_plan is None else self._take(self._next_plan)
 
-    def on_sick(self, event: ev.Sick, now: float) -> None:
+    def on_sick(self, event: ev.Sick, now: float) -> State | None:
         """A check of the node failed while it runs workers, or waits: the job has to do without this node."""
         if not self._unfit:
             self._unfit = event.why
             self._declare_unfit()
-        if self.state is State.IDLE:
-            self.state = State.PREPARING
+        return State.PREPARING if self.state is State.IDLE else None
 
     def on_sick_succeeded(self, event: ev.Sick, now: float) -> None:
         """Its work is done, but the node is not to be used once more."""

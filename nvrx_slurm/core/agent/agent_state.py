@@ -1,10 +1,10 @@
-"""What an agent knows, how it looks at hung workers, stops them, and ends. The table is in `core.job.agent`."""
+"""What an agent knows, how it looks at hung workers, stops them, and ends. The table is in `core.agent.agent`."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-from nvrx_slurm.core.job import agent_events as ev
+from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
@@ -126,32 +126,32 @@ class AgentState(Machine):
             self.emit(Say(f"workers do nothing {self.settings.idle_s:g} s after SIGTERM: they are killed"))
             self._ladder = [(now, SIGKILL)]
 
-    def on_tick_ladder(self, event: Tick, now: float) -> None:
+    def on_tick_ladder(self, event: Tick, now: float) -> State | None:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
         if not self._ladder or now < self._ladder[0][0]:
-            return
+            return None
         _, signum = self._ladder.pop(0)
         if signum == SIGKILL:
             self._ladder = [(now + self.settings.kill_timeout_s, 0)]
         if signum:
             self.emit(ev.SignalWorkers(signum))
-        else:
-            left = ", ".join(str(r) for r in sorted(self._alive))
-            if self._exit is None:
-                why = f"local ranks {left} do not end after SIGKILL (uninterruptible sleep?)"
-                self._exit = ev.Exit(ExitCode.NODE_REFUSED, why)
-            self._gone(now)
+            return None
+        left = ", ".join(str(r) for r in sorted(self._alive))
+        if self._exit is None:
+            why = f"local ranks {left} do not end after SIGKILL (uninterruptible sleep?)"
+            self._exit = ev.Exit(ExitCode.NODE_REFUSED, why)
+        return self._gone(now)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def on_finish(self, event: Finish | Refused, now: float) -> None:
+    def on_finish(self, event: Finish | Refused, now: float) -> State:
         """The coordinator says how this ends; where some agent was told by a signal, workers get that signal."""
         signum = event.signum if isinstance(event, Finish) else 0
         self._end = event if isinstance(event, Finish) else None
         s = self.settings
         grace_s = s.term_timeout_s if signum else s.stop_timeout_s
         wait_s = s.same_signal_s if signum and s.in_step else 0.0
-        self._leave(ev.Exit(event.code, event.reason), signum or SIGTERM, grace_s, now, wait_s)
+        return self._leave(ev.Exit(event.code, event.reason), signum or SIGTERM, grace_s, now, wait_s)
 
     def on_finish_leaving(self, event: Finish, now: float) -> None:
         """The agent leaves already, but the job ends for one reason, with one code, on all nodes."""
@@ -174,12 +174,12 @@ class AgentState(Machine):
         """Say once more that this node is ready to leave."""
         self.send(Ended())
 
-    def on_leave(self, event: Leave | Tick, now: float) -> None:
+    def on_leave(self, event: Leave | Tick, now: float) -> State:
         """All agents know the end, or it is too late to tell those that do not."""
         self._end = None
-        self._gone(now)
+        return self._gone(now)
 
-    def on_signalled(self, event: ev.Signalled, now: float) -> None:
+    def on_signalled(self, event: ev.Signalled, now: float) -> State:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
         self._signalled_at = now
         code, why = signal_exit_code(event.signum), self._got(event.signum)
@@ -187,7 +187,7 @@ class AgentState(Machine):
             why = BY_SLURM
         self.send(EndJob(code, why, event.signum))
         wait_s = None if event.everybody else 0.0
-        self._leave(ev.Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
+        return self._leave(ev.Exit(code, why), event.signum, self.settings.term_timeout_s, now, wait_s)
 
     def _got(self, signum: int) -> str:
         return f"node {self.node.infra_rank} ({self.node.host}) got signal {signum}"
@@ -205,14 +205,12 @@ class AgentState(Machine):
     def _before_kill(self) -> bool:
         return any(signum == SIGKILL for _, signum in self._ladder)
 
-    def _leave(self, end: ev.Exit, signum: int, grace_s: float, now: float, wait_s: float | None = 0.0) -> None:
+    def _leave(self, end: ev.Exit, signum: int, grace_s: float, now: float, wait_s: float | None = 0.0) -> State:
         """Stop for good. The workers get `signum` once: after `wait_s`, or (None) from somebody else."""
-        stopping = self.state is State.STOPPING
         self._exit = end
-        self.state = State.LEAVING
         if not self._alive:
-            self._gone(now)
-        elif stopping:  # they have had their signal: never a second one, only a shorter wait
+            return self._gone(now)
+        if self.state is State.STOPPING:  # they have had their signal: never a second one, only a shorter wait
             if self._before_kill():
                 self._ladder = [(min(self._ladder[-1][0], now + grace_s), SIGKILL)]
         elif wait_s == 0.0:
@@ -221,14 +219,14 @@ class AgentState(Machine):
             term = [(now + wait_s, signum)] if wait_s is not None else []
             self._ladder = [*term, (now + max(grace_s, (wait_s or 0.0) + 1.0), SIGKILL)]
             self.emit(ev.PassOn(SIGCONT))  # a stopped worker acts on nothing
+        return State.LEAVING
 
-    def _gone(self, now: float) -> None:
+    def _gone(self, now: float) -> State:
         assert self._exit is not None
         if self._end is not None and self.settings.elects:
-            self.state = State.ENDED
             self._ladder = [(now + self.settings.end_timeout_s, 0)]
             self.send(Ended())
-            return
-        self.state = State.GONE
+            return State.ENDED
         self._ladder = []
         self.emit(self._exit)
+        return State.GONE
