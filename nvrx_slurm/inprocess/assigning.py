@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from nvrx_slurm.inprocess.exception import RankDiscarded, RestartError
-from nvrx_slurm.inprocess.meeting.barriers import Iteration
-from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment, RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store.barriers import Iteration
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 _LOOK_S = 2.0
 

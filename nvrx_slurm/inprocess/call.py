@@ -12,9 +12,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, Page
+from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.page import MANUAL, UNPROTECTED, Page
-from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
 class CallWrapper:

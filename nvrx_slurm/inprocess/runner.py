@@ -11,22 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm.core.inprocess import phases
-from nvrx_slurm.core.inprocess.rollcall import Arrival, BarrierResult, Outcome, Status
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.assigning import assign_ranks
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded
 from nvrx_slurm.inprocess.faults import blame, ending_forks, free_frames, without_our_frames
-from nvrx_slurm.inprocess.helpers import Helpers
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, serve_barrier
-from nvrx_slurm.inprocess.meeting.view import StoreLost
-from nvrx_slurm.inprocess.monitor_thread import Answer, await_end
+from nvrx_slurm.inprocess.guard.monitor_thread import Answer, await_end
+from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
+from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, nudges, was_stopped, way_out
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
 from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
+from nvrx_slurm.inprocess.resources import Helpers
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
-from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
-from nvrx_slurm.inprocess.watch.stopping import RankShouldRestart, Stopper, nudges, was_stopped, way_out
+from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, serve_barrier
+from nvrx_slurm.inprocess.store.view import StoreLost
 
 logger = logging.getLogger(__name__)
 

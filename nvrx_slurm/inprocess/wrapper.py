@@ -18,9 +18,7 @@ import torch.distributed as dist
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.call import takers, with_wrapper
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.log import setup_logger
-from nvrx_slurm.inprocess.meeting.store import TCPStore
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.completion import Completion
 from nvrx_slurm.inprocess.plugins.compose import Compose
@@ -34,7 +32,9 @@ from nvrx_slurm.inprocess.plugins.health_check import (
 from nvrx_slurm.inprocess.plugins.initialize import Initialize
 from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
 from nvrx_slurm.inprocess.plugins.terminate import Terminate
+from nvrx_slurm.inprocess.resources import Helpers
 from nvrx_slurm.inprocess.runner import Runner
+from nvrx_slurm.inprocess.store.stores import TCPStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.monitor_thread import RankShouldRestart
+from nvrx_slurm.inprocess.guard.monitor_thread import RankShouldRestart
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 
 SCENARIOS: dict[str, Callable[[Rank], None]] = {}

@@ -13,7 +13,7 @@ from scenarios import Rank, block, files, pause, scenario, throw
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
-from nvrx_slurm.inprocess.helpers import _job
+from nvrx_slurm.inprocess.resources import _job
 
 
 @scenario

@@ -19,7 +19,8 @@ import torch.distributed.distributed_c10d as c10d
 from scenarios import FAULTS, Rank, block, files, pause, scenario, throw
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess import CallWrapper, monitor_thread
+from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess.guard import monitor_thread
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 
 

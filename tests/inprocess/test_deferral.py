@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.watch.stopping import Defer, Deferral
+from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
 
 Look = Callable[[FrameType], None]
 
@@ -101,7 +101,7 @@ def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable
 def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     said: list[Defer] = []
     deferral, now = Deferral(), [100.0]
-    monkeypatch.setattr("nvrx_slurm.inprocess.watch.stopping.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nvrx_slurm.inprocess.guard.stopping.time.monotonic", lambda: now[0])
 
     def look(frame: FrameType) -> None:
         for now[0] in (100.0, 101.0, 101.1):

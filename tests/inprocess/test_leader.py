@@ -12,12 +12,12 @@ import pytest
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.meeting.barriers import Iteration
-from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
-from nvrx_slurm.inprocess.meeting.store import StoreView
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store.barriers import Iteration
+from nvrx_slurm.inprocess.store.leader import Leadership, text_of
+from nvrx_slurm.inprocess.store.stores import StoreView
 
 dist = pytest.importorskip("torch.distributed")
 

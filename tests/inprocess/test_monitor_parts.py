@@ -15,12 +15,12 @@ import torch.distributed as dist
 from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess.meeting.view import StoreView
-from nvrx_slurm.inprocess.monitor_thread import Answer, MonitorThread
-from nvrx_slurm.inprocess.watch import progress, store_link
-from nvrx_slurm.inprocess.watch.board import Board
-from nvrx_slurm.inprocess.watch.page import AUTO, MANUAL, WAITING, WATCHED, Page
-from nvrx_slurm.inprocess.watch.store_link import Heartbeats
+from nvrx_slurm.inprocess.guard import progress, store_link
+from nvrx_slurm.inprocess.guard.launcher import Board
+from nvrx_slurm.inprocess.guard.monitor_thread import Answer, MonitorThread
+from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, Page
+from nvrx_slurm.inprocess.guard.store_link import Heartbeats
+from nvrx_slurm.inprocess.store.view import StoreView
 
 WAIT_S = 30.0
 
@@ -205,7 +205,7 @@ def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
 
 FORKS = """
 import logging, os, sys
-from nvrx_slurm.inprocess.watch import detach
+from nvrx_slurm.inprocess.guard import detach
 events = os.eventfd(0)
 for name in ("nvrx_slurm.inprocess", "nvrx_slurm.inprocess.barriers", None):
     logging.getLogger(name).addHandler(logging.FileHandler("of the user"))

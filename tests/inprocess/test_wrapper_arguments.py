@@ -15,8 +15,8 @@ import pytest
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import takers, with_wrapper
+from nvrx_slurm.inprocess.guard.page import Page
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
-from nvrx_slurm.inprocess.watch.page import Page
 
 
 def s(seconds: float) -> timedelta:
@@ -40,7 +40,7 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         "last_call_wait": 1,
         "termination_grace_time": 5,
     }
-    assert parameters["store_factory"].default is inprocess.meeting.store.TCPStore
+    assert parameters["store_factory"].default is inprocess.store.stores.TCPStore
     assert isinstance(parameters["abort"].default, inprocess.plugins.abort.AbortTorchDistributed)
 
 

@@ -15,12 +15,12 @@ import pytest
 import torch.distributed as dist
 from stage import free_port
 
-from nvrx_slurm.core.inprocess.rollcall import Arrival, Outcome, Status
+from nvrx_slurm.core.inprocess.barrier import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.meeting.barriers import Iteration, latest, read, serve_barrier
-from nvrx_slurm.inprocess.meeting.store import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
+from nvrx_slurm.inprocess.store.barriers import Iteration, latest, read, serve_barrier
+from nvrx_slurm.inprocess.store.stores import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from nvrx_slurm.core.inprocess import ranks
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort
-from nvrx_slurm.inprocess.meeting.leader import MOST, text_of
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
@@ -31,6 +30,7 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
 )
 from nvrx_slurm.inprocess.plugins.rank_tree import Layer, LayerFlag, Tree
 from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.store.leader import MOST, text_of
 
 __all__ = [
     "ActivateAllRanks",

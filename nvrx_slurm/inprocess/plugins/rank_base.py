@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.meeting.leader import Leadership
 from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store.leader import Leadership
 
 
 @dataclass

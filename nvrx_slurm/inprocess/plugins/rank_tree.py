@@ -19,7 +19,6 @@ from typing import Any
 from nvrx_slurm.core.inprocess.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
 from nvrx_slurm.inprocess.plugins.rank_base import (
     RankAssignment,
     RankAssignmentCtx,
@@ -29,6 +28,7 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     refuse_terminated,
 )
 from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.store.leader import Leadership, text_of
 
 _NEIGHBOURS = 16  # slots with their records in one value: few requests for the leader, few bytes for each rank
 _RECORD = struct.Struct("<ii")  # place, rank

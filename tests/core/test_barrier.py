@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.core.inprocess.rollcall import Arrival, BarrierResult, Outcome, Status, call_roll
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, call_roll
 
 GONE = Arrival(Status.TERMINATED)
 

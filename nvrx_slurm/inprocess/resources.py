@@ -13,13 +13,13 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.environment import Environment, Identity
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.meeting.barriers import ALL_LEFT, CLOSED, SERVES, Iteration
-from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
-from nvrx_slurm.inprocess.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
+from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
+from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
+from nvrx_slurm.inprocess.guard.progress import ProgressWatchdog, Stall
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.monitor_process import MonitorProcess
-from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
-from nvrx_slurm.inprocess.watch.progress import ProgressWatchdog, Stall
+from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, CLOSED, SERVES, Iteration
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nvrx_slurm.core.inprocess.rollcall import Outcome
+from nvrx_slurm.core.inprocess.barrier import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, Iteration, latest
-from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 _SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are looked at too
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.meeting.barriers import Iteration, latest
-from nvrx_slurm.inprocess.meeting.store import serve
-from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.barriers import Iteration, latest
+from nvrx_slurm.inprocess.store.stores import serve
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ import warnings
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.environment import Identity
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.watch.monitor_main import LEAVE, MAX_MESSAGE, MEET, READY, Monitor
-from nvrx_slurm.inprocess.watch.page import Page
+from nvrx_slurm.inprocess.guard.monitor_main import LEAVE, MAX_MESSAGE, MEET, READY, Monitor
+from nvrx_slurm.inprocess.guard.page import Page
 from nvrx_slurm.monitor import kill
 
 logger = logging.getLogger(__name__)

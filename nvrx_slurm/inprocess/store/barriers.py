@@ -7,7 +7,7 @@
 | `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
 | `assign/...` | all ranks | what rank assignment needs (`leader`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
-| `out/<initial rank>` | the rank, or an observer of its end | its arrival (`core/inprocess/rollcall.py`) or tombstone |
+| `out/<initial rank>` | the rank, or an observer of its end | its arrival (`core/inprocess/barrier.py`) or tombstone |
 | `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
 | `latest` (of the call) | a barrier server | the number of the last iteration that has a result, and the result |
 
@@ -39,14 +39,14 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, call_roll
 from nvrx_slurm.core.inprocess.ranks import to_runs
-from nvrx_slurm.core.inprocess.rollcall import Arrival, BarrierResult, Outcome, Status, call_roll
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.meeting import leader
-from nvrx_slurm.inprocess.meeting.view import StoreLost, StoreView
-from nvrx_slurm.inprocess.watch.board import note_restart
+from nvrx_slurm.inprocess.guard.launcher import note_restart
+from nvrx_slurm.inprocess.store import leader
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 

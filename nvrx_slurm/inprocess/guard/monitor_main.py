@@ -23,15 +23,15 @@ from typing import Any, NoReturn
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.environment import Identity
-from nvrx_slurm.inprocess.meeting.barriers import ENTRY, SERVES, BarrierServer
-from nvrx_slurm.inprocess.meeting.fallback_server import FallbackServer
-from nvrx_slurm.inprocess.meeting.view import StoreView
-from nvrx_slurm.inprocess.watch import detach
-from nvrx_slurm.inprocess.watch.board import Board
-from nvrx_slurm.inprocess.watch.hang_watch import HangWatch
-from nvrx_slurm.inprocess.watch.page import COUNTED, GONE, ITERATION, LEFT, LOST, SEEN, Page
-from nvrx_slurm.inprocess.watch.progress import Stall
-from nvrx_slurm.inprocess.watch.store_link import StoreLink
+from nvrx_slurm.inprocess.guard import detach
+from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
+from nvrx_slurm.inprocess.guard.launcher import Board
+from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, LEFT, LOST, SEEN, Page
+from nvrx_slurm.inprocess.guard.progress import Stall
+from nvrx_slurm.inprocess.guard.store_link import StoreLink
+from nvrx_slurm.inprocess.store.barriers import ENTRY, SERVES, BarrierServer
+from nvrx_slurm.inprocess.store.fallback_server import FallbackServer
+from nvrx_slurm.inprocess.store.view import StoreView
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from nvrx_slurm.inprocess.checks import variable
 from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has these names here, too
 from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
 from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
-from nvrx_slurm.inprocess.meeting.view import StoreLost as StoreLost
-from nvrx_slurm.inprocess.meeting.view import StoreView as StoreView
+from nvrx_slurm.inprocess.store.view import StoreLost as StoreLost
+from nvrx_slurm.inprocess.store.view import StoreView as StoreView
 from nvrx_slurm.system import bounded
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet

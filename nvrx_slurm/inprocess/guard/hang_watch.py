@@ -13,7 +13,7 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.watch.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, Page
+from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, Page
 from nvrx_slurm.monitor import kill
 
 logger = logging.getLogger(__name__)

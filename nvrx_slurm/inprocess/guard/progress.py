@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from nvrx_slurm.core.rank.watch import LATE_S
-from nvrx_slurm.inprocess.watch.page import WAITING, Page
+from nvrx_slurm.inprocess.guard.page import WAITING, Page
 
 logger = logging.getLogger(__name__)
 
