@@ -26,7 +26,7 @@ NPROC = int(os.environ["LOCAL_WORLD_SIZE"])  # ranks of each node; GROUP_RANK is
 
 
 @inprocess.Wrapper(
-    initialize=inprocess.plugins.initialize.RetryController(max_iterations=10),
+    initialize=inprocess.initialize.RetryController(max_iterations=10),
     rank_assignment=inprocess.Compose(
         ActivateAllRanks(),
         ShiftRanks(),

@@ -12,7 +12,7 @@ from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.barriers import Iteration
 from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
-_LOOK_S = 2.0
+_WAIT_S = 2.0
 
 
 class Disturbed(Exception):
@@ -30,8 +30,8 @@ class _AssigningView(StoreView):
 
     def came(self, keys: Sequence[str], timeout_s: float) -> bool:
         """See `StoreView`; raises Disturbed."""
-        deadline_s, look_s = time.monotonic() + timeout_s, min(_LOOK_S, timeout_s)
-        while not self.look(keys, look_s):
+        deadline_s, wait_s = time.monotonic() + timeout_s, min(_WAIT_S, timeout_s)
+        while not self.wait_once(keys, wait_s):
             if self._ended.check(["ended"]):
                 raise Disturbed("a rank was lost during the rank assignment")
             if time.monotonic() >= deadline_s:

@@ -28,7 +28,7 @@ _SERVER_END_S = 6.0  # longest wait for the end of the store's server, which wai
 _MONITOR_END_S = 15.0
 
 
-class Helpers:
+class Resources:
     """Monitor process, monitor thread, progress watchdog, the connections to the store, and the environment."""
 
     def __init__(self, arguments: Arguments) -> None:
@@ -40,10 +40,11 @@ class Helpers:
         self.me = Identity(rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
-        interval_s = arguments.seconds("progress_watchdog_interval")
+        interval_s = arguments.progress_watchdog_interval.total_seconds()
         self._monitor_stall = Stall(interval_s)
-        looks = (self._look_at_monitor, self._look_at_store, self._look_at_terminate)
-        self._watchdog = ProgressWatchdog(self.page, interval_s, looks)
+        self._heartbeat_timeout_s = arguments.heartbeat_timeout.total_seconds()
+        checks = (self._check_monitor, self._check_store, self._check_terminate)
+        self._watchdog = ProgressWatchdog(self.page, interval_s, checks)
         self._call: StoreView | None = None
         self._reached: StoreView | None = None  # the last connection that was made
         self._waiting: StoreView | None = None
@@ -63,7 +64,7 @@ class Helpers:
             self.monitor.start()
         except OSError as error:
             raise InternalError(f"no monitor process can be started: {error}") from error
-        timeout_s = self._arguments.seconds("barrier_timeout")
+        timeout_s = self._arguments.barrier_timeout.total_seconds()
         if self.me.leads:
             self.monitor.await_ready(timeout_s)
         self.thread.start()
@@ -86,7 +87,7 @@ class Helpers:
 
     def _connect(self) -> StoreView:
         """A connection to this call's server, not to the server of an earlier call that is about to end."""
-        deadline_s = time.monotonic() + self._arguments.seconds("barrier_timeout")
+        deadline_s = time.monotonic() + self._arguments.barrier_timeout.total_seconds()
         while True:
             made = self._reached = StoreView(self._arguments.make_store())
             if not made.check([CLOSED]) or time.monotonic() > deadline_s:
@@ -100,7 +101,7 @@ class Helpers:
 
     # --- looks of the watchdog ----------------------------------------------------------------------------------------
 
-    def _look_at_monitor(self) -> None:
+    def _check_monitor(self) -> None:
         """A rank without its monitor process leaves: no process would see that it hangs."""
         words = self.page.words
         if words[LEFT] or words[LOST]:
@@ -108,11 +109,14 @@ class Helpers:
         if not self.monitor.alive:
             logger.error("the monitor process of rank %d has ended, and the rank cannot go on", self.me.rank)
             words[LOST] = 1
-        elif words[SEEN] and self._monitor_stall.seconds(words[SEEN]) >= self._arguments.seconds("heartbeat_timeout"):
+        elif (
+            words[SEEN]
+            and self._monitor_stall.seconds(words[SEEN]) >= self._arguments.heartbeat_timeout.total_seconds()
+        ):
             logger.error("the monitor process of this rank is stopped or stuck, and is killed")
             self.monitor.kill()
 
-    def _look_at_store(self) -> None:
+    def _check_store(self) -> None:
         """Shut down the connections if the store does not answer any more, or the others have gone on without this
         rank: a wait for the store might never end."""
         words = self.page.words
@@ -123,13 +127,13 @@ class Helpers:
             logger.error("the store at %s is lost", self._reached.place)
         else:
             logger.warning("the others have declared rank %d gone", self.me.rank)
-        if not self._reached.hang_up():  # a wait for it may last for ever, as on a file system that is away
+        if not self._reached.disconnect():  # a wait for it may last for ever, as on a file system that is away
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _look_at_terminate(self) -> None:
+    def _check_terminate(self) -> None:
         """The monitor process has told the others that this rank has left, and watches it no more."""
         idle_s = self.page.idle_s()
-        if self._terminates and idle_s >= self._arguments.seconds("hard_timeout"):
+        if self._terminates and idle_s >= self._arguments.hard_timeout.total_seconds():
             logger.error("rank %d: terminate has made no progress for %.1f s: it is killed", self.me.rank, idle_s)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -173,7 +177,7 @@ class Helpers:
         if self.thread.ident is not None:
             self.thread.stop()
         if self._serves and self._reached is not None and not self.me.leads:
-            self._reached.await_hang_up(_SERVER_END_S)  # the next call must not connect to a server that is ending
+            self._reached.await_disconnect(_SERVER_END_S)  # the next call must not connect to a server that is ending
         self._call = self._reached = self._waiting = None
         self.environment.restore()
 

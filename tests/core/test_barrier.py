@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, call_roll
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
 
 GONE = Arrival(Status.TERMINATED)
 
@@ -40,14 +40,14 @@ def test_words_and_verdicts_survive_the_store() -> None:
     ],
 )
 def test_verdicts(words: dict[int, Arrival], left_before: set[int], verdict: BarrierResult) -> None:
-    assert call_roll(words, left_before, verdict.why) == verdict
+    assert barrier_result(words, left_before, verdict.why) == verdict
 
 
 def test_the_function_has_returned() -> None:
-    assert call_roll({0: ready(0, 2, Status.FINISHED), 1: GONE}, ()).outcome is Outcome.FINISHED
+    assert barrier_result({0: ready(0, 2, Status.FINISHED), 1: GONE}, ()).outcome is Outcome.FINISHED
 
 
 @pytest.mark.parametrize(("other", "why"), [(ready(1, 3), "world size ([2, 3])"), (ready(0, 2), "do not agree")])
 def test_ranks_that_disagree_are_refused(other: Arrival, why: str) -> None:
-    verdict = call_roll({0: ready(0, 2), 1: other}, ())
+    verdict = barrier_result({0: ready(0, 2), 1: other}, ())
     assert verdict.outcome is Outcome.REFUSED and why in verdict.why

@@ -83,7 +83,7 @@ def in_a_fork(look: Look) -> int:
 def looks(frame: FrameType) -> list[Defer]:
     """By the step, and by two signals."""
     deferral = Deferral()
-    return [deferral.look(frame, by_signal) for by_signal in (False, True, True)]
+    return [deferral.check(frame, by_signal) for by_signal in (False, True, True)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch: pytest.Monkey
 
     def look(frame: FrameType) -> None:
         for now[0] in (100.0, 101.0, 101.1):
-            said.append(deferral.look(frame, False))
+            said.append(deferral.check(frame, False))
 
     place(look)
     assert Defer.NOT not in said[:2] and said[2] is Defer.NOT

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from plugin_harness import WITHOUT_TORCH
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.inprocess.guard import progress, store_link
-from nvrx_slurm.inprocess.guard.launcher import Board
+from nvrx_slurm.inprocess.guard.launcher import LauncherFile
 from nvrx_slurm.inprocess.guard.monitor_thread import Answer, MonitorThread
 from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, Page
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
@@ -146,7 +145,7 @@ def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
 
 def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "board"
-    board = Board(str(path), 3)
+    board = LauncherFile(str(path), 3)
     assert board.read() == [] and board.fd is not None
     path.write_bytes(b'{"v": 1, "cycle": 3, "ranks": [4, 5], "why": "gone"}\n{"v": 1, "cyc')
     assert [record.rank for record in board.read()] == [4, 5]
@@ -205,13 +204,13 @@ def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
 
 FORKS = """
 import logging, os, sys
-from nvrx_slurm.inprocess.guard import detach
+from nvrx_slurm.inprocess.guard import monitor_main
 events = os.eventfd(0)
 for name in ("nvrx_slurm.inprocess", "nvrx_slurm.inprocess.barriers", None):
     logging.getLogger(name).addHandler(logging.FileHandler("of the user"))
 if (pid := os.fork()) == 0:
-    detach._disconnect_all_but(())
-    detach.log_to("ours")
+    monitor_main._disconnect_all_but(())
+    monitor_main.log_to("ours")
     logging.getLogger("nvrx_slurm.inprocess.barriers").warning("a word")
     logging.getLogger("another").warning("lost")
     os.eventfd_write(events, 1)
@@ -222,6 +221,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(tmp_path: Path) -> None:
     """A number may belong to its own log file or a connection by then; gRPC aborts without its eventfd."""
-    assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH + FORKS], cwd=tmp_path).returncode == 1
+    assert subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path).returncode == 1
     assert (tmp_path / "ours").read_text().count("a word\n") == 1
     assert (tmp_path / "of the user").read_text() == ""

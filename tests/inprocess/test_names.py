@@ -46,7 +46,6 @@ attribution.InterruptionRecord(rank, interruption)
 store.TCPStore(host_name=None, port=None, world_size=None, timeout=datetime.timedelta(seconds=300), \
 wait_for_workers=True, multi_tenant=False, use_libuv=True)
 store.PrefixStore(iteration, store)
-store.StoreView.barrier(self, ranks, group_name, rendezvous_count, timeout, timeout_chunk=None)
 state.State(rank, world_size, active_rank=None, active_world_size=None, initial_rank=None, initial_world_size=None, \
 iteration=0, mode=<Mode.INITIALIZED: 1>, fn_exception=None)
 state.FrozenState(rank, world_size, active_rank=None, active_world_size=None, initial_rank=None, \

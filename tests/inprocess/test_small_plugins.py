@@ -15,10 +15,9 @@ from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.abort import AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.compose import Compose
-from nvrx_slurm.inprocess.plugins.finalize import ThreadedFinalize
 from nvrx_slurm.inprocess.plugins.health_check import ChainedGPUHealthCheck, CudaHealthCheck, FaultCounter
-from nvrx_slurm.inprocess.plugins.initialize import Initialize, RetryController
 from nvrx_slurm.inprocess.plugins.nested_restarter import NestedRestarterAborted
+from nvrx_slurm.inprocess.plugins.steps import Initialize, RetryController, ThreadedFinalize
 from nvrx_slurm.inprocess.state import FrozenState, State
 
 A_SECOND, LONG = timedelta(seconds=1), timedelta(seconds=60)

@@ -14,7 +14,7 @@ import pytest
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
-from nvrx_slurm.inprocess.call import takers, with_wrapper
+from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
 from nvrx_slurm.inprocess.guard.page import Page
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
@@ -61,7 +61,7 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         (ValueError, {"monitor_process_pidfile": "run/{rank}.pid"}),
         (ValueError, {"rank_assignment": Compose(FilterCountGroupedByKey("a", bool), ShiftRanks())}),
         (TypeError, {"soft_timeout": 60}),
-        (TypeError, {"initialize": inprocess.plugins.initialize.RetryController}),
+        (TypeError, {"initialize": inprocess.initialize.RetryController}),
         (TypeError, {"abort": lambda state: state}),
         (TypeError, {"rank_assignment": None}),
         (TypeError, {"rank_assignment": (ShiftRanks(),)}),
@@ -69,7 +69,7 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         (TypeError, {"store_kwargs": ["port"]}),
         (TypeError, {"enabled": 1}),
         (TypeError, {"monitor_process_logfile": 3}),
-        (TypeError, {"health_check": inprocess.plugins.initialize.RetryController()}),
+        (TypeError, {"health_check": inprocess.initialize.RetryController()}),
         (TypeError, {"rank_filter": None}),
         (TypeError, {"rank_asignment": None}),
     ],
@@ -149,8 +149,8 @@ TAKE_NONE = [contained, contained_unresolvable, kind, rest, without, print, asyn
 
 @pytest.mark.parametrize("fn", [*TAKE, *TAKE_NONE])
 def test_the_annotation_is_found_and_no_other_parameter_is_filled(fn: Any) -> None:
-    assert takers(fn) == ["call"] * (fn in TAKE)
-    assert takers(megatron) == ["inprocess_call_wrapper"]
+    assert wrapper_parameters(fn) == ["call"] * (fn in TAKE)
+    assert wrapper_parameters(megatron) == ["inprocess_call_wrapper"]
 
 
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:

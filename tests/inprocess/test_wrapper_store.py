@@ -115,7 +115,7 @@ def test_a_factory_that_makes_no_store(what: Any) -> None:
         assert kwargs == {"a": 1}
         return what
 
-    arguments = Wrapper(store_factory=factory, store_kwargs={"a": 1})._arguments
+    arguments = Wrapper(store_factory=factory, store_kwargs={"a": 1})
     with pytest.raises(TypeError, match=f"^store_factory must return a .*Store, not {what!r} as <function .*factory"):
         arguments.make_store()
 
@@ -166,11 +166,11 @@ def test_one_result_whichever_server_gives_it(view: StoreView) -> None:
     this = Iteration(view, 0)
     for rank in (0, 2):
         assert this.arrive(rank, Arrival(Status.READY, rank, 3))
-    this.write_tombstone(1)
+    this.mark_gone(1)
     assert not this.arrive(1, Arrival(Status.READY, 1, 3)), "it was declared gone"
     results = []
     for _ in range(2):
-        results.append(serve_barrier(this, 3, (), 1.0, lambda: None))
+        results.append(serve_barrier(this, 3, (), 1.0, closes=False))
         assert latest(view) == (0, results[-1])
         view.delete_key("latest")  # as if the first had died before; monitors follow it, not to speak for the dead
     assert results[0] == results[1] and (results[0].terminated, results[0].gone) == ({1}, {1})
@@ -184,7 +184,7 @@ def test_a_read_of_a_missing_key_wakes_no_waiter(monkeypatch: pytest.MonkeyPatch
     port = free_port()
     server, observer = (TCPStore("127.0.0.1", port).view() for _ in range(2))
     came: list[bool] = []
-    waiter = threading.Thread(target=lambda: came.append(server.look(["dead"], 0.5)))
+    waiter = threading.Thread(target=lambda: came.append(server.wait_once(["dead"], 0.5)))
     waiter.start()
     reads = 0
     while waiter.is_alive():
@@ -199,6 +199,6 @@ def test_a_missing_rank_is_declared_gone(view: StoreView) -> None:
     this.arrive(0, Arrival(Status.READY, 0, 2))
     this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))
     began_s = time.monotonic()
-    result = serve_barrier(this, 2, (), 0.1, lambda: None)
+    result = serve_barrier(this, 2, (), 0.1, closes=False)
     assert (result.outcome, result.gone) == (Outcome.NEXT, {1})
     assert time.monotonic() < began_s + 5.0, "it is not waited for longer than for the iteration's end"

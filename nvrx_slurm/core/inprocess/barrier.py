@@ -20,7 +20,7 @@ class Status(Enum):
     READY = "r"  # for another iteration
     UNASSIGNED = "u"  # ready too, but ranks could not be assigned in this one
     FINISHED = "x"  # the function has returned everywhere
-    TERMINATED = "t"  # the rank has left or is dead: a tombstone
+    TERMINATED = "t"  # the rank has left or is dead: the mark of a rank that is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class BarrierResult:
         return cls(outcome, frozenset(from_runs(terminated)), frozenset(from_runs(gone)), again, why)
 
 
-def call_roll(arrivals: Mapping[int, Arrival], gone: Iterable[int], why: str = "") -> BarrierResult:
+def barrier_result(arrivals: Mapping[int, Arrival], gone: Iterable[int], why: str = "") -> BarrierResult:
     """Result from the arrivals of all members, by initial rank; `gone` are initial ranks that were no members.
 
     If one rank could not be assigned, the ranks of the iteration before hold again for all. The result is REFUSED if

@@ -6,45 +6,41 @@ import logging
 import select
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, Page
+from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.monitor import kill
 
 logger = logging.getLogger(__name__)
 
 _KILL_WAIT_S = 10.0  # after SIGKILL: a process in an uninterruptible sleep is reported as dead
-_LONGEST_LOOK_S = 5.0
+_LONGEST_PAUSE_S = 5.0
 
 
 class HangWatch:
-    """Looks at the page of the rank that `pidfd` refers to.
+    """Reads the page of the rank that `pidfd` refers to.
 
-    `tell(iteration, kind, text)` reports a fault. All limits begin anew after a look that comes late: this process was
+    It reports faults through `link`. All limits begin anew after a look that comes late: this process was
     suspended (scontrol suspend, a paused machine), and so probably was its rank.
     """
 
-    def __init__(
-        self, arguments: Arguments, page: Page, pidfd: int, tell: Callable[[int, Interruption, str], Any]
-    ) -> None:
-        seconds = arguments.seconds
-        self._deadlines = Deadlines(seconds("soft_timeout"), seconds("hard_timeout"), arguments.restart_s)
-        self._grace_s = seconds("termination_grace_time")
+    def __init__(self, arguments: Arguments, page: Page, pidfd: int, link: StoreLink) -> None:
+        soft_s, hard_s = arguments.soft_timeout.total_seconds(), arguments.hard_timeout.total_seconds()
+        self._deadlines = Deadlines(soft_s, hard_s, arguments.restart_s)
+        self._grace_s = arguments.termination_grace_time.total_seconds()
         # SEEN has to move a few times per heartbeat timeout, and the soft timeout may begin just after a look.
-        self.longest_s = min(_LONGEST_LOOK_S, seconds("heartbeat_timeout") / 5, seconds("soft_timeout") / 2)
-        self._page, self._pidfd, self._tell = page, pidfd, tell
+        self.longest_s = min(_LONGEST_PAUSE_S, arguments.heartbeat_timeout.total_seconds() / 5, soft_s / 2)
+        self._page, self._pidfd, self._link = page, pidfd, link
         self._told = -2  # the last iteration that a soft timeout was reported for
         self._resumed_s = 0.0
 
-    def look(self, due_s: float) -> tuple[float, str]:
-        """Look now; it was due at `due_s`. Returns when to look again (monotonic seconds), and why the rank was killed.
-
-        The text is empty unless the rank was killed.
+    def check(self, due_s: float) -> tuple[float, str]:
+        """Check now; it was due at `due_s`. Returns when to check again (monotonic seconds), and why the rank was
+        killed ("": it was not).
         """
         now_s, words = time.monotonic(), self._page.words
         if now_s > due_s + LATE_S:
@@ -60,14 +56,14 @@ class HangWatch:
             stopping_ns / 1e9 if stopping_ns else None,
             self._resumed_s,
         )
-        action, look_s, why = self._deadlines.judge(seen, time.monotonic())
+        action, next_s, why = self._deadlines.judge(seen, time.monotonic())
         if action is Action.KILL:
             self._kill(number, why)
             return now_s, why
         if action is Action.INTERRUPT:
             self._told = number
-            self._tell(number, Interruption.SOFT_TIMEOUT, why)
-        return min(look_s, now_s + self.longest_s), ""
+            self._link.interrupt(number, Interruption.SOFT_TIMEOUT, why)
+        return min(next_s, now_s + self.longest_s), ""
 
     def _kill(self, number: int, why: str) -> None:
         """SIGCONT, SIGTERM, grace time, SIGCONT, SIGTERM, SIGKILL (seed 002).
@@ -75,7 +71,7 @@ class HangWatch:
         A rank may go on after SIGTERM, so it is shut out first. The others wait until it has left: it may still write.
         """
         self._page.words[GONE] = 1
-        self._tell(number, Interruption.HARD_TIMEOUT, why)
+        self._link.interrupt(number, Interruption.HARD_TIMEOUT, why)
         for step, grace_s in stop_ladder(signal.SIGTERM, False, self._grace_s):
             for signum in (signal.SIGCONT, signal.SIGTERM, *([signal.SIGKILL] if step == KILL else [])):
                 kill.send(self._pidfd, signum)

@@ -18,8 +18,7 @@ from nvrx_slurm.system.inotify import Inotify
 
 logger = logging.getLogger(__name__)
 
-BOARD_ENV = "NVRX_BOARD"
-_MAX_READ = 1 << 20  # bytes
+_MAX_READ_BYTES = 1 << 20
 _NOTE_S = 1.0  # for the log tree's file system
 
 
@@ -40,8 +39,8 @@ def note_restart(iteration: int, why: str) -> None:
             logger.info("result.json will not tell of the restart after iteration %d: %s", iteration, error)
 
 
-class Board:
-    """The file, which need not exist yet. `fd` is readable when there may be news, or None."""
+class LauncherFile:
+    """The file of dead ranks, which need not exist yet. `fd` is readable when there may be news, or None."""
 
     def __init__(self, path: str, cycle: int | None) -> None:
         self._path, self._cycle = path, cycle
@@ -55,9 +54,9 @@ class Board:
             self._inotify = None
 
     @classmethod
-    def from_env(cls) -> Board | None:
+    def from_env(cls) -> LauncherFile | None:
         """The file that NVRX_BOARD names, for the cycle NVRX_CYCLE."""
-        path, cycle = os.environ.get(BOARD_ENV), os.environ.get("NVRX_CYCLE", "")
+        path, cycle = os.environ.get("NVRX_BOARD"), os.environ.get("NVRX_CYCLE", "")
         return cls(path, int(cycle) if cycle.isdecimal() and len(cycle) < 10 else None) if path else None
 
     @property
@@ -72,7 +71,7 @@ class Board:
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
-                data = file.read(_MAX_READ)
+                data = file.read(_MAX_READ_BYTES)
         except OSError:  # it does not exist yet
             return []
         self._offset += len(data)

@@ -7,28 +7,31 @@ until all ranks have left. So the loss of rank 0's process is like the loss of a
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import gc
 import json
 import logging
 import math
 import os
+import resource
 import select
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.environment import Identity
-from nvrx_slurm.inprocess.guard import detach
 from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
-from nvrx_slurm.inprocess.guard.launcher import Board
-from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, LEFT, LOST, SEEN, Page
+from nvrx_slurm.inprocess.guard.launcher import LauncherFile
+from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, Page
 from nvrx_slurm.inprocess.guard.progress import Stall
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
+from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.store.barriers import ENTRY, SERVES, BarrierServer
 from nvrx_slurm.inprocess.store.fallback_server import FallbackServer
 from nvrx_slurm.inprocess.store.view import StoreView
@@ -38,6 +41,10 @@ logger = logging.getLogger(__name__)
 LEAVE, MEET = b"L", b"M"  # first byte of a message from the rank
 READY = b"+"  # the answer when it works
 MAX_MESSAGE = 4096  # bytes
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+_PR_SET_NAME = 15
+_EVENTS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
+_FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
 _OUTLAST_S = 1.0  # between two looks at the store when the rank has left
 
 
@@ -59,7 +66,7 @@ class Monitor:
     def main(self) -> NoReturn:
         """Run until nothing is left to do; never returns into the code of the parent."""
         code = 1
-        pidfile = self._arguments.file_of("monitor_process_pidfile", self._me.rank)
+        pidfile = self._path(self._arguments.monitor_process_pidfile)
         try:
             self._prepare(pidfile)
             self._serve()
@@ -72,12 +79,16 @@ class Monitor:
                     os.unlink(pidfile)
             os._exit(code)
 
+    def _path(self, given: str | None) -> str | None:
+        """That of this rank."""
+        return given and given.replace("{rank}", str(self._me.rank))
+
     def _prepare(self, pidfile: str | None) -> None:
         """Tells the rank when it is done, or why it cannot be."""
-        detach.detach({self._pidfd, self._channel.fileno()})
+        detach({self._pidfd, self._channel.fileno()})
         self._me.environment.restore_variables()
         try:
-            detach.log_to(self._arguments.file_of("monitor_process_logfile", self._me.rank))
+            log_to(self._path(self._arguments.monitor_process_logfile))
             if pidfile:
                 with open(pidfile, "w") as file:
                     file.write(f"{os.getpid()}\n")
@@ -112,32 +123,29 @@ class Monitor:
         entered = link.passes or self._page.words[ITERATION] > ENTRY  # before, there may be no server yet
         if entered and not link.lost:
             silent_s = self._link_stall.seconds(link.passes)
-            if silent_s >= self._arguments.seconds("heartbeat_timeout"):
+            if silent_s >= self._arguments.heartbeat_timeout.total_seconds():
                 link.give_up(f"it has not answered for {silent_s:.1f} s")
         return link.lost
 
     # --- threads, from beginning to end -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        arguments, me, set_word = self._arguments, self._me, self._page.words.__setitem__
-        self._link = StoreLink(
-            self._make, me.rank, me.world_size, arguments, partial(set_word, LOST, 1), partial(set_word, GONE, 1)
-        )
-        self._hangs = HangWatch(arguments, self._page, self._pidfd, self._tell)
+        arguments, me = self._arguments, self._me
+        self._link = StoreLink(self._make, me, arguments, self._page)
+        self._hangs = HangWatch(arguments, self._page, self._pidfd, self._link)
         self._link_stall = Stall(self._hangs.longest_s)
         barriers = None
         if me.leads:
             barriers = BarrierServer(self._make_view, me.world_size, arguments)
-            self._link.stays = True
             barriers.start()
         self._link.start()
-        self._fallback = FallbackServer(self._make_view, arguments.seconds("last_call_wait"), arguments.overdue_s)
+        self._fallback = FallbackServer(self._make_view, arguments.last_call_wait.total_seconds(), arguments.overdue_s)
         gc.freeze()
         self._watch()
         if barriers is not None:
             self._outlast(barriers.over, math.inf)  # until all ranks have left
         elif not self._left:
-            self._outlast(self._link.over, arguments.seconds("barrier_timeout"))
+            self._outlast(self._link.over, arguments.barrier_timeout.total_seconds())
         else:
             self._outlast(self._fallback.idle, arguments.overdue_s)
         logger.info("the monitor process of rank %d ends", me.rank)
@@ -153,28 +161,29 @@ class Monitor:
 
     def _watch(self) -> None:
         """Until the rank has left, or is dead and the link knows."""
-        board = Board.from_env()
+        launcher = LauncherFile.from_env()
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
-        if board is not None and board.fd is not None:
-            poll.register(board.fd, select.POLLIN)
+        if launcher is not None and launcher.fd is not None:
+            poll.register(launcher.fd, select.POLLIN)
         due_s = time.monotonic()
         while True:
-            look_s, killed = self._hangs.look(due_s)
+            next_s, killed = self._hangs.check(due_s)
             if killed:
                 self._declare_dead(f"killed: {killed}")
                 return
-            ready = {fd for fd, _ in poll.poll(max(0.0, 1000 * (look_s - time.monotonic())))}
-            due_s = min(look_s, time.monotonic())
+            ready = {fd for fd, _ in poll.poll(max(0.0, 1000 * (next_s - time.monotonic())))}
+            due_s = min(next_s, time.monotonic())
             if self._channel.fileno() in ready:  # first: what the rank sent before it died
                 if not self._receive(poll):
                     return
             elif self._pidfd in ready:
                 self._declare_dead("its process has ended")
                 return
-            if board is not None:
-                self._read(board)
+            if launcher is not None and (records := launcher.read()):
+                logger.info("reported from outside: %s", "; ".join(record.sentence() for record in records))
+                self._link.declare(records)
             self._is_lost()
 
     def _receive(self, poll: Any) -> bool:
@@ -192,19 +201,66 @@ class Monitor:
         poll.unregister(self._channel.fileno())  # closed: the rank is dying, and the pidfd tells when it is dead
         return True
 
-    def _read(self, board: Board) -> None:
-        records = board.read()
-        if records:
-            logger.info("reported from outside: %s", "; ".join(record.sentence() for record in records))
-            self._link.declare(records)
-
-    def _tell(self, number: int, kind: Interruption, text: str) -> None:
-        logger.warning("iteration %d: %s: %s", number, kind.name, text)
-        self._link.interrupt(number, InterruptionRecord(self._me.rank, kind, text))
-
     def _declare_dead(self, why: str) -> None:
         if self._page.words[LEFT] and not self._page.words[COUNTED]:
             self._left = True
             return
         logger.warning("rank %d: %s", self._me.rank, why)
         self._link.declare([InterruptionRecord(self._me.rank, Interruption.TERMINATED, why)])
+
+
+# --- the fork: parent and child share only memory that neither writes to ----------------------------------------------
+
+
+def detach(kept: Collection[int]) -> None:
+    """Give a forked process its own session, signals and limits; disconnect all file descriptors but `kept`."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    faulthandler.disable()
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(signum, signal.SIG_IGN if signum in _IGNORED else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    _disconnect_all_but(kept)
+    _unmap_devices()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"nvrx-monitor", 0, 0, 0)
+    with contextlib.suppress(OSError, ValueError):  # on rank 0 it holds the connections of all ranks
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.freeze()
+
+
+def _disconnect_all_but(kept: Collection[int]) -> None:
+    """The other numbers refer to /dev/null.
+
+    Numbers that were free could be used for a connection to the store, and a log handler of the user would write to it.
+    Event loops stay: gRPC starts its threads anew in a forked child, and they abort the process without their eventfd.
+    """
+    names = os.listdir("/proc/self/fd")
+    with open(os.devnull, "r+b", buffering=0) as null:
+        for fd in {0, 1, 2, *map(int, names)} - {*kept, null.fileno()}:
+            with contextlib.suppress(FileNotFoundError):  # a standard stream that is closed, or the list's own number
+                if os.readlink(f"/proc/self/fd/{fd}") in _EVENTS:
+                    continue
+            os.dup2(null.fileno(), fd)
+
+
+def _unmap_devices() -> None:
+    """A mapping of a GPU's device file keeps the GPU busy after its process is gone."""
+    with open("/proc/self/maps", "rb") as maps:
+        devices = [line.split()[0] for line in maps if b" /dev/nvidia" in line]  # read in one go
+    libc = ctypes.CDLL(None)
+    for span in devices:
+        start, end = (int(part, 16) for part in span.split(b"-"))
+        libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start))
+
+
+def log_to(path: str | None) -> None:
+    """The wrapper's logger appends to this file and writes to no other; None: to none."""
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
+    logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))
+    logger.propagate = False
+    if path and logger.getEffectiveLevel() > logging.INFO:  # setLevel goes through all loggers, too
+        logger.setLevel(logging.INFO)

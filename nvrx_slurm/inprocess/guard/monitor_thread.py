@@ -42,14 +42,14 @@ def await_end(arguments: Arguments, page: Page, this: Iteration, state: FrozenSt
     except (StoreLost, RankDiscarded) as error:
         lost = error
     page.words[STOPPING] = time.monotonic_ns()
-    wait_s = arguments.seconds("last_call_wait")
+    wait_s = arguments.last_call_wait.total_seconds()
     if lost is None and wait_s:  # a sleep of 0 s would hand the GIL to a function that computes
         time.sleep(wait_s)
     stopper.begin()
     was_initialized = dist.is_initialized()
     breaks = arguments.abort is not None and was_initialized  # a collective, so the function may end
     _abort(arguments, state)
-    stopper.stop(arguments.seconds("soft_timeout"), _UNWIND_S if breaks else 0.0, cut_again)
+    stopper.stop(arguments.soft_timeout.total_seconds(), _UNWIND_S if breaks else 0.0, cut_again)
     if dist.is_initialized() and not was_initialized:  # `init_process_group` has ended between the two
         _abort(arguments, state)
     if lost is not None:

@@ -65,7 +65,7 @@ class Deferral:
         self._place: tuple[FrameType, int] | None = None  # at the last signal
         self._step: tuple[FrameType, int] | None = None
 
-    def look(self, frame: FrameType | None, by_signal: bool) -> Defer:
+    def check(self, frame: FrameType | None, by_signal: bool) -> Defer:
         """Whether to defer the stop in the middle of `frame`, which may be ours."""
         now_s = time.monotonic()
         if self._since_s is None:
@@ -105,13 +105,13 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
 _SOON_S = 0.001  # between two looks
-# Both call `on_nudge` in the main thread, and in no other. The first is sent: it ends blocking calls, and is harmless
-# without a handler. The second is never sent: `interrupt_main` simulates it at the main thread's next step in Python.
-# An asynchronous exception (PyThreadState_SetAsyncExc) is no alternative: a thread that is just being started has the
-# id of the thread that starts it, and would be killed instead; and the exception can be raised too late. A pending call
-# (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to 3.12), is
-# lost (3.13), or, under a tracer, hangs the interpreter (3.11).
-_NUDGE, _STEP = signal.SIGURG, signal.SIGRTMAX
+# Both call `on_stop_signal` in the main thread, and in no other. The first is sent: it ends blocking calls, and is
+# harmless without a handler. The second is never sent: `interrupt_main` simulates it at the main thread's next step in
+# Python. An asynchronous exception (PyThreadState_SetAsyncExc) is no alternative: a thread that is just being started
+# has the id of the thread that starts it, and would be killed instead; and the exception can be raised too late. A
+# pending call (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to
+# 3.12), is lost (3.13), or, under a tracer, hangs the interpreter (3.11).
+_INTERRUPT, _STEP = signal.SIGURG, signal.SIGRTMAX
 _MIN_PERIOD_S = 1.0
 
 
@@ -141,12 +141,12 @@ class Stopper:
 
     # --- main thread --------------------------------------------------------------------------------------------------
 
-    def run(self, function: Callable[[], Any]) -> None:
-        """Call it; raises its exceptions, and RankShouldRestart, at any of its steps, if it is to stop."""
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Its result; raises its exceptions, and RankShouldRestart, at any of its steps, if it is to stop."""
         with self._running:
             if self.stopping:
                 raise self._made()
-            function()
+            return function()
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
@@ -169,7 +169,7 @@ class Stopper:
             return Defer.NOT
         self._answering = True
         try:
-            deferred = self._deferral.look(frame, by_signal)
+            deferred = self._deferral.check(frame, by_signal)
         finally:
             self._answering = False
         if deferred is Defer.NOT:
@@ -214,7 +214,7 @@ class Stopper:
             if self._ended(_SOON_S) or self._ended_or_deferred(pause_s):
                 break
             if not self._deferred:  # deferred code runs, and the next question reaches it
-                self._nudge()
+                self._interrupt()
                 meanwhile()
                 pause_s = next(pauses, _PAUSES_S[-1])
         self._deferral = Deferral()  # the last one keeps a frame
@@ -235,14 +235,14 @@ class Stopper:
         return True
 
     def _ask(self) -> None:
-        """Let the main thread call `on_nudge` at its next step in Python."""
+        """Let the main thread call `on_stop_signal` at its next step in Python."""
         Stopper.asking = self
         for signum in _ours(_STEP):
             interrupt_main(signum)
 
-    def _nudge(self) -> None:
+    def _interrupt(self) -> None:
         """A blocking call of Python itself (sleep, lock, socket) ends with EINTR, and the exception is raised there."""
-        for signum in _ours(_NUDGE):
+        for signum in _ours(_INTERRUPT):
             signal.pthread_kill(self._thread_id, signum)
 
     def _tell_where(self) -> None:
@@ -256,10 +256,10 @@ class Stopper:
             )
 
 
-def on_nudge(signum: int, frame: FrameType | None) -> None:
+def on_stop_signal(signum: int, frame: FrameType | None) -> None:
     """The signal handler; Python calls it in the main thread."""
     stopper = Stopper.asking
-    if stopper is not None and stopper.answer(frame, signum == _NUDGE) is Defer.A_STEP:
+    if stopper is not None and stopper.answer(frame, signum == _INTERRUPT) is Defer.A_STEP:
         # Have this called at the next step, which must not be one of this function itself. The interpreter looks for
         # signals after each call that stands in the code. The calls of `map`, during the unpacking, are none of these,
         # and it does not look at the return.
@@ -267,22 +267,22 @@ def on_nudge(signum: int, frame: FrameType | None) -> None:
 
 
 def _ours(signum: signal.Signals) -> tuple[signal.Signals, ...]:
-    """The signal, if it calls `on_nudge`: the user may have a handler of their own."""
-    return (signum,) if signal.getsignal(signum) is on_nudge else ()
+    """The signal, if it calls `on_stop_signal`: the user may have a handler of their own."""
+    return (signum,) if signal.getsignal(signum) is on_stop_signal else ()
 
 
 @contextlib.contextmanager
-def nudges() -> Iterator[None]:
+def stop_signals() -> Iterator[None]:
     """Handle the signals, unless the user does; main thread only."""
-    before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in (_NUDGE, _STEP)}
+    before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in (_INTERRUPT, _STEP)}
     for signum, handler in before.items():
         if handler in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(signum, on_nudge)
+            signal.signal(signum, on_stop_signal)
     try:
         yield
     finally:
         for signum, handler in before.items():
-            if handler is not on_nudge and signal.getsignal(signum) is on_nudge:
+            if handler is not on_stop_signal and signal.getsignal(signum) is on_stop_signal:
                 signal.signal(signum, handler)
 
 

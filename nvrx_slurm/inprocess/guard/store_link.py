@@ -1,4 +1,4 @@
-"""The monitor process's part in the store: heartbeats, missing heartbeats, and tombstones of dead ranks.
+"""The monitor process's part in the store: heartbeats, missing heartbeats, and marks of dead ranks.
 
 It runs in a thread of the monitor process, so that a store that does not answer delays no local decision.
 """
@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 from nvrx_slurm.core.inprocess.barrier import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.environment import Identity
+from nvrx_slurm.inprocess.guard.page import GONE, LOST, Page
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
@@ -34,7 +35,7 @@ class Heartbeats:
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._sequence = 0
         self._seen: dict[int, tuple[bytes | None, float]] = {}  # watched rank -> last value, since when
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
     def beat(self) -> None:
         """Send this rank's own heartbeat."""
@@ -44,17 +45,17 @@ class Heartbeats:
     def silent(self, gone: Collection[int]) -> dict[int, float]:
         """Members that have been silent for the timeout, and for how many seconds; to be called every interval."""
         now_s = time.monotonic()
-        if now_s - self._looked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
+        if now_s - self._checked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
             self._seen.clear()
-        self._looked_s = now_s
+        self._checked_s = now_s
         neighbour = next((r for r in self._others() if r not in gone), None)
         if neighbour is None:
             return {}
         self._seen = {rank: seen for rank, seen in self._seen.items() if rank not in gone}
-        self._look({neighbour, *self._seen}, now_s)
+        self._read({neighbour, *self._seen}, now_s)
         suspicious_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
         if len(self._seen) == 1 and now_s - self._seen[neighbour][1] > suspicious_s:
-            self._look({rank for rank in self._others() if rank not in gone}, now_s)
+            self._read({rank for rank in self._others() if rank not in gone}, now_s)
         elif len(self._seen) > 1:
             alive = [r for r, (_, since_s) in self._seen.items() if since_s == now_s and r != neighbour]
             for rank in alive:
@@ -64,7 +65,7 @@ class Heartbeats:
     def _others(self) -> list[int]:
         return [(self._me + step) % self._world_size for step in range(1, self._world_size)]
 
-    def _look(self, ranks: Collection[int], now_s: float) -> None:
+    def _read(self, ranks: Collection[int], now_s: float) -> None:
         """Read the heartbeats in one request: a request per rank would take seconds in a large job."""
         keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
         new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
@@ -81,26 +82,19 @@ logger = logging.getLogger(__name__)
 
 
 class StoreLink(threading.Thread):
-    """Sends heartbeats, looks for missing ones, and writes tombstones of dead ranks at the barrier.
+    """Sends heartbeats, looks for missing ones, and writes marks of dead ranks at the barrier.
 
-    `on_lost` is called once if the store is lost, `on_gone` when the others have declared this rank gone. `over` is set
-    when nothing is left to do: this rank is gone, or all ranks have finished. `stays`: go on after this rank is gone,
-    since this process serves the barriers.
+    It tells its rank on the page when the store is lost, or the others have declared the rank gone. `over` is set when
+    nothing is left to do: the rank is gone, or all ranks have finished. The link of the rank that leads goes on after
+    that, since its process serves the barriers.
     """
 
-    def __init__(
-        self,
-        make_view: Callable[[], StoreView],
-        me: int,
-        world_size: int,
-        arguments: Arguments,
-        on_lost: Callable[[], Any],
-        on_gone: Callable[[], Any],
-    ) -> None:
+    def __init__(self, make_view: Callable[[], StoreView], me: Identity, arguments: Arguments, page: Page) -> None:
         super().__init__(name="nvrx-link", daemon=True)
-        self._make_view, self._me, self._world_size = make_view, me, world_size
-        self._interval_s, self._timeout_s = map(arguments.seconds, ("heartbeat_interval", "heartbeat_timeout"))
-        self._on_lost, self._on_gone = on_lost, on_gone
+        self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
+        self._interval_s = arguments.heartbeat_interval.total_seconds()
+        self._timeout_s = arguments.heartbeat_timeout.total_seconds()
+        self._words = page.words
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # about one per iteration
         self._dead: dict[int, InterruptionRecord] = {}
         self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
@@ -109,16 +103,17 @@ class StoreLink(threading.Thread):
         self.lost = False
         self.passes = 0  # how often the store has answered all requests
         self.over = threading.Event()
-        self.stays = False
 
     # --- from other threads -------------------------------------------------------------------------------------------
 
-    def interrupt(self, number: int, record: InterruptionRecord) -> None:
-        """Note a fault of iteration `number`."""
+    def interrupt(self, number: int, kind: Interruption, text: str) -> None:
+        """Report a fault of this rank in iteration `number`."""
+        logger.warning("iteration %d: %s: %s", number, kind.name, text)
+        record = InterruptionRecord(self._me, kind, text)
         self._requests.put(lambda: self._iteration(number).interrupt(record))
 
     def declare(self, records: Collection[InterruptionRecord]) -> None:
-        """These ranks are gone; their tombstones are written in every iteration from now on."""
+        """These ranks are gone; their marks are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
         self._requests.put(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
 
@@ -128,7 +123,7 @@ class StoreLink(threading.Thread):
             return
         self.lost = True
         logger.warning("the store cannot be used: %s", why)
-        self._on_lost()
+        self._words[LOST] = 1
         self.over.set()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -152,18 +147,18 @@ class StoreLink(threading.Thread):
 
     def _loop(self) -> None:
         next_s = time.monotonic()
-        while not (self._finished or (self._me in self._gone and not self.stays)):
+        while not (self._finished or (self._me in self._gone and not self._stays)):
             now_s = time.monotonic()
             if now_s >= next_s:
                 next_s = now_s + self._interval_s
                 self._tick()
             self._follow()
             self.passes += 1
-            if self._write_tombstones():
+            if self._mark_gones():
                 self._follow()
                 continue
-            # After this rank's tombstone the result is about to come, and this process is about to end.
-            soon = self._me in self._dead and not self.stays
+            # After this rank's mark the result is about to come, and this process is about to end.
+            soon = self._me in self._dead and not self._stays
             try:
                 what = self._requests.get(timeout=0.002 if soon else max(0.0, next_s - time.monotonic()))
             except queue.Empty:
@@ -187,16 +182,16 @@ class StoreLink(threading.Thread):
             self._gone = known[1].gone
             self._finished = known[1].outcome is not Outcome.NEXT
             if self._me in self._gone:
-                self._on_gone()
+                self._words[GONE] = 1
             self._this = Iteration(self._call, known[0] + 1)
 
-    def _write_tombstones(self) -> bool:
+    def _mark_gones(self) -> bool:
         """Of all dead ranks in this iteration; whether there was one to write."""
         todo = [rank for rank in self._dead if rank not in self._gone and (self._this.number, rank) not in self._marked]
         for rank in todo:
             logger.info("iteration %d: rank %d is gone: %s", self._this.number, rank, self._dead[rank].text)
-            if not self._this.has_tombstone(rank):  # else its end is no new fault: it was discarded, or left by itself
+            if not self._this.is_marked_gone(rank):  # else its end is no new fault: it was discarded, or left by itself
                 self._this.interrupt(self._dead[rank])
-            self._this.write_tombstone(rank)
+            self._this.mark_gone(rank)
             self._marked.add((self._this.number, rank))
         return bool(todo)

@@ -28,29 +28,11 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     leadership_of,
     refuse_terminated,
 )
-from nvrx_slurm.inprocess.plugins.rank_tree import Layer, LayerFlag, Tree
+from nvrx_slurm.inprocess.plugins.rank_tree import Layer as Layer
+from nvrx_slurm.inprocess.plugins.rank_tree import LayerFlag as LayerFlag
+from nvrx_slurm.inprocess.plugins.rank_tree import Tree as Tree
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.store.leader import MOST, text_of
-
-__all__ = [
-    "ActivateAllRanks",
-    "ActiveWorldSizeDivisibleBy",
-    "FillGaps",
-    "FilterCountGroupedByKey",
-    "FilterGroupedByKey",
-    "Layer",
-    "LayerFlag",
-    "MaxActiveWorldSize",
-    "RankAssignment",
-    "RankAssignmentCtx",
-    "RankDiscarded",
-    "RankFilter",
-    "ShiftRanks",
-    "Tree",
-    "assign",
-    "with_defaults",
-]
-
 
 # --- activation -------------------------------------------------------------------------------------------------------
 

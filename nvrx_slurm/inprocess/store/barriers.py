@@ -7,7 +7,7 @@
 | `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
 | `assign/...` | all ranks | what rank assignment needs (`leader`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
-| `out/<initial rank>` | the rank, or an observer of its end | its arrival (`core/inprocess/barrier.py`) or tombstone |
+| `out/<initial rank>` | the rank, or an observer of its end | its arrival (`core/inprocess/barrier.py`) or mark |
 | `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
 | `latest` (of the call) | a barrier server | the number of the last iteration that has a result, and the result |
 
@@ -18,17 +18,17 @@ other one would be equal.
 
 Any process may die between any two writes, so their order matters, and later writers write all of them again:
 
-- `record/<n>` before the tombstone of a rank: the last `out` key gives the result, which names the cause.
+- `record/<n>` before the mark of a rank: the last `out` key gives the result, which names the cause.
 - `end` before `ended`, `go` before `went`, `went` before `latest`: a waiter that wakes up reads the former at once, and
   a `get` of a missing key would block. compare_set makes the first value of `end` and `go` the only one.
 - `end`, then `start` (if the iteration has not begun yet), then `ended`: ranks that wait for a lost rank 0 wake up. A
   `start` that rank 0 publishes later is harmless: the ranks that follow it find `ended`.
-- `before_the_last` (no new call may use this server) before the last `go`: after it ranks return and may call again.
+- CLOSED (no new call may use this server) before the last `go`: after it ranks return and may call again.
 - The result of an iteration before the keys of the iteration before it are deleted: all members that have arrived have
   read the earlier result. A rank that finds keys deleted all the same was declared gone while it was suspended. So keys
   that may be deleted are never read with `get`, which would wait for them.
-- A rank that leaves writes its tombstone into its current iteration. If it has arrived at that barrier already, this
-  may be too late, so its monitor process repeats the tombstone in every iteration until a result contains it.
+- A rank that leaves writes its mark into its current iteration. If it has arrived at that barrier already, this
+  may be too late, so its monitor process repeats the mark in every iteration until a result contains it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 
-from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, call_roll
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
 from nvrx_slurm.core.inprocess.ranks import to_runs
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
 ALL_LEFT = "all_left"
 SERVES = "serves"  # "1" if the monitor process of rank 0 runs the store's server, set when it has made the store
-_GOODBYE_S = 5.0
+_LAST_READ_S = 5.0
 ENTRY = -1  # number of the initial barrier, before iteration 0
 COMPLETED, INTERRUPTED = b"completed", b"interrupted"
 NO_START = b"-"  # instead of an address: the iteration is over before it began
@@ -62,8 +62,8 @@ _LATEST = "latest"
 _NOTHING = "~"  # no value of ours
 _ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
-_LOOK_S = (0.5, 10.0)  # shortest and longest time between two looks for missing ranks
-_TOMBSTONE = str(Arrival(Status.TERMINATED))
+_WAIT_S = (0.5, 10.0)  # shortest and longest time between two looks for missing ranks
+_GONE_MARK = str(Arrival(Status.TERMINATED))
 
 
 class Iteration:
@@ -101,7 +101,7 @@ class Iteration:
 
         Raises RankDiscarded if the other ranks have gone on without this one.
         """
-        while not self.keys.look(["ended"], FOREVER_S):
+        while not self.keys.wait_once(["ended"], FOREVER_S):
             pass
         return self._decided("end") == COMPLETED
 
@@ -138,20 +138,20 @@ class Iteration:
     # --- the barrier --------------------------------------------------------------------------------------------------
 
     def arrive(self, initial_rank: int, arrival: Arrival) -> bool:
-        """Write a rank's own arrival; False if it has a tombstone already."""
+        """Write a rank's own arrival; False if it has the mark of a rank that is gone already."""
         key = f"out/{initial_rank}"
         if self.keys.check([key]):
             return False
         self.keys.set(key, str(arrival))
         return True
 
-    def write_tombstone(self, initial_rank: int) -> None:
+    def mark_gone(self, initial_rank: int) -> None:
         """Report a rank as gone; before the result is decided this replaces the rank's own arrival."""
-        self.keys.set(f"out/{initial_rank}", _TOMBSTONE)
+        self.keys.set(f"out/{initial_rank}", _GONE_MARK)
 
-    def has_tombstone(self, initial_rank: int) -> bool:
+    def is_marked_gone(self, initial_rank: int) -> bool:
         """Whether the rank is known to be gone, so that its end is no new fault."""
-        return read(self.keys, f"out/{initial_rank}") == _TOMBSTONE.encode()
+        return read(self.keys, f"out/{initial_rank}") == _GONE_MARK.encode()
 
     def await_result(self, timeout_s: float) -> BarrierResult | None:
         """The result, or None if there is none in time. Raises RankDiscarded as `await_end` does."""
@@ -184,19 +184,19 @@ class Iteration:
 
 
 def serve_barrier(
-    this: Iteration, world_size: int, gone: Collection[int], overdue_s: float, before_the_last: Callable[[], None]
+    this: Iteration, world_size: int, gone: Collection[int], overdue_s: float, closes: bool
 ) -> BarrierResult:
     """Wait until all members of the iteration have arrived, and publish the result.
 
     Members are the initial ranks 0..`world_size`-1 without `gone`. A member that does not arrive within `overdue_s`
     seconds after the end of the iteration is declared gone; at the initial barrier the result is REFUSED instead.
-    `before_the_last` is called before a result after which no iteration follows.
+    `closes`: no new call may use the store's server from the last result on.
     """
     members = [rank for rank in range(world_size) if rank not in gone]
     keys = [f"out/{rank}" for rank in members]
-    look_s = min(max(overdue_s / 10, _LOOK_S[0]), overdue_s, _LOOK_S[1])
+    wait_s = min(max(overdue_s / 10, _WAIT_S[0]), overdue_s, _WAIT_S[1])
     ended_s = time.monotonic() if this.number == ENTRY or this.keys.check(["ended"]) else None
-    while not this.keys.look(keys, look_s):
+    while not this.keys.wait_once(keys, wait_s):
         if ended_s is None and this.keys.check(["ended"]):
             ended_s = time.monotonic()
         if this.has_result():
@@ -204,7 +204,8 @@ def serve_barrier(
         if ended_s is not None and time.monotonic() - ended_s > overdue_s:
             missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
             if this.number == ENTRY:
-                before_the_last()
+                if closes:
+                    _close(this.call)
                 why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
                 return publish(this, BarrierResult(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
             _declare_overdue(this, missing, overdue_s)
@@ -213,9 +214,9 @@ def serve_barrier(
     texts = this.keys.multi_get(keys)
     arrivals = {rank: Arrival.parse(text.decode()) for rank, text in zip(members, texts, strict=True)}
     cause = this.cause()
-    result = call_roll(arrivals, gone, cause.sentence() if cause else "")
-    if result.outcome is not Outcome.NEXT:
-        before_the_last()
+    result = barrier_result(arrivals, gone, cause.sentence() if cause else "")
+    if closes and result.outcome is not Outcome.NEXT:
+        _close(this.call)
     return publish(this, result)
 
 
@@ -223,7 +224,7 @@ def _declare_overdue(this: Iteration, missing: list[int], overdue_s: float) -> N
     for rank in missing:
         text = f"did not come to the iteration barrier within {overdue_s:g} s"
         this.interrupt(InterruptionRecord(rank, Interruption.UNRESPONSIVE, text))
-        this.write_tombstone(rank)
+        this.mark_gone(rank)
 
 
 def publish(this: Iteration, result: BarrierResult) -> BarrierResult:
@@ -269,7 +270,7 @@ class BarrierServer(threading.Thread):
     def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
         super().__init__(name="nvrx-barriers", daemon=True)
         self._make_view, self._world_size = make_view, world_size
-        self._barrier_s = arguments.seconds("barrier_timeout")
+        self._barrier_s = arguments.barrier_timeout.total_seconds()
         self._overdue_s = arguments.overdue_s
         self.over = threading.Event()
 
@@ -295,12 +296,12 @@ class BarrierServer(threading.Thread):
                 members = [rank for rank in range(self._world_size) if rank not in gone]
                 Iteration(call, number - 1).delete_keys(members)
         if result.outcome is not Outcome.EMPTY:  # some rank has to read it
-            call.came([ALL_LEFT], _GOODBYE_S)
+            call.came([ALL_LEFT], _LAST_READ_S)
 
     def _result(self, this: Iteration, gone: frozenset[int]) -> BarrierResult:
         overdue_s = self._barrier_s if this.number == ENTRY else self._overdue_s
         try:
-            return serve_barrier(this, self._world_size, gone, overdue_s, lambda: _close(this.call))
+            return serve_barrier(this, self._world_size, gone, overdue_s, closes=True)
         except StoreLost:
             raise
         except Exception:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from nvrx_slurm.inprocess.exception import BarrierOverflow, BarrierTimeout, InternalError
+from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.system import connections
 
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
-_SHORTEST_LOOK_S = 0.5  # a FileStore needs a second for any wait that times out
-_LAST_LOOK_S = 0.01  # torch truncates the timeout to whole milliseconds
-_LOOKS = 4  # in one wait; torch prints two lines on stderr after each that times out
+_SHORTEST_WAIT_S = 0.5  # a FileStore needs a second for any wait that times out
+_LAST_WAIT_S = 0.01  # torch truncates the timeout to whole milliseconds
+_WAITS = 4  # in one wait; torch prints two lines on stderr after each that times out
 
 
 class StoreLost(InternalError):
@@ -25,7 +25,7 @@ class StoreLost(InternalError):
 
 
 class StoreView:
-    """A store seen through a prefix: torch's methods, and a barrier.
+    """A store seen through a prefix: torch's methods.
 
     Values are bytes. Every method raises StoreLost if the store cannot be reached. `stable` is the view that outlives
     iterations (see `leader`).
@@ -50,7 +50,7 @@ class StoreView:
         host, port, path = (getattr(store, name, None) for name in ("host", "port", "path"))
         return f"{host}:{port}" if port else str(path or type(store).__name__)
 
-    def hang_up(self) -> bool:
+    def disconnect(self) -> bool:
         """Shut down all connections of this process to the store's server, so that waiting calls raise.
 
         False if the store has no server.
@@ -60,7 +60,7 @@ class StoreView:
             connections.cut(connections.to_port(port))
         return bool(port)
 
-    def await_hang_up(self, timeout_s: float) -> bool:
+    def await_disconnect(self, timeout_s: float) -> bool:
         """Wait until the server has closed this process's connections; False if it has not within `timeout_s`."""
         port = getattr(_innermost(self.store), "port", None)
         return not port or connections.await_end(connections.to_port(port), timeout_s)
@@ -111,15 +111,15 @@ class StoreView:
 
     def came(self, keys: Sequence[str], timeout_s: float) -> bool:
         """Whether all keys exist before `timeout_s` seconds are over."""
-        deadline_s, look_s = time.monotonic() + timeout_s, max(timeout_s / _LOOKS, min(timeout_s, _SHORTEST_LOOK_S))
-        while not self.look(keys, look_s):
+        deadline_s, wait_s = time.monotonic() + timeout_s, max(timeout_s / _WAITS, min(timeout_s, _SHORTEST_WAIT_S))
+        while not self.wait_once(keys, wait_s):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0:
                 return False
-            look_s = max(min(look_s, left_s), _LAST_LOOK_S)
+            wait_s = max(min(wait_s, left_s), _LAST_WAIT_S)
         return True
 
-    def look(self, keys: Sequence[str], timeout_s: float) -> bool:
+    def wait_once(self, keys: Sequence[str], timeout_s: float) -> bool:
         """Whether all keys exist before `timeout_s` seconds are over: one request, a part of a longer wait."""
         began_s = time.monotonic()
         try:
@@ -129,29 +129,6 @@ class StoreView:
                 raise StoreLost(self._sentence("wait", error)) from error
             return self.check(keys)
         return True
-
-    def barrier(
-        self,
-        ranks: Sequence[int],
-        group_name: str,
-        rendezvous_count: int,
-        timeout: timedelta,
-        timeout_chunk: timedelta | None = None,
-    ) -> None:
-        """Wait until `rendezvous_count` arrivals were counted; this call counts once for each of `ranks`.
-
-        Raises BarrierTimeout after `timeout`, BarrierOverflow if more ranks arrive than `rendezvous_count`.
-        `timeout_chunk` has no effect: nothing is polled.
-        """
-        keys = self.under(f"barrier/{group_name}")
-        count = keys.add("count", len(ranks))
-        if count > rendezvous_count:
-            raise BarrierOverflow(f"barrier {group_name!r}: {count} came, {rendezvous_count} were expected")
-        if count == rendezvous_count:
-            keys.set("all", "1")
-        elif not keys.came(["all"], timeout.total_seconds()):
-            came = f"{keys.add('count', 0)} of {rendezvous_count} came within {timeout.total_seconds():g} s"
-            raise BarrierTimeout(f"barrier {group_name!r}: {came}")
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         """torch raises RuntimeError for a broken connection."""
