@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import time
@@ -15,17 +14,16 @@ from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, S
 from nvrx_slurm.core.inprocess.phases import Phase
 from nvrx_slurm.inprocess import attribution
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.assigning import assign_ranks
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded
 from nvrx_slurm.inprocess.guard.monitor_thread import Answer, await_end
 from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, was_stopped, way_out
+from nvrx_slurm.inprocess.plugin_calls import assign_ranks, call_plugin, check_result
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
-from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
 from nvrx_slurm.inprocess.resources import Resources
-from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from nvrx_slurm.inprocess.state import Mode
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, serve_barrier
 from nvrx_slurm.inprocess.store.view import StoreLost
 
@@ -56,16 +54,16 @@ class Runner:
             Phase.ENTERING: self._enter,
             Phase.ASSIGNING: self._assign,
             Phase.INITIALIZING: self._initialize,
-            Phase.CHECKING_START: self._check_at_start,
+            Phase.CHECKING_START: lambda: self._guarded(lambda: self._plugin("health_check"), phases.Done()),
             Phase.RUNNING: self._call_or_wait,
             Phase.RETURNED: self._complete,
             Phase.TELLING: self._tell_fault,
             Phase.STOPPING: self._await_abort,
             Phase.FINALIZING: self._finalize,
-            Phase.CHECKING: self._check,
+            Phase.CHECKING: lambda: self._between("restart_health_check"),
             Phase.ARRIVED: self._arrive_ready,
             Phase.UNASSIGNED: lambda: self._arrive(self._this, Status.UNASSIGNED),
-            Phase.COMPLETING: self._call_completion,
+            Phase.COMPLETING: lambda: self._plugin("completion"),
             Phase.CONCLUDED: self._conclude,
         }
 
@@ -197,14 +195,12 @@ class Runner:
         """The user's `initialize`; connections that are open now belong to the wrapper and not to the function."""
         keep_connections()
         forget_half_made_groups()
-        event = self._guarded(lambda: self._call_plugin("initialize"), phases.Done())
+        event = self._guarded(lambda: call_plugin(self._arguments, "initialize", self._state.freeze()), phases.Done())
         if isinstance(event, phases.Done):
-            self._check_result("initialize", self._value)  # a wrong result is no fault: another try would repeat it
+            check_result(
+                self._arguments, "initialize", self._value
+            )  # a wrong result is no fault: another try would repeat it
         return event
-
-    def _check_at_start(self) -> object:
-        """The user's health check."""
-        return self._guarded(lambda: self._plugin("health_check"), phases.Done())
 
     def _call_or_wait(self) -> object:
         """The function, or nothing on a reserve."""
@@ -246,18 +242,12 @@ class Runner:
         """The user's."""
         attribution.free_frames(self._cause)
         release_groups()
-        self._between("finalize")
-        return phases.Done()
+        return self._between("finalize")
 
-    def _check(self) -> object:
-        """The user's health check and those of the hardware."""
-        self._between("restart_health_check")
-        return phases.Done()
-
-    def _between(self, name: str) -> None:
+    def _between(self, name: str) -> phases.Done:
         """A plug-in after a fault: its exceptions are raised from that fault."""
         try:
-            self._plugin(name)
+            return self._plugin(name)
         except Exception:
             record = self._this.cause()
             if self._state.fn_exception is None and record is not None:
@@ -269,11 +259,6 @@ class Runner:
         event = self._arrive(self._this, Status.READY)
         self._remember_cause()
         return event
-
-    def _call_completion(self) -> object:
-        """The user's."""
-        self._plugin("completion")
-        return phases.Done()
 
     def _conclude(self) -> object:
         """The termination barrier."""
@@ -324,8 +309,7 @@ class Runner:
         """How the iteration ended; the monitor thread answers when `abort` has returned and the function has ended."""
         if self._end is None:
             return phases.Interrupted()
-        completed = self._thread.answer(self._end, timeout_s)
-        return phases.Completed() if completed else phases.Interrupted()
+        return phases.Completed() if self._thread.answer(self._end, timeout_s) else phases.Interrupted()
 
     def _guarded(self, function: Callable[[], Any], done: object) -> object:
         """Call it so that the monitor thread can stop it, and nothing else; its result is in `_value`."""
@@ -353,19 +337,9 @@ class Runner:
             return phases.Faulted()
         return done
 
-    def _plugin(self, name: str) -> None:
-        self._check_result(name, self._call_plugin(name))
-
-    def _call_plugin(self, name: str) -> Any:
-        plugin = getattr(self._arguments, name)
-        with failing_health_check() if name.endswith("health_check") else contextlib.nullcontext():
-            return plugin and plugin(self._state.freeze())
-
-    def _check_result(self, name: str, result: Any) -> None:
-        """Raises InternalError unless it is a state or None."""
-        if result is not None and not isinstance(result, (FrozenState, State)):
-            plugin = getattr(self._arguments, name)
-            raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
+    def _plugin(self, name: str) -> phases.Done:
+        check_result(self._arguments, name, call_plugin(self._arguments, name, self._state.freeze()))
+        return phases.Done()
 
     def _record(self, kind: Interruption, text: str) -> InterruptionRecord:
         return InterruptionRecord(self._resources.me.rank, kind, text)

@@ -1,9 +1,8 @@
 """One rank computes for all.
 
 The lowest healthy rank computes and publishes; every rank reads only its own part. Each rank knows the leader without
-asking, and a leader finds all that it needs in the store, so the next lowest rank succeeds a leader that died. If the
-leader dies in the middle, the second lowest rank (the deputy) does the same work a little later; the first decision
-counts. The wrapper's store ends a wait for others when a rank is lost.
+asking, and a leader finds all that it needs in the store, so the next lowest rank succeeds a leader that died. The
+wrapper's store ends a wait for others when a rank is lost, also the leader: ranks are then assigned again.
 
 What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
 `multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError after the timeout. `ctx.store` is the
@@ -103,14 +102,12 @@ class Leadership:
         Raises TimeoutError if there is no decision in time.
         """
         decided = self._key("decided")
-        leaders = lowest_healthy(2, self.world_size, self.terminated)
-        if self.rank in leaders:
-            deputy = self.rank != leaders[0]
-            if not (deputy and _came(self.store, decided, self.timeout / 4)):
-                self._compute(compute)
+        (leader,) = lowest_healthy(1, self.world_size, self.terminated)
+        if self.rank == leader:
+            self._compute(compute)
         elif not _came(self.store, decided, self.timeout * 2):
             raise TimeoutError(
-                f"{self.name}: rank {leaders[0]}, which computes the rank assignment for all, gave none within "
+                f"{self.name}: rank {leader}, which computes the rank assignment for all, gave none within "
                 f"{(self.timeout * 2).total_seconds():g} s"
             )
         return self._read(self.store.get(decided))

@@ -1,14 +1,18 @@
-"""Rank assignment at the start of an iteration, while ranks may be lost."""
+"""Calls of the user's plug-ins: rank assignment, while ranks may be lost; the others, with a check of their results."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
-from nvrx_slurm.inprocess.exception import RankDiscarded, RestartError
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError
+from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment, RankAssignmentCtx, assign
-from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.inprocess.store.barriers import Iteration
 from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
@@ -53,3 +57,17 @@ def assign_ranks(
         if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
             raise
         return error
+
+
+def call_plugin(arguments: Arguments, name: str, state: FrozenState) -> Any:
+    """The result of the plug-in in that argument; None if there is none."""
+    plugin = getattr(arguments, name)
+    with failing_health_check() if name.endswith("health_check") else contextlib.nullcontext():
+        return plugin and plugin(state)
+
+
+def check_result(arguments: Arguments, name: str, result: Any) -> None:
+    """Raises InternalError unless it is a state or None."""
+    if result is not None and not isinstance(result, (FrozenState, State)):
+        plugin = getattr(arguments, name)
+        raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
