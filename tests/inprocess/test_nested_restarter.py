@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from plugin_harness import WITHOUT_TORCH
+from ranks_harness import WITHOUT_TORCH
 
 from nvrx_slurm.inprocess.plugins import nested_restarter as nested
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
