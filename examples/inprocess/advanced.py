@@ -21,8 +21,8 @@ import torch.distributed as dist
 from training import Trainer, backend, device, inject, options, say, share
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess.plugins.health_check import CudaHealthCheck, FaultCounter
-from nvrx_slurm.inprocess.plugins.rank_assignment import Layer, LayerFlag, Tree
+from nvrx_slurm.inprocess.health_check import CudaHealthCheck, FaultCounter
+from nvrx_slurm.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
 
 def parse_args() -> Namespace:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartError
-from nvrx_slurm.inprocess.plugins.health_check import failing_health_check
+from nvrx_slurm.inprocess.attribution import describe
+from nvrx_slurm.inprocess.exception import HealthCheckError, InternalError, RankDiscarded, RestartError
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment, RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.inprocess.store.barriers import Iteration
@@ -60,10 +59,14 @@ def assign_ranks(
 
 
 def call_plugin(arguments: Arguments, name: str, state: FrozenState) -> Any:
-    """The result of the plug-in in that argument; None if there is none."""
+    """The result of the plug-in in that argument; None if there is none. A health check fails with HealthCheckError."""
     plugin = getattr(arguments, name)
-    with failing_health_check() if name.endswith("health_check") else contextlib.nullcontext():
+    try:
         return plugin and plugin(state)
+    except Exception as error:
+        if isinstance(error, HealthCheckError) or not name.endswith("health_check"):
+            raise
+        raise HealthCheckError(describe(error)) from error
 
 
 def check_result(arguments: Arguments, name: str, result: Any) -> None:

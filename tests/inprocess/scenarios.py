@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.guard.monitor_thread import RankShouldRestart
-from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.resources import _job
 
 SCENARIOS: dict[str, Callable[[Rank], None]] = {}

@@ -27,8 +27,8 @@ from scenarios import run as run  # noqa: F401 - zygote.py calls it
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
+from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.guard import monitor_thread
-from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 
 
 def join() -> None:

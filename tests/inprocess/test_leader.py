@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.core.inprocess.tree import DEAD, Topology, active_order, healthy
+from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, TimeoutError
-from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.barriers import Iteration

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.inprocess import exception
-from nvrx_slurm.inprocess.plugins import rank_assignment as ra
+from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.abort import AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.health_check import ChainedGPUHealthCheck, CudaHealthCheck, FaultCounter

@@ -19,7 +19,7 @@ from typing import Any
 from nvrx_slurm.core.inprocess.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.plugins.rank_base import (
+from nvrx_slurm.inprocess.plugins.rank_assignment import (
     RankAssignment,
     RankAssignmentCtx,
     check_key,
