@@ -99,7 +99,7 @@ class Resources:
         assert self._waiting is not None
         return Iteration(self._waiting, this.number)
 
-    # --- looks of the watchdog ----------------------------------------------------------------------------------------
+    # --- checks of the watchdog ---------------------------------------------------------------------------------------
 
     def _check_monitor(self) -> None:
         """A rank without its monitor process leaves: no process would see that it hangs."""
@@ -170,10 +170,7 @@ class Resources:
         if self.monitor.pid:
             serves = self.me.leads or self.monitor.serves_groups  # the others, perhaps
             serves = serves and self._call is not None and not self._finished
-            if serves or self.page.words[COUNTED]:
-                self.monitor.let_go()
-            else:
-                self.monitor.leave(_MONITOR_END_S)
+            self.monitor.leave(None if serves or self.page.words[COUNTED] else _MONITOR_END_S)
         if self.thread.ident is not None:
             self.thread.stop()
         if self._serves and self._reached is not None and not self.me.leads:

@@ -24,7 +24,7 @@ _LONGEST_PAUSE_S = 5.0
 class HangWatch:
     """Reads the page of the rank that `pidfd` refers to.
 
-    It reports faults through `link`. All limits begin anew after a look that comes late: this process was
+    It reports faults through `link`. All limits begin anew after a check that comes late: this process was
     suspended (scontrol suspend, a paused machine), and so probably was its rank.
     """
 
@@ -32,7 +32,7 @@ class HangWatch:
         soft_s, hard_s = arguments.soft_timeout.total_seconds(), arguments.hard_timeout.total_seconds()
         self._deadlines = Deadlines(soft_s, hard_s, arguments.restart_s)
         self._grace_s = arguments.termination_grace_time.total_seconds()
-        # SEEN has to move a few times per heartbeat timeout, and the soft timeout may begin just after a look.
+        # SEEN has to move a few times per heartbeat timeout, and the soft timeout may begin just after a check.
         self.longest_s = min(_LONGEST_PAUSE_S, arguments.heartbeat_timeout.total_seconds() / 5, soft_s / 2)
         self._page, self._pidfd, self._link = page, pidfd, link
         self._told = -2  # the last iteration that a soft timeout was reported for

@@ -45,7 +45,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 _PR_SET_NAME = 15
 _EVENTS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 _FORMAT = "%(asctime)s [%(levelname)s] %(filename)s:%(lineno)d %(message)s"
-_OUTLAST_S = 1.0  # between two looks at the store when the rank has left
+_OUTLAST_S = 1.0  # between two checks of the store when the rank has left
 
 
 class Monitor:

@@ -84,22 +84,21 @@ class MonitorProcess:
         """At once, even if it is stopped."""
         kill.send(self._pidfd, signal.SIGKILL)
 
-    def leave(self, timeout_s: float) -> None:
-        """Tell it that the rank has left, and reap it; after `timeout_s` seconds it is killed."""
+    def leave(self, timeout_s: float | None) -> None:
+        """Tell it that the rank has left, and reap it; after `timeout_s` seconds it is killed.
+
+        None: it stays for the others, ends by itself, and is reaped then.
+        """
         if self._pidfd < 0:
             return
         self.announce_leaving()
+        if timeout_s is None:
+            threading.Thread(target=self._close, name="nvrx-reaper", daemon=True).start()
+            return
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             logger.warning("the monitor process did not end within %g s and is killed", timeout_s)
             self.kill()
         self._close()
-
-    def let_go(self) -> None:
-        """The rank leaves, but the process stays for the others. It will end by itself, and is reaped then."""
-        if self._pidfd < 0:
-            return
-        self.announce_leaving()
-        threading.Thread(target=self._close, name="nvrx-reaper", daemon=True).start()
 
     def announce_leaving(self, why: str = "") -> None:
         """It tells the others, if they still count on this rank (see COUNTED). Only the first call counts."""
@@ -118,8 +117,6 @@ class MonitorProcess:
 
     def _close(self) -> None:
         """Wait until it has ended, and reap it."""
-        if self._pidfd < 0:
-            return
         with contextlib.suppress(ChildProcessError):  # the user's code may have reaped it
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)

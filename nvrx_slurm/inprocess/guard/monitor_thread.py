@@ -66,7 +66,7 @@ def _abort(arguments: Arguments, state: FrozenState) -> None:
 
 
 _JOIN_S = 0.2
-# Longest wait of the main thread in one piece. A signal may arrive after Python's last look for one and before the
+# Longest wait of the main thread in one piece. A signal may arrive after Python's last check for one and before the
 # thread blocks, or be delivered to another thread. Its handler runs when this piece ends.
 _PIECE_S = 0.5
 

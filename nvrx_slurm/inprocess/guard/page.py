@@ -20,7 +20,7 @@ UNPROTECTED = 4  # main: number of open blocks without hang protection
 STOPPING = 5  # main, monitor thread: since when the rank ends its iteration, or assigns ranks (0 = it does not)
 LEFT = 6  # main: 1 when it has left the wrapper, and need not be watched any more
 LOST = 7  # monitor process, or the watchdog on its behalf: 1 when it cannot reach the store
-SEEN = 8  # monitor process (own cache line): when it last looked at its rank, 0 until it does
+SEEN = 8  # monitor process (own cache line): when it last checked its rank, 0 until it does
 GONE = 9  # monitor process: 1 when the others have declared the rank gone, or it is being killed
 MANUAL = 16  # main (own cache line): last ping, 0 until the first one of an iteration
 COUNTED = 17  # main: 1 while the others count on the rank, so that its monitor has to report its end

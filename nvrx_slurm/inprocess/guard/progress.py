@@ -15,21 +15,21 @@ logger = logging.getLogger(__name__)
 
 
 class Stall:
-    """For how long a counter has not moved, as seen by an observer that looks about every `interval_s` seconds.
+    """For how long a counter has not moved, as seen by an observer that reads it about every `interval_s` seconds.
 
-    An observer that looks late was itself suspended (scontrol suspend, a paused machine), and its count starts anew.
+    An observer that reads late was itself suspended (scontrol suspend, a paused machine), and its count starts anew.
     """
 
     def __init__(self, interval_s: float) -> None:
         self._late_s = 2 * interval_s + LATE_S
-        self._value, self._since_s, self._looked_s = -1, 0.0, 0.0
+        self._value, self._since_s, self._read_s = -1, 0.0, 0.0
 
     def seconds(self, value: int) -> float:
         """To be called every interval with the counter's value."""
         now_s = time.monotonic()
-        if value != self._value or now_s - self._looked_s > self._late_s:
+        if value != self._value or now_s - self._read_s > self._late_s:
             self._value, self._since_s = value, now_s
-        self._looked_s = now_s
+        self._read_s = now_s
         return now_s - self._since_s
 
 
@@ -62,16 +62,16 @@ class _Beats:
 
 
 class ProgressWatchdog(threading.Thread):
-    """Writes the automatic sign of life and calls `looks` once per interval.
+    """Writes the automatic sign of life and calls `checks` once per interval.
 
-    A look that raises is logged, and the thread goes on: without signs of life the rank would be killed.
+    A check that raises is logged, and the thread goes on: without signs of life the rank would be killed.
     """
 
-    def __init__(self, page: Page, interval_s: float, looks: tuple[Callable[[], None], ...] = ()) -> None:
+    def __init__(self, page: Page, interval_s: float, checks: tuple[Callable[[], None], ...] = ()) -> None:
         super().__init__(name="nvrx-progress-watchdog", daemon=True)
         self._page = page
         self._interval_s = interval_s
-        self._looks = looks
+        self._checks = checks
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -83,11 +83,11 @@ class ProgressWatchdog(threading.Thread):
                 beats.ask()
             elif words[WAITING]:  # blocked inside the wrapper; that this thread runs shows that the process does
                 self._page.beat()
-            for look in self._looks:
+            for check in self._checks:
                 try:
-                    look()
+                    check()
                 except Exception:
-                    logger.exception("a look of the progress watchdog failed")
+                    logger.exception("a check of the progress watchdog failed")
 
     def stop(self) -> None:
         """End the thread and wait for it."""

@@ -44,7 +44,7 @@ class Defer(enum.Enum):
     """For how long a stop is deferred."""
 
     NOT = enum.auto()
-    A_STEP = enum.auto()  # of the interpreter: lock-heavy code may be at the same line on every look
+    A_STEP = enum.auto()  # of the interpreter: lock-heavy code may be at the same line at every question
     A_WHILE = enum.auto()
 
 
@@ -56,8 +56,14 @@ class Deferral:
     - An exception in a destructor is dropped. In `__enter__` or `__exit__` it leaves a lock held, or autocast on.
     - An exception between a fork and the line that stores its result leaves a child that no object refers to.
 
-    The main thread calls it, at one of its Python steps or from a signal handler. Two signals in a row at the same
-    frame and instruction mean that the thread is blocked in a library call; then the stop is not deferred.
+    The main thread calls it, and raises the exception when it is told NOT to defer:
+
+        monitor thread:  wanted | question (interrupt_main) | signal (SIGURG) | signal | ...
+        main thread:     steps in Python, or blocked in a call  |  asks here  |  asks here
+        answer:          a lock is being taken: A_STEP ... in `__exit__`: A_WHILE ... elsewhere, or after 1 s: NOT
+
+    Two signals in a row at the same frame and instruction mean that the thread is blocked in a library call; then the
+    stop is not deferred.
     """
 
     def __init__(self) -> None:
@@ -104,7 +110,7 @@ def _users(frame: FrameType | None) -> Iterator[FrameType]:
 logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
-_SOON_S = 0.001  # between two looks
+_SOON_S = 0.001  # between two questions
 # Both call `on_stop_signal` in the main thread, and in no other. The first is sent: it ends blocking calls, and is
 # harmless without a handler. The second is never sent: `interrupt_main` simulates it at the main thread's next step in
 # Python. An asynchronous exception (PyThreadState_SetAsyncExc) is no alternative: a thread that is just being started
@@ -124,7 +130,7 @@ class Stopper:
 
     The main thread holds a lock while the function runs. No exception of a signal can come between the function's end
     and the release, and the thread that stops it can wait for that. The main thread itself raises the exception, after
-    a look at that lock, so it is raised nowhere else. If the function swallows the exception, it is raised again:
+    a check of that lock, so it is raised nowhere else. If the function swallows the exception, it is raised again:
     at once when it was freed, else after a delay.
     """
 
@@ -164,7 +170,7 @@ class Stopper:
     def answer(self, frame: FrameType | None, by_signal: bool) -> Defer:
         """Stop here, in the middle of `frame`, if that is wanted."""
         if self._answering or not self.runs_here:
-            return Defer.NOT  # two signals that come together are one look
+            return Defer.NOT  # two signals that come together are one question
         if not self._wanted:
             return Defer.NOT
         self._answering = True

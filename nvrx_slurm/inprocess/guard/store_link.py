@@ -20,14 +20,14 @@ from nvrx_slurm.inprocess.guard.page import GONE, LOST, Page
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
-_SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are looked at too
+_SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are watched too
 
 
 class Heartbeats:
     """The silent ranks, by this process's own clock: heartbeats are numbers, and only their changes matter.
 
-    The next member after this rank is watched. When it has been silent for a few intervals all other ranks are looked
-    at too, so that the loss of a whole host is found at once and not one neighbour after the other.
+    The next member after this rank is watched. When it has been silent for a few intervals all other ranks are watched
+    too, so that the loss of a whole host is found at once and not one neighbour after the other.
     """
 
     def __init__(self, call: StoreView, me: int, world_size: int, interval_s: float, timeout_s: float) -> None:
@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoreLink(threading.Thread):
-    """Sends heartbeats, looks for missing ones, and writes marks of dead ranks at the barrier.
+    """Sends heartbeats, finds missing ones, and writes marks of dead ranks at the barrier.
 
     It tells its rank on the page when the store is lost, or the others have declared the rank gone. `over` is set when
     nothing is left to do: the rank is gone, or all ranks have finished. The link of the rank that leads goes on after

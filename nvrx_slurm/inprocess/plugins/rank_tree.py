@@ -198,7 +198,9 @@ class _World:
             else:
                 known, last = self.places
                 last = last if known == base else self._last_places(topology, leadership, base)
-                places = self._next(topology, last, leadership)
+                ranks = healthy(last)
+                died = [ranks[rank] for rank in leadership.terminated]
+                places = topology.next_places(last, died, self.tree.world_size_filter)
         except TopologyError as error:
             raise InternalError(str(error)) from error
         records = self._records(topology, places, mine)
@@ -230,8 +232,3 @@ class _World:
         values = b"".join(leadership.stable.multi_get([f"{base}/{block}" for block in blocks]))
         by_slot = [place for place, _ in _RECORD.iter_unpack(values)]
         return [by_slot[slot] for slot in topology.slots]
-
-    def _next(self, topology: Topology, last: Places, leadership: Leadership) -> Places:
-        ranks = healthy(last)
-        died = [ranks[rank] for rank in leadership.terminated]
-        return topology.next_places(last, died, self.tree.world_size_filter)

@@ -7,7 +7,7 @@
 | `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
 | `assign/...` | all ranks | what rank assignment needs (`leader`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
-| `out/<initial rank>` | the rank, or an observer of its end | its arrival (`core/inprocess/barrier.py`) or mark |
+| `out/<initial rank>` | it, or an observer of its end | its arrival, or that it is gone (`core.inprocess.barrier`) |
 | `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
 | `latest` (of the call) | a barrier server | the number of the last iteration that has a result, and the result |
 
@@ -62,7 +62,7 @@ _LATEST = "latest"
 _NOTHING = "~"  # no value of ours
 _ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
-_WAIT_S = (0.5, 10.0)  # shortest and longest time between two looks for missing ranks
+_WAIT_S = (0.5, 10.0)  # shortest and longest time between two checks for missing ranks
 _GONE_MARK = str(Arrival(Status.TERMINATED))
 
 
@@ -253,7 +253,7 @@ def latest(call: StoreView) -> tuple[int, BarrierResult] | None:
 def read(keys: StoreView, key: str) -> bytes | None:
     """Its value, or None if it does not exist. It may be deleted at any moment, so `get` could wait forever.
 
-    A compare_set that does not find its key wakes the waiters of that key (torch 2.9 and later), so look first.
+    A compare_set that does not find its key wakes the waiters of that key (torch 2.9 and later), so check first.
     """
     if not keys.check([key]):
         return None

@@ -25,7 +25,7 @@ from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.4  # a restart that is over by then needs no server, and torch pauses for longer
-_LOOK_S = 0.1
+_PAUSE_S = 0.1
 
 
 class FallbackServer(threading.Thread):
@@ -77,7 +77,7 @@ class FallbackServer(threading.Thread):
                 server = serve(address, port)
                 if server is not None:
                     logger.info("iteration %d: a fallback server listens at port %d", this.number, port)
-            time.sleep(_LOOK_S)
+            time.sleep(_PAUSE_S)
 
 
 def _is_over(this: Iteration) -> bool:

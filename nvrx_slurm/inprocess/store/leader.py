@@ -81,17 +81,13 @@ class Leadership:
         `make` of one raised, TimeoutError if one gave nothing.
         """
         ranks = lowest_healthy(self.world_size, self.world_size, self.terminated)
-        if wait:
-            self._await_all(len(ranks))
+        if wait and not _came(self.store, self._key("all"), self.timeout):
+            came, wait_s = self.store.add(self._key("count"), 0), self.timeout.total_seconds()
+            raise TimeoutError(f"only {came} of {len(ranks)} ranks took part within {wait_s:g} s")
         values = list(self.stable.multi_get(self._given_keys(ranks)))
         if _FAILED in values:
             raise InternalError("one rank could give nothing")  # its own decision says why
         return ranks, values
-
-    def _await_all(self, expected: int) -> None:
-        if not _came(self.store, self._key("all"), self.timeout):
-            came = self.store.add(self._key("count"), 0)
-            raise TimeoutError(f"only {came} of {expected} ranks took part within {self.timeout.total_seconds():g} s")
 
     # --- from the leader to every rank -------------------------------------------------------------------------------
 
