@@ -369,7 +369,7 @@ def garbage(rank: Rank) -> None:
     def fn(call: CallWrapper) -> None:
         if rank.initial != 1:
             block()
-        keys = inprocess.store.TCPStore("127.0.0.1", port).view(f"nvrx/{_job()}/0/0/")
+        keys = inprocess.store.StoreView(inprocess.store.TCPStore("127.0.0.1", port), f"nvrx/{_job()}/0/0/")
         rank.say("fault", number=keys.add("records", 1))
         keys.set("record/1", "garbage")
         raise ValueError("wanted")

@@ -28,9 +28,9 @@ from nvrx_slurm.inprocess.wrapper import Wrapper
 def view(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreView]:
     if request.param == "tcp":
         monkeypatch.setenv("RANK", "0")
-        yield TCPStore("127.0.0.1", free_port()).view("p/")
+        yield StoreView(TCPStore("127.0.0.1", free_port()), "p/")
     elif request.param == "file":
-        yield FileStore(str(tmp_path / "store")).view("p/")
+        yield StoreView(FileStore(str(tmp_path / "store")), "p/")
     else:
         yield StoreView(dist.HashStore(), "p/")
 
@@ -62,7 +62,7 @@ def test_torchs_methods_stay_torchs(tmp_path: Path) -> None:
         for name in vars(base)
         if base.__module__.startswith("nvrx_slurm") and not name.startswith("_")
     }
-    assert ours == {"serves", "view"}
+    assert ours == {"serves"}
     assert not {name for name in ours if hasattr(dist.Store, name)}
     prefixed = PrefixStore(3, dist.HashStore())
     prefixed.set("a", "1")
@@ -80,7 +80,7 @@ def test_a_store_that_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) 
     del server
     with pytest.raises(StoreLost, match="cannot be reached any more"):
         for _ in range(100):
-            client.view().get("a")
+            StoreView(client).get("a")
 
 
 @pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 0), ("1", 4)])
@@ -182,7 +182,7 @@ def test_a_read_of_a_missing_key_wakes_no_waiter(monkeypatch: pytest.MonkeyPatch
     """Two observers of a dead rank read its key, and the barrier server waits for it."""
     monkeypatch.setenv("RANK", "0")
     port = free_port()
-    server, observer = (TCPStore("127.0.0.1", port).view() for _ in range(2))
+    server, observer = (StoreView(TCPStore("127.0.0.1", port)) for _ in range(2))
     came: list[bool] = []
     waiter = threading.Thread(target=lambda: came.append(server.wait_once(["dead"], 0.5)))
     waiter.start()

@@ -90,10 +90,6 @@ class StoreMixin:
 
     serves = False  # whether this instance runs the server
 
-    def view(self, prefix: str = "") -> StoreView:
-        """This store with the wrapper's methods."""
-        return StoreView(self, prefix)
-
 
 class TCPStore(StoreMixin, dist.TCPStore):
     """torch's TCPStore at MASTER_ADDR:MASTER_PORT. It is the server where RANK is 0 and the port is free.
