@@ -1,7 +1,7 @@
 """The identity of a job: an Ed25519 key and its certificate, derived from the job's token, and TLS 1.3 with them.
 
 Ed25519 signs deterministically (RFC 8032), so both ends derive the same certificate, byte for byte. Each accepts only
-that one. A peer that completes the handshake therefore holds the token, and no host in between can read or alter a byte.
+that one. A peer that completes the handshake holds the token, and no host in between can read or alter a byte.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def identity(token: str, job: str) -> Identity:
     try:
         certificate, pem = _made(seed)
         return Identity(
-            certificate, *(_context(end, certificate, pem) for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+            certificate,
+            *(_context(end, certificate, pem) for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)),
         )
     except (ssl.SSLError, ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(
