@@ -53,6 +53,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
     "grpc": ("health/", "logs/"),
+    "cryptography": ("control/identity.py",),
     "httpx": ("attribution/web.py",),
     "google": ("control/", "health/", "logs/"),
     "pynvml": ("system/gpus.py",),

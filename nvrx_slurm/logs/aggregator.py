@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvrx_slurm.child import program
-from nvrx_slurm.control.entrance import Entrance, Peer
+from nvrx_slurm.control.admission import Listener, Peer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.core.logs.names import cycle_file
@@ -72,7 +72,7 @@ class Aggregator(program.Program):
         super().__init__(connection)
         self._settings = settings
         self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
-        self._entrance = Entrance(self._begin, None, self.say)
+        self._listener = Listener(self._begin, None, self.say)
         self._shippers: dict[Peer, _Shipper] = {}
         self._files: dict[str, MergedFile] = {}
         self._pending: dict[str, list[Batch]] = {}
@@ -82,7 +82,7 @@ class Aggregator(program.Program):
         self._broken: set[str] = set()  # files that could not be written since the last try
         self._finishing, self._began_s = False, self.loop.time()
         self._syncing = asyncio.ensure_future(self._keep_synced())
-        self._entrance.take(listener)
+        self._listener.take(listener)
 
     def on_packet(self, packet: dict[str, Any]) -> None:
         """{"finish": seconds}: end when all shippers have left, after at most that time."""
@@ -135,14 +135,14 @@ class Aggregator(program.Program):
         older = next((one for one in self._shippers if one.node_id == hello["node"]), None)
         self._shippers[peer] = _Shipper(peer)
         peer.node_id = hello["node"]
-        self._entrance.admitted(peer)
+        self._listener.admitted(peer)
         if older is not None:
             older.abort(ConnectionError("its shipper connected again"))
 
     def _on_end(self, peer: Peer, why: Exception) -> None:
         shipper = self._shippers.pop(peer, None)
         if shipper is None:
-            return self._entrance.left(peer, why)
+            return self._listener.left(peer, why)
         if isinstance(why, NvrxError):
             self.say(f"the log shipper of {peer.node_id} broke the protocol: {why}")
         self._end_if_all_left()
