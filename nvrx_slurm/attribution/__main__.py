@@ -23,7 +23,7 @@ from nvrx_slurm.attribution.web import Trouble, Web
 from nvrx_slurm.child.program import Program, run
 
 _log = logging.getLogger(__name__)
-_MARGIN_S = 0.5  # of the last words, to end
+_MARGIN_S = 0.5  # of the time that is left at the end, for the end itself
 _NICE = 9  # more than other programs
 _EXPORT_S, _EXPORT_TRIES = 10.0, 3
 _MAX_RESULT_CHARS = 64 << 10
@@ -66,7 +66,7 @@ class Attribution(Program):
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, tasks: set[asyncio.Task[None]], within_s: float) -> None:
-        """Last words."""
+        """Tell what is still found in the time that is left."""
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         self.end()

@@ -61,7 +61,7 @@ class Life:
         self.broken = False  # the page cannot be read; that was said
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.page_fd = -1
-        self.look_end, self.rank_end = socket.socketpair()  # for monitor.look
+        self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
         try:
             self.page_fd = create_page()
             self.listener.bind(os.fspath(self.path))
@@ -96,7 +96,7 @@ class RankMonitor(SupervisedProcess):
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
 
-    `on_looked(local_rank, message)` is called with the answer to inspect() (see `monitor.look`).
+    `on_looked(local_rank, message)` is called with the answer to inspect() (see `monitor.inspect`).
 
     `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
 

@@ -1,4 +1,4 @@
-"""A look at a rank at the moment of a hang: the state of its process, its stacks, and torch's flight recorder.
+"""Inspects a rank at the moment of a hang: the state of its process, its stacks, and torch's flight recorder.
 
 The rank's process answers on a socket that it got with init_workload_monitoring(): a thread of it sends one line with
 the flight recorder's facts, then faulthandler prints the stacks. A rank that does not answer is known by its state.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import socket
 from time import monotonic
 
-from nvrx_slurm.monitor import kill, stacks
+from nvrx_slurm.monitor import kill
 
 RECORD = b"FR "  # begins the line of the flight recorder
 ASK = b"?"
 _STACKS_AFTER_S = 0.1  # the signal may end a system call of foreign code, so the flight recorder comes first
-_LEAST_S = 0.25  # between the two looks at the processor time
+_LEAST_S = 0.25  # between the two readings of the processor time
 _AGAIN_S = 0.05
 _MARGIN_S = 0.3  # for the way of the answer
 _CANNOT_RUN = ("T", "t", "D", "Z")  # a signal handler: stopped, traced, blocked in the kernel, dead
@@ -23,8 +23,8 @@ _MOST_BYTES = 1 << 18
 _STACK_CHARS = 24_000  # the main thread comes last
 
 
-class Look:
-    """One look. `channel`: the monitor's end of the socket. Call go_on() at `due_s` (monotonic seconds)."""
+class Inspection:
+    """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
 
     def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:
         self._pid, self._pidfd, self._channel = pid, pidfd, channel
@@ -34,23 +34,23 @@ class Look:
         self.due_s = self._began_s + _STACKS_AFTER_S
         _, self._ticks = _stat(pid)
         self._text = b""
-        self._read()  # what an earlier look has left
+        self._read()  # what an earlier inspection has left
         self._text = b""
         try:
             channel.send(ASK, socket.MSG_DONTWAIT)
         except OSError:
             pass
 
-    def go_on(self) -> dict[str, object] | None:
+    def result(self) -> dict[str, object] | None:
         """What was seen, as JSON can hold it; None: not yet."""
         now_s = monotonic()
         if now_s < self.due_s:
             return None
         if self._signalled is None:
             can_run = _stat(self._pid)[0] not in _CANNOT_RUN
-            self._signalled = can_run and kill.handles(self._pidfd, self._pid, stacks.LOOK_SIGNAL)
+            self._signalled = can_run and kill.handles(self._pidfd, self._pid, kill.INSPECT_SIGNAL)
             if self._signalled:
-                kill.send(self._pidfd, stacks.LOOK_SIGNAL)
+                kill.send(self._pidfd, kill.INSPECT_SIGNAL)
             self.due_s = self._began_s + _LEAST_S
             return None
         known = len(self._text)

@@ -1,21 +1,23 @@
-"""What a rank answers when its monitor looks at it (`monitor.look`): its stacks, and torch's flight recorder.
+"""The rank's end of an inspection (`monitor.inspect`): it answers with its stacks and torch's flight recorder.
 
-faulthandler prints the stacks from a signal handler. A thread that sleeps in recv(2) reads the flight recorder, which
-knows the last collective of each process group (torch >= 2.8).
+faulthandler prints the stacks from a signal handler, also while the main thread holds the interpreter's lock.
+A thread that sleeps in recv(2) reads the flight recorder (torch >= 2.8), which knows the last collective of each group.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import select
+import signal
 import socket
 import sys
 import threading
 from contextlib import suppress
 from typing import Any
 
-from nvrx_slurm.monitor import stacks
-from nvrx_slurm.monitor.look import RECORD
+from nvrx_slurm.monitor.inspect import RECORD
+from nvrx_slurm.monitor.kill import END_SIGNAL, INSPECT_SIGNAL
 
 _DUMP_BYTES = 1 << 20  # or what the kernel allows
 _MOST_GROUPS = 8
@@ -29,7 +31,7 @@ class Answers:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)  # a dump that no monitor reads must not hold the handler, and the GIL with it
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DUMP_BYTES)
-        stacks.install(fd)
+        print_stacks(fd)
         threading.Thread(target=self._serve, name="nvrx-look", daemon=True).start()
 
     def _serve(self) -> None:
@@ -41,6 +43,27 @@ class Answers:
                     self._socket.send(RECORD + facts() + b"\n")
         except OSError:
             pass
+
+
+def print_stacks(fd: int) -> None:
+    """Print the stacks of all threads to stderr and end, on END_SIGNAL; or to `fd` and go on, on INSPECT_SIGNAL.
+
+    Unless the script has handlers for them. Belongs to the main thread. `fd` should not block: it may be full.
+    """
+    if signal.getsignal(END_SIGNAL) is signal.SIG_DFL:
+        faulthandler.register(END_SIGNAL, file=2, all_threads=True, chain=True)
+    if signal.getsignal(INSPECT_SIGNAL) is signal.SIG_DFL and not _is_caught(INSPECT_SIGNAL):
+        faulthandler.register(INSPECT_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def _is_caught(signum: int) -> bool:
+    """Whether this process has a handler, also one of a C library, of which Python does not know (proc(5), SigCgt)."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            masks = dict(line.split(":", 1) for line in file if line.startswith(("SigCgt", "SigIgn")))
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks.values())
 
 
 def facts() -> bytes:
