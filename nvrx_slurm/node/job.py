@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer
 
@@ -35,6 +36,7 @@ class Meeting:
     ports: tuple[int, ...] = ()  # where an agent of the job may listen on its host, before the first plan
     candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
     mine: tuple[tuple[str, int], ...] = ()  # of --rdzv-endpoint's further ones, those of this machine
+    control: Control = field(default_factory=Control, repr=False)
     patience_s: float = 5.0  # how long the first of them is tried before the next
 
     def ports_of(self, key: str) -> list[int]:
@@ -55,6 +57,7 @@ class Job:
     coordinator: CoordinatorSettings | None  # None: another node is the first coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm
+    control: Control = field(default_factory=Control, repr=False)  # asks Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
     attribution: AttributionSpec | None = None  # None: no service, rules only

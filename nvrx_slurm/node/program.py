@@ -208,7 +208,7 @@ class Program:
         self._coordinator = role
         self._signals.coordinator = None if role is None else role.shell
         if role is not None and role.term > 1 and self._job.slurm is not None and self._out_file is None:
-            self._out_file = OutFile(self._job.slurm.job_id)
+            self._out_file = OutFile(self._job.control, self._job.slurm.job_id)
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
@@ -249,7 +249,9 @@ class Program:
         again = chain is not None and decide([Link(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
         until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
         while asyncio.get_running_loop().time() < until_s:
-            end = partial(batch_host.end_if_gone, job_id, code, tries >= _TRIES_BEFORE_SCANCEL, again)
+            end = partial(
+                batch_host.end_if_gone, self._job.control, job_id, code, tries >= _TRIES_BEFORE_SCANCEL, again
+            )
             try:
                 if done := await bounded.call_async(end, _ASK_SLURM_S, "Slurm"):
                     self._console.say(done)

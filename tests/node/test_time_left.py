@@ -10,8 +10,8 @@ import pytest
 
 from nvrx_slurm.node.coordination import time_left
 from nvrx_slurm.node.coordination.time_left import TimeLeft
-from nvrx_slurm.slurm import api
 from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.control import Control
 
 SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
 
@@ -31,13 +31,12 @@ def count(folder: Path) -> int:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_left, "_RETRY_S", 0.0)
-    api.choose("cli")  # without the back-off after another test
 
 
-def answers(job_id: int | None, times: int) -> list[float | None]:
+def answers(job_id: int | None, times: int, control: Control | None = None) -> list[float | None]:
     async def story() -> list[float | None]:
         got: asyncio.Queue[float | None] = asyncio.Queue()
-        clock = TimeLeft(job_id)
+        clock = TimeLeft(control or Control("cli"), job_id)
         found = []
         for _ in range(times):
             clock.ask(got.put_nowait)
@@ -72,8 +71,8 @@ def test_slurm_tells(
     found: list[float | None], asked: int,
 ) -> None:  # fmt: skip
     fake_scontrol(tmp_path, monkeypatch, script.format(tmp_path))
-    slurm = api.connect()
-    assert isinstance(slurm, CommandLine)
-    slurm.tools.timeout_s = 0.5 if "sleep" in script else 10.0
-    assert answers(job_id, times) == found
+    control = Control("cli")
+    assert isinstance(control.slurm, CommandLine)
+    control.slurm.tools.timeout_s = 0.5 if "sleep" in script else 10.0
+    assert answers(job_id, times, control) == found
     assert count(tmp_path) == asked

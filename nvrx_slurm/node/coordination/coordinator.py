@@ -200,7 +200,7 @@ def coordinator_shell(settings: CoordinatorSettings, job: Job, say: Callable[[st
     core = Coordinator(settings, asyncio.get_running_loop().time())
     log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
     shell = Shell(core, log, ev.Done, say)
-    time_left = TimeLeft(None if job.slurm is None else job.slurm.job_id)
+    time_left = TimeLeft(job.control, None if job.slurm is None else job.slurm.job_id)
     shell.result.add_done_callback(lambda _: time_left.close())
     shell.on(ev.AskTimeLeft, lambda command: time_left.ask(lambda left_s: shell.post(ev.TimeLeft(left_s))))
     if job.progress_file is not None:

@@ -12,7 +12,6 @@ from nvrx_slurm.core.election import election as el
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.coordination.link import credentials
 from nvrx_slurm.node.job import Meeting
-from nvrx_slurm.slurm import control
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.probe import is_refused
 
@@ -32,7 +31,9 @@ async def endpoints(meeting: Meeting, peer: t.Peer) -> list[tuple[str, int]]:
     address = peer.addr
     if not address:
         with contextlib.suppress(UsageError, bounded.Overrun):
-            address = await bounded.call_async(lambda: control.node_address(peer.host), _RESOLVE_S, "the resolver")
+            address = await bounded.call_async(
+                lambda: meeting.control.node_address(peer.host), _RESOLVE_S, "the resolver"
+            )
     return [(address or peer.host, port) for port in meeting.ports_of(peer.key)]
 
 

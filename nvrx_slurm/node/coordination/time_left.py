@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable
 
-from nvrx_slurm.slurm import control
+from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.system import bounded
 
 _TIMEOUT_S = 10.0  # of one question
@@ -25,7 +25,8 @@ class TimeLeft:
     because the limit may have been changed: at most twice, each time for at most 10 s.
     """
 
-    def __init__(self, job_id: int | None) -> None:
+    def __init__(self, control: Control, job_id: int | None) -> None:
+        self._control = control
         self._job_id = job_id
         self._asked = False
         self._task: asyncio.Task[None] | None = None  # the loop keeps only weak references
@@ -53,7 +54,7 @@ class TimeLeft:
 
     async def _ask(self, job_id: int, again: bool) -> float | None:
         env = {} if again else os.environ
-        ask = functools.partial(control.time_left_s, job_id, env)
+        ask = functools.partial(self._control.time_left_s, job_id, env)
         try:
             return await bounded.call_async(ask, _TIMEOUT_S + _MARGIN_S, "time left")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started
