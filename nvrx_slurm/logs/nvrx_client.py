@@ -6,7 +6,12 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 
-import grpc
+from nvrx_slurm.errors import NEEDS_GRPC
+
+try:
+    import grpc
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(NEEDS_GRPC, name="grpc") from None
 
 from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.logs.nvrx_service import NAME
