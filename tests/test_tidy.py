@@ -326,12 +326,21 @@ def loaded(code: str) -> set[str]:
         "import nvrx_slurm.node.program, nvrx_slurm.control.client, nvrx_slurm.control.server",
         "import nvrx_slurm.monitor.main",
         "import nvrx_slurm.fault_tolerance",
+        "import nvrx_slurm.health.__main__, nvrx_slurm.health.hooks.run",
         "from nvrx_slurm.config.layers import resolve; resolve({}, {})",
     ],
 )
 def test_no_launcher_loads_torch(code: str) -> None:
     modules = loaded(code)
     assert not modules & {"torch", "numpy", "httpx", "yaml", "grpc", "cryptography"}  # a launcher that starts quickly
+
+
+def test_a_base_install_runs_without_the_extras() -> None:
+    """grpcio and httpx are of extras; what needs them says so when it is used."""
+    modules = loaded(
+        "import nvrx_slurm.cli.run, nvrx_slurm.cli.toolbox, nvrx_slurm.node.program, nvrx_slurm.logs.shipper"
+    )
+    assert not modules & {"grpc", "httpx"}
 
 
 def test_the_monitor_is_standard_library_only_and_small() -> None:

@@ -231,4 +231,4 @@ def test_a_small_environment_without_torch_and_grpc(tmp_path: Path) -> None:
     assert "expect:" in nvrx("health", "init").stdout
     assert nvrx("health", "run").returncode in (0, 1)
     serve = nvrx("health", "serve", "--config=x")
-    assert serve.returncode == 2 and "module grpc" in serve.stderr
+    assert serve.returncode == 2 and "nvrx_slurm[node-service]" in serve.stderr

@@ -144,7 +144,7 @@ def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.
 
     looks = iter([Facts({"GPU 0": 9000.0}, {}, None), Facts({"GPU 0": 3.0}, {}, None)])
     waited: list[float] = []
-    monkeypatch.setattr(gpu_processes, "_look", lambda node: next(looks))
+    monkeypatch.setattr(gpu_processes, "_read", lambda node: next(looks))
     monkeypatch.setattr(gpu_processes.time, "sleep", waited.append)
     expected = {"gpu_memory_used_mb": 512.0, "gpu_processes": (), "gpu_settle_s": 1000.0}
     assert gather(NodeView(str(dgx.root)), expected).used_mb == {"GPU 0": 3.0}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from nvhcd_harness import BOUND_S
-from test_resident import _PROGRAM, Resident
+from test_check_server import _PROGRAM, CheckServer
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -198,10 +198,12 @@ def test_without_grpc_only_this_check_is_unknown(place: Path) -> None:
     only = ("--only=node-service", "--only=cpu-count", f"--expect=node_service={place}/well")
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(f"{place}/well")
-        resident = Resident(*only, program=f"import sys; sys.modules['grpc'] = None; {_PROGRAM}")
-        one, other = sorted(resident.ask().findings)
-    assert one.verdict is not Verdict.UNKNOWN is other.verdict and "grpc" in other.text
-    assert resident.end() == (0, "")
+        server = CheckServer(*only, program=f"import sys; sys.modules['grpc'] = None; {_PROGRAM}")
+        one, other = sorted(server.ask().findings)
+    assert (
+        one.verdict is not Verdict.UNKNOWN is other.verdict and "pip install 'nvrx_slurm[node-service]'" in other.text
+    )
+    assert server.end() == (0, "")
 
 
 # --- without an endpoint ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 
 # A driver without persistence mode takes seconds to open.
-nvml_check = partial(check, lane=NVML, budget_s=4.0)
+nvml_check = partial(check, group=NVML, budget_s=4.0)
 gauge = partial(nvml_check, contexts=OUTSIDE_PREFLIGHT)
 
 _KNOWN = "/proc/driver/nvidia/gpus"  # a container has the directories of its own GPUs only
@@ -65,7 +65,7 @@ MEMORY = Check(
     contexts=(),
     budget_s=gpus.TIMEOUT_S,
     learn=dict,
-    lane=NVML,
+    group=NVML,
 )
 
 

@@ -115,7 +115,7 @@ def learn_ports(facts: PortFacts) -> dict[str, Any]:
     _PORTS,
     gather_ports,
     "/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
-    lane=QUICK,
+    group=QUICK,
     settings=(_NIC_PORTS, Setting("nic_rate_gbps", "number", None, "Gb/s that each active port must have"), *_PATHS),
     learn=learn_ports,
     budget_s=_BUDGET_S,
@@ -145,7 +145,7 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
         now |= {f"{name} {counter}": count for counter, count in port.errors.items()}
     if not now:
         raise Absent("no port keeps error counters")
-    return counters.look(node, _ERRORS, now, expected["nic_window_s"])
+    return counters.rises(node, _ERRORS, now, expected["nic_window_s"])
 
 
 @system_check(
@@ -209,7 +209,7 @@ def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     "gpu-nics",
     gather_near,
     "/sys/bus/pci/devices (or pci_topo_file): the way to each GPU and NIC; states of the NICs' ports",
-    lane=QUICK,
+    group=QUICK,
     settings=(
         Setting("gpu_nics", "names", (), "the NIC next to each GPU, as 0000:1b:00.0=mlx5_0"),
         _NIC_PORTS,

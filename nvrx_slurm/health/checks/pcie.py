@@ -60,7 +60,7 @@ def _speed(text: str | None) -> float | None:
     "pcie-links",
     gather,
     f"{_DEVICES}/*/current_link_* and max_link_* of GPUs and RDMA NICs and of the ports above them",
-    lane=QUICK,
+    group=QUICK,
     settings=(_FULL_SPEED,),
 )
 def pcie_links(links: list[Link], expected: Expected) -> tuple[Verdict, str]:

@@ -64,7 +64,7 @@ def running(node: NodeView) -> set[str]:
     gather_services,
     "systemctl is-active; without systemd /proc/*/comm",
     settings=(_SERVICES,),
-    lane="",
+    group="",
     only_if=_SERVICES.name,
     budget_s=4.0,
     learn=lambda active: {"services": tuple(name for name, runs in active.items() if runs)},

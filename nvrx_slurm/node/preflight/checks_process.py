@@ -1,7 +1,7 @@
 """The process of the health checks: started once, asked over a channel, started again when it ends.
 
-Checks and GPU memory are in a process of their own (`health.resident`), which can be killed. A thread of the agent that
-is blocked in a driver would keep the agent from ending.
+Checks and GPU memory are in a process of their own (`health.check_server`), which can be killed. A thread of the agent
+that is blocked in a driver would keep the agent from ending.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REFUSES = "nvrx health: "
 
 
 class Answer(NamedTuple):
-    """One answer of the process, see `health.resident`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
+    """One answer of the process, see `health.check_server`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
 
     report: report.Report
     used_mb: Mapping[str, float] | None

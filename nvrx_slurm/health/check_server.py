@@ -75,15 +75,15 @@ class _Task:
             self.due_s = _NEVER
 
 
-class Resident:
+class CheckServer:
     """`plan.watched` are run every `interval_s` seconds, less those that do not apply to this node."""
 
     def __init__(self, plan: policy.Selection, node: NodeView, interval_s: float) -> None:
         self._plan, self._node = plan, node
-        lanes: dict[str, list[Check]] = {}
+        groups: dict[str, list[Check]] = {}
         for check in plan.watched:
-            lanes.setdefault(check.lane or f" {check.name}", []).append(check)
-        self._watches = [_Task(checks, interval_s) for checks in lanes.values()]
+            groups.setdefault(check.group or f" {check.name}", []).append(check)
+        self._watches = [_Task(checks, interval_s) for checks in groups.values()]
         self._failing: frozenset[str] = frozenset()  # of the watched
         self._questions = 0  # not answered yet, the one under way included
         self._asked: runner.Run | None = None
@@ -103,7 +103,7 @@ class Resident:
                     continue  # a check may be due again, or a question may wait
                 self._runs = [run for run in self._runs if not run.gone]
                 fds = [_STDIN, *(fd for run in self._runs for fd in run.fds())]
-                wake_s = [run.look_s() for run in self._runs] + [task.wake_s() for task in self._watches]
+                wake_s = [run.wake_s() for run in self._runs] + [task.wake_s() for task in self._watches]
                 ready = runner.wait(fds, min(wake_s, default=_NEVER))
                 if _STDIN in ready and not self._read():
                     return

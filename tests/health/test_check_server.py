@@ -1,4 +1,4 @@
-"""The checks' resident: answers at once whatever goes on in the background, tells news only, and sleeps otherwise."""
+"""The check server: answers at once whatever goes on in the background, tells news only, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-p
 _PROGRAM = "import runpy; runpy.run_module('nvrx_slurm.health', run_name='__main__')"
 
 
-class Resident:
+class CheckServer:
     """`--serve`, and its answers."""
 
     def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM) -> None:
@@ -86,20 +86,20 @@ class Resident:
 
 
 @pytest.fixture
-def serve(dgx: Node) -> Iterator[Callable[..., Resident]]:
-    """Starts residents of the recorded node; at the end they must end well and without a word on stderr."""
-    started: list[Resident] = []
+def serve(dgx: Node) -> Iterator[Callable[..., CheckServer]]:
+    """Starts check servers of the recorded node; at the end they must end well and without a word on stderr."""
+    started: list[CheckServer] = []
 
-    def start(*args: str, env: dict[str, str] | None = None) -> Resident:
-        started.append(Resident(f"--sysroot={dgx.root}", *INCLUDED, *args, env=env))
+    def start(*args: str, env: dict[str, str] | None = None) -> CheckServer:
+        started.append(CheckServer(f"--sysroot={dgx.root}", *INCLUDED, *args, env=env))
         return started[-1]
 
     yield start
-    for resident in started:
-        assert resident.process.returncode is not None or resident.end() == (0, "")
+    for server in started:
+        assert server.process.returncode is not None or server.end() == (0, "")
 
 
-Serve = Callable[..., Resident]
+Serve = Callable[..., CheckServer]
 
 
 def named(found: report.Report, name: str) -> Any:
@@ -124,28 +124,28 @@ class Fifo:
 
 
 def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve) -> None:
-    resident = serve()
-    answers = [resident.ask(), resident.ask()]
+    server = serve()
+    answers = [server.ask(), server.ask()]
     _, one_shot = dgx.program("--when", "preflight", *INCLUDED)
     for answer in answers:
         assert [(f.check, f.verdict) for f in answer.findings] == [(f.check, f.verdict) for f in one_shot.findings]
         assert (answer.when, answer.verdict, answer.notes) == ("preflight", P, [])
     dgx.write(LUSTRE, "NOT HEALTHY\n")
-    assert [(f.check, f.action) for f in resident.ask().grave] == [("lustre", "drain")]
-    files = len(os.listdir(f"/proc/{resident.process.pid}/fd"))
+    assert [(f.check, f.action) for f in server.ask().grave] == [("lustre", "drain")]
+    files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for _ in range(10):
-        resident.ask()
-    assert len(os.listdir(f"/proc/{resident.process.pid}/fd")) < files + 10, "each check leaves an open file"
-    resident.say("check\ncheck\n")
-    assert [resident.line()[0], resident.line()[0]] == [True, True]
+        server.ask()
+    assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < files + 10, "each check leaves an open file"
+    server.say("check\ncheck\n")
+    assert [server.line()[0], server.line()[0]] == [True, True]
 
 
 def test_what_is_no_question_is_said_and_costs_nothing(dgx: Node, serve: Serve) -> None:
-    resident = serve("--only", "lustre")
-    resident.say("chek\nmemory nan\n" + "x" * 100_000 + "\nch")
-    resident.say("eck\n")
-    assert resident.line()[0]
-    code, error = resident.end()
+    server = serve("--only", "lustre")
+    server.say("chek\nmemory nan\n" + "x" * 100_000 + "\nch")
+    server.say("eck\n")
+    assert server.line()[0]
+    code, error = server.end()
     assert code == 0 and len(error.splitlines()) == 3 and len(error) < 500
     assert error.count("is no question") == 3
 
@@ -165,11 +165,11 @@ def test_wrong_arguments_are_one_sentence(dgx: Node, serve: Serve, args: tuple[s
 
 def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve) -> None:
     fifo = Fifo(dgx, LUSTRE)
-    resident = serve("--only", "lustre", "--deadline", "600")
-    resident.say("check\n")
+    server = serve("--only", "lustre", "--deadline", "600")
+    server.say("check\n")
     writer = fifo.met()
-    (pid,) = resident.children()
-    assert resident.end() == (0, "") and ended(pid)
+    (pid,) = server.children()
+    assert server.end() == (0, "") and ended(pid)
     os.close(writer)
 
 
@@ -177,25 +177,25 @@ def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve) ->
 def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, serve: Serve, signum: int) -> None:
     """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
     fifo = Fifo(dgx, LUSTRE)
-    resident = serve("--only", "lustre", "--deadline", "600")
-    resident.say("check\n")
+    server = serve("--only", "lustre", "--deadline", "600")
+    server.say("check\n")
     writer = fifo.met()
-    (child,) = resident.children()
-    resident.process.send_signal(signum)
+    (child,) = server.children()
+    server.process.send_signal(signum)
     os.kill(child, signum)
-    asked, told = resident.line()
+    asked, told = server.line()
     assert asked and named(told, "lustre").verdict is U
-    assert resident.process.poll() is None
+    assert server.process.poll() is None
     os.close(writer)
 
 
 def test_nobody_who_reads_ends_it_too(dgx: Node, serve: Serve) -> None:
-    resident = serve("--only", "lustre")
-    assert resident.process.stdout is not None
-    resident.process.stdout.close()
-    resident.say("check\n")
-    assert resident.process.wait(BOUND_S) == 0
-    with resident.process:
+    server = serve("--only", "lustre")
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    server.say("check\n")
+    assert server.process.wait(BOUND_S) == 0
+    with server.process:
         pass
 
 
@@ -203,36 +203,36 @@ def test_nobody_who_reads_ends_it_too(dgx: Node, serve: Serve) -> None:
 
 
 def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve) -> None:
-    resident = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
-    resident.ask()
+    server = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
+    server.ask()
     dgx.write(LUSTRE, "NOT HEALTHY\n")
-    asked, told = resident.line()
+    asked, told = server.line()
     assert not asked and [(f.check, f.action) for f in told.grave] == [("lustre", "drain")]
     dgx.write("/sys/devices/system/cpu/online", "0-1\n")
-    asked, told = resident.line()
+    asked, told = server.line()
     assert not asked and {f.check for f in told.grave} == {"lustre", "cpu-count"}
     dgx.write(LUSTRE, "healthy\n")
-    asked, told = resident.line()
+    asked, told = server.line()
     assert not asked and {f.check for f in told.grave} == {"cpu-count"}
-    assert {f.check for f in resident.ask().grave} == {"cpu-count"} and resident.silent()
+    assert {f.check for f in server.ask().grave} == {"cpu-count"} and server.silent()
 
 
 def test_a_warning_is_no_news(dgx: Node, serve: Serve) -> None:
     config = dgx.site(checks={"lustre": {"on_fail": "warn"}})
-    resident = serve("--config", config, "--watch", "lustre", *CPUS, "--interval", "0.05")
+    server = serve("--config", config, "--watch", "lustre", *CPUS, "--interval", "0.05")
     dgx.write(LUSTRE, "NOT HEALTHY\n")
-    assert named(resident.ask(), "lustre").verdict is F
+    assert named(server.ask(), "lustre").verdict is F
     dgx.write("/sys/devices/system/cpu/online", "0-1\n")
-    _, told = resident.line()
+    _, told = server.line()
     assert [f.check for f in told.grave] == ["cpu-count"], "it came only with what is worse"
 
 
 def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) -> None:
     fifo = Fifo(dgx, "/sys/devices/system/edac/mc/mc0/ue_count")
-    resident = serve("--only", "lustre", "--watch", "memory-errors", "--interval", "0.05", "--deadline", "600")
+    server = serve("--only", "lustre", "--watch", "memory-errors", "--interval", "0.05", "--deadline", "600")
     writer = fifo.met()
-    answer = resident.ask()
-    assert resident.children(), "the watched check is not at it any more"
+    answer = server.ask()
+    assert server.children(), "the watched check is not at it any more"
     assert [f.verdict for f in answer.findings] == [P]
     os.close(writer)
 
@@ -240,18 +240,18 @@ def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) 
 def test_nothing_to_watch_is_no_wake_up(dgx: Node, serve: Serve) -> None:
     """Without GPUs, mounts and storage paths there is nothing to be done until somebody asks."""
     dgx.write(MOUNTS, ONE_ROOT)
-    resident = serve("--watch", "gpu-recovery", "--interval", "0.05")
-    answer = resident.ask()
+    server = serve("--watch", "gpu-recovery", "--interval", "0.05")
+    answer = server.ask()
     if named(answer, "gpu-recovery").verdict is not N:
         pytest.skip("there are GPUs on this machine")
     poller = select.poll()  # its end would be an event; otherwise looks at it, with a bound
-    poller.register(resident.process.stderr or 0, select.POLLIN)
+    poller.register(server.process.stderr or 0, select.POLLIN)
     for _ in range(int(BOUND_S)):
-        before = resident.switches()
+        before = server.switches()
         assert not poller.poll(1000)
-        if resident.switches() == before:
+        if server.switches() == before:
             break
-    assert resident.switches() == before and resident.children() == []
+    assert server.switches() == before and server.children() == []
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ def test_nothing_to_watch_is_no_wake_up(dgx: Node, serve: Serve) -> None:
 
 def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve) -> None:
     args = ("--watch", "gpu-recovery", "--watch", "gpu-temperature", "--interval", "0.1")
-    resident = serve(*args, env=gpus.stand_in.env)
-    assert named(resident.ask(), "gpu-recovery").verdict is P
+    server = serve(*args, env=gpus.stand_in.env)
+    assert named(server.ask(), "gpu-recovery").verdict is P
     gpus.say("nvmlDeviceGetTemperature.2 hang", "action.3 1")
-    asked, told = resident.line()
+    asked, told = server.line()
     assert not asked and [f.text for f in told.grave] == ["GPU 3 (GPU-3000) needs GPU_RESET"]
-    assert named(resident.ask(), "gpu-recovery").verdict is F
+    assert named(server.ask(), "gpu-recovery").verdict is F
 
 
 FOUR = ("count 4", "used 3")
@@ -279,12 +279,12 @@ def four(nvml_standin: Path, tmp_path: Path) -> StandIn:
 
 
 def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve, four: StandIn) -> None:
-    resident = serve("--no-checks", env=four.env)
+    server = serve("--no-checks", env=four.env)
     for mb in (70000, 600, 3):
         four.say(*FOUR, f"used.2 {mb}")
-        used_mb, verdict, _ = resident.memory()
+        used_mb, verdict, _ = server.memory()
         assert (used_mb["GPU 2 (GPU-2000)"], used_mb["GPU 3 (GPU-3000)"], verdict) == (mb, 3, "pass")
-    assert resident.children() == [] and resident.ask().findings == []
+    assert server.children() == [] and server.ask().findings == []
 
 
 @pytest.mark.parametrize(
@@ -311,18 +311,18 @@ def test_memory_of_the_gpus_that_a_job_may_use(
 
 def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: StandIn) -> None:
     four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
-    resident = serve("--only=disk-space", env=four.env)
-    resident.say("memory 600\n")
+    server = serve("--only=disk-space", env=four.env)
+    server.say("memory 600\n")
     while "nvmlDeviceGetMemoryInfo_v2" not in four.met():
-        assert resident.process.poll() is None
+        assert server.process.poll() is None
         select.select([], [], [], 0.01)
-    (pid,) = resident.children()
-    resident.say("check\n")
-    answer = resident.plain()
+    (pid,) = server.children()
+    server.say("check\n")
+    answer = server.plain()
     assert [finding["check"] for finding in answer["findings"]] == ["disk-space"] and "used_mb" not in answer
     four.say(*FOUR)
-    assert len(resident.plain()["used_mb"]) == 4 and ended(pid)
+    assert len(server.plain()["used_mb"]) == 4 and ended(pid)
     four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
-    used_mb, verdict, said = resident.memory(0.5)
+    used_mb, verdict, said = server.memory(0.5)
     assert (used_mb, verdict) == ({}, "unknown") and said.endswith("memory in use of GPU 3")
-    assert resident.children() == []
+    assert server.children() == []
