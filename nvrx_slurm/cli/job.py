@@ -13,8 +13,6 @@ from nvrx_slurm.cli.here import RUN_ENV, Here, Layout, layout, working_directory
 from nvrx_slurm.cli.worker import worker_spec
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.kinds import SECONDS
-from nvrx_slurm.config.layers import Config, Resolved
-from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits

@@ -15,7 +15,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-
 from nvrx_slurm.child import program
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.errors import NEEDS_GRPC

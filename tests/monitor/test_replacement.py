@@ -14,7 +14,6 @@ from monitor_harness import SOCKET, WAIT_S, Rig, kill_monitor, story
 from nvrx_slurm.child import bootstrap, processes
 from nvrx_slurm.child import supervised as restarted
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.child import bootstrap
 from nvrx_slurm.node.monitors import monitor_start, monitors
 
 

@@ -34,7 +34,7 @@ _REFUSES = "nvrx health: "
 
 
 class Answer(NamedTuple):
-    """One answer of the process, see `health.check_server`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
+    """One answer of `health.check_server`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
 
     report: report.Report
     used_mb: Mapping[str, float] | None
