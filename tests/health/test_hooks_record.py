@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hooks_harness import BOUND_S, FAILED, REPO, SHOW, UNDRAIN, Hooks, as_root, drained, made, script
 
 from nvrx_slurm.health import cache
+from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.hooks.drains import SETTLE_S, Record
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
@@ -170,3 +172,21 @@ def test_where_a_failure_cannot_be_recorded_slurmctld_is_asked(hooks: Hooks, mon
     monkeypatch.setattr(cache, "write_private", full)
     Record(hooks.view, "n1").update(["lustre"])
     assert Record(hooks.view, "n1").read() is None
+
+
+def _update(root: str, check: str, go: object) -> None:
+    go.wait(60)  # type: ignore[attr-defined]
+    Record(NodeView(root), "n1").update([check])
+
+
+def test_many_hooks_at_once_record_what_each_found(hooks: Hooks) -> None:
+    context = multiprocessing.get_context("fork")
+    go = context.Barrier(8)
+    names = {f"check-{number}" for number in range(8)}
+    some = [context.Process(target=_update, args=(str(hooks.node), name, go)) for name in names]
+    for process in some:
+        process.start()
+    for process in some:
+        process.join(60)
+    assert [process.exitcode for process in some] == [0] * 8
+    assert (Record(hooks.view, "n1").read() or {}).keys() == names

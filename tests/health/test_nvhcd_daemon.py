@@ -150,6 +150,13 @@ LEAVES = "setsid sh -c 'echo $$ > pid; echo > go; exec sleep 600' & read x < go"
 NEVER = f"trap '' TERM; echo $$ > own; {LEAVES}; echo stuck >&2; echo > ready; while :; do read x < go; done"
 
 
+def test_a_process_that_keeps_the_output_open_is_killed(shared: Daemon) -> None:
+    shared.script(LEAVES)
+    shared.fifo("go")
+    assert shared.answer().success
+    assert ended(int(*shared.lines("pid")))
+
+
 def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon: Daemon) -> None:
     daemon.settings["timeout"] = 3  # enough to begin on a busy machine
     daemon.start(NEVER.replace("echo > ready; ", ""))
