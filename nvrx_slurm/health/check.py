@@ -64,7 +64,7 @@ class Check(NamedTuple):
     verdict and one sentence. `gather` need not handle errors:
 
     * `system.hardware.Absent("why")` -> NOT_APPLICABLE;
-    * OSError, ValueError and any other exception -> UNKNOWN, with its sentence;
+    * OSError, ValueError, `HardwareError` and any other exception -> UNKNOWN, with its sentence;
     * no result after `budget_s` -> UNKNOWN "timed out", with the last note (see `NodeView.doing`).
     """
 

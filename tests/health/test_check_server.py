@@ -189,16 +189,6 @@ def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Nod
     os.close(writer)
 
 
-def test_nobody_who_reads_ends_it_too(dgx: Node, serve: Serve) -> None:
-    server = serve("--only", "lustre")
-    assert server.process.stdout is not None
-    server.process.stdout.close()
-    server.say("check\n")
-    assert server.process.wait(BOUND_S) == 0
-    with server.process:
-        pass
-
-
 # --- watched ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,16 +205,6 @@ def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve) -> None:
     asked, told = server.line()
     assert not asked and {f.check for f in told.grave} == {"cpu-count"}
     assert {f.check for f in server.ask().grave} == {"cpu-count"} and server.silent()
-
-
-def test_a_warning_is_no_news(dgx: Node, serve: Serve) -> None:
-    config = dgx.site(checks={"lustre": {"on_fail": "warn"}})
-    server = serve("--config", config, "--watch", "lustre", *CPUS, "--interval", "0.05")
-    dgx.write(LUSTRE, "NOT HEALTHY\n")
-    assert named(server.ask(), "lustre").verdict is F
-    dgx.write("/sys/devices/system/cpu/online", "0-1\n")
-    _, told = server.line()
-    assert [f.check for f in told.grave] == ["cpu-count"], "it came only with what is worse"
 
 
 def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) -> None:

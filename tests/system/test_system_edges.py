@@ -28,7 +28,7 @@ def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
 # --- ports ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
 def test_reserved_port_can_be_listened_on_by_its_user_only(host: str) -> None:
     reserved = PortReservation()
     try:

@@ -35,11 +35,8 @@ class Facts(NamedTuple):
 
 
 def _read(node: NodeView) -> Facts:
-    try:
-        env = chosen(node)
-        pids = gpu_facts.processes(env, say=node.doing)
-    except HardwareError as failure:
-        raise ValueError(str(failure)) from None
+    env = chosen(node)
+    pids = gpu_facts.processes(env, say=node.doing)
     try:
         used_mb, why = gpus.memory_used_mb(env, say=node.doing), ""
     except Absent:  # GPUs that have no memory of their own

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
 from nvrx_slurm.health.checks import counters
 from nvrx_slurm.system import nics, pci
-from nvrx_slurm.system.hardware import Absent, HardwareError
+from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
 
 _PORTS, _ERRORS = "nic-ports", "nic-errors"
@@ -29,19 +29,16 @@ _PATHS = (
 def ports(node: NodeView, expected: Expected) -> dict[str, Port]:
     """All ports by "mlx5_0/1". Files that the site names replace the usual ones.
 
-    Raises Absent without any, ValueError for one that cannot be read.
+    Raises Absent without any, HardwareError or ValueError for one that cannot be read.
     """
-    try:
-        found = nics.ports(node.path("/sys"), say=node.doing)
-        for name, port in found.items():
-            if template := expected["link_state_path"]:
-                file = _named(template, port)
-                port = port._replace(state=nics.state(node.text(file, 4096).strip(), file))
-            if template := expected["link_downed_path"]:
-                port = port._replace(link_downed=node.number(_named(template, port)))
-            found[name] = port
-    except HardwareError as failure:
-        raise ValueError(str(failure)) from None
+    found = nics.ports(node.path("/sys"), say=node.doing)
+    for name, port in found.items():
+        if template := expected["link_state_path"]:
+            file = _named(template, port)
+            port = port._replace(state=nics.state(node.text(file, 4096).strip(), file))
+        if template := expected["link_downed_path"]:
+            port = port._replace(link_downed=node.number(_named(template, port)))
+        found[name] = port
     return found
 
 
