@@ -56,7 +56,15 @@ REPEATS = {
     "test_scancel_ends_workers_within_kill_wait_and_leaves_nothing": ("stubborn",),
     "test_a_job_ends_with_its_code_on_all_nodes": ("OK", "FAILED", "NO_RESTART", "TOO_FEW_NODES"),
     "test_equal_failures_over_requeues_give_stop": ("third2", "third3", "third4"),
-}
+    "test_workers_get_the_alias_before_an_installed_nvrx": ("-m", "--no-python", "--ft-preload"),
+    "test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all": ("ASYNC_EXC",),
+    "test_basic_without_a_launcher": ("SIGKILL",),
+    "test_damaged_newest_checkpoint_is_skipped": ("flip",),
+    # All shapes on loopback, three of them on Slurm.
+    "test_nvrx_run_any_node.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
+        "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "killed-popen", "killed-setsid",
+    ),
+}  # fmt: skip
 _NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.
 SLURM_B = {
@@ -81,8 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tiers. With pytest-xdist's --dist loadgroup real Slurms are on three workers, each with clusters of its own."""
     for item in items:
         known = [TIER_OF[part] for part in item.path.relative_to(TESTS).parts if part in TIER_OF]
-        value = item.name.partition("[")[2]
-        if value and value.startswith(REPEATS.get(item.name.partition("[")[0], ("]",))):
+        name, _, value = item.name.partition("[")
+        repeats = REPEATS.get(f"{item.path.name}::{name}") or REPEATS.get(name, ("]",))
+        if value and value.startswith(repeats):
             item.add_marker("matrix")
         elif known and not tiers(item):
             item.add_marker(known[-1])

@@ -39,7 +39,7 @@ LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
-LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
+LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
 LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat"}
 LAYERS["__main__"] = {"cli"}
@@ -53,6 +53,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
     "grpc": ("health/", "logs/"),
+    "cryptography": ("control/identity.py",),
     "httpx": ("attribution/web.py",),
     "google": ("control/", "health/", "logs/"),
     "pynvml": ("system/gpus.py",),
@@ -141,7 +142,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def layer(module: str) -> str:
-    """The layer of "nvrx_slurm.core.job.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
+    """The layer of "nvrx_slurm.core.agent.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
     part = module.split(".")[1]
     return part if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").exists() else "__init__"
 

@@ -1,6 +1,6 @@
 """`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `agent.attributor`.
 
-FD is one end of a socket to the agent, see `logs.child`. The process gets `AttributionSpec`, then `CycleNews`. It says
+FD is one end of a socket to the agent, see `child.program`. It gets `AttributionSpec`, then `CycleNews`. It says
 {"ready": where it listens} and {"cycle": number, "stop": whether another try is pointless, "text": for people, or ""}.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from nvrx_slurm.attribution.client import Client
 from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
 from nvrx_slurm.attribution.web import Trouble, Web
-from nvrx_slurm.logs.child import Program, run
+from nvrx_slurm.child.program import Program, run
 
 _log = logging.getLogger(__name__)
 _MARGIN_S = 0.5  # of the time that is left at the end, for the end itself

@@ -11,7 +11,7 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 
 def is_dead(pidfd: int) -> bool:
@@ -39,7 +39,7 @@ def below(pid: int, pidfd: int) -> list[int]:
     while todo:
         parent, parent_fd = todo.pop()
         for child in children(parent):
-            fd = _open(child, parent)
+            fd = _open(child, (parent,))
             if fd >= 0 and is_dead(parent_fd):  # another process may have the parent's number by now
                 os.close(fd)
             elif fd >= 0:
@@ -64,26 +64,30 @@ def kill_tree(root: int, parent: int, mark: bytes = b"") -> bool:
     `mark`: only if its environment has this entry (NAME=VALUE). All are found before one is killed: the children of a
     killed process get another parent. A process that is forked in between is missed, so callers look again.
     """
-    fd = _open(root, parent, mark)
+    return _kill_tree(root, (parent,), mark)
+
+
+def kill_marked(parents: Collection[int], mark: bytes) -> bool:
+    """The same for all children of `parents` with this mark. `/proc/PID/task/TID/children` of init may be hidden."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return any([_kill_tree(pid, parents, mark) for pid in pids if _parent(pid) in parents])
+
+
+def _kill_tree(root: int, parents: Collection[int], mark: bytes) -> bool:
+    fd = _open(root, parents, mark)
     if fd < 0:
         return False
     kill_all([fd, *below(root, fd)])
     return True
 
 
-def kill_marked(parent: int, mark: bytes) -> bool:
-    """The same for all children of `parent` with this mark. `/proc/PID/task/TID/children` of init may be hidden."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return any([kill_tree(pid, parent, mark) for pid in pids if _parent(pid) == parent])
-
-
-def _open(pid: int, parent: int, mark: bytes = b"") -> int:
-    """A pidfd of the process if it lives, is a child of `parent` and has the mark; else -1."""
+def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
+    """A pidfd of the process if it lives, is a child of one of `parents` and has the mark; else -1."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if _parent(pid) == parent and (not mark or mark in _read(pid, "environ").split(b"\0")) and not is_dead(fd):
+    if _parent(pid) in parents and (not mark or mark in _read(pid, "environ").split(b"\0")) and not is_dead(fd):
         return fd
     os.close(fd)
     return -1

@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from nvrx_slurm.child import bounded_process
@@ -111,15 +111,21 @@ def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
 
     It ends by itself when this process ends or closes its end of the control socket. Raises OSError as `start` does.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    null = subprocess.DEVNULL
+    return Held(*with_channel(lambda fd: start(argv, env, null, null, ignored, control_fd=fd)))
+
+
+def with_channel(start: Callable[[int], Child], kind: int = socket.SOCK_SEQPACKET) -> tuple[Child, socket.socket]:
+    """The process that `start(fd)` makes with one end of a pair of sockets, and the other end. Raises as `start`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     try:
         with theirs:
-            null = subprocess.DEVNULL
-            child = start(argv, env, null, null, ignored, control_fd=theirs.fileno())
+            child = start(theirs.fileno())
     except BaseException:
         ours.close()
         raise
-    return Held(child, ours)
+    ours.setblocking(False)
+    return child, ours
 
 
 def start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nvrx_slurm.config.layers import Config
-from nvrx_slurm.core.job.placement import Placement, place
+from nvrx_slurm.core.coordinator.gathering import Placement, place
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import SlurmError

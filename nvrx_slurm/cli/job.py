@@ -15,9 +15,9 @@ from nvrx_slurm.cli.worker import worker_spec
 from nvrx_slurm.config.kinds import SECONDS
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.config.values import NodeRange
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec

@@ -44,9 +44,9 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         return run_step(resolved, here, script, args, sys.argv[1:])
     if config.launch.compat:
         os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
-    from nvrx_slurm.node.preflight import early
+    from nvrx_slurm.node.preflight import head_start
 
-    with early.started(config) as ahead:  # before the other imports, which take as long as its start
+    with head_start.started(config) as ahead:  # before the other imports, which take as long as its start
         from nvrx_slurm.cli.job import make_job, notes
         from nvrx_slurm.cli.merged_logs import check_writable
         from nvrx_slurm.node.program import run

@@ -13,6 +13,10 @@ import signal
 from nvrx_slurm.child import descendants
 from nvrx_slurm.child.descendants import is_dead
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 # Signals on which a rank prints its stacks (`monitor.inspected`)
 END_SIGNAL = 16  # and ends. SIGSTKFLT: unused by kernel and libraries; its default action ends a process without a core
 INSPECT_SIGNAL = 52  # and goes on. Real-time; 32 and 33 are glibc's, 62 is the Java virtual machine's
@@ -27,18 +31,18 @@ def send(pidfd: int, signum: int) -> None:
         pass
 
 
-def kill_rank(pidfd: int, pid: int, mark: bytes) -> bool:
+def kill_rank(pidfd: int, pid: int, mark: bytes, parents: Collection[int]) -> bool:
     """SIGKILL the worker, its group and all of its descendants, in whatever session. Does not wait.
 
-    A descendant that lost its parent has the same parent as this process: the agent, or what took the children of the
-    dead agent. Such a one is told by `mark`, an entry of its environment. Returns whether a process lived: it may have
+    A descendant that lost its parent is a child of one of `parents`: the agent, or what took the children of the dead
+    agent. Such a one is told by `mark`, an entry of its environment. Returns whether a process lived: it may have
     forked another one in between, so callers look again until none is left.
     """
     found = descendants.below(pid, pidfd)
     lived = bool(found) or not is_dead(pidfd)
     kill_group(pidfd, pid)
     descendants.kill_all(found)
-    return descendants.kill_marked(os.getppid(), mark) or lived
+    return descendants.kill_marked(parents, mark) or lived
 
 
 def kill_group(pidfd: int, pid: int) -> None:

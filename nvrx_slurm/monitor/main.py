@@ -200,11 +200,16 @@ class Monitor:
             watched.expect_exit()
 
     def _on_agent_gone(self) -> None:
-        """The kernel kills the worker, and its children get another parent, as this process does: a moment from now."""
+        """Kill what is left of the rank, and end.
+
+        The threads of a killed agent end one after the other. With the first one the kernel kills the worker, with the
+        last one this process gets another parent, and the worker's children may get theirs before or after that.
+        """
         agent = int.from_bytes(self._control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         until_s = monotonic() + _END_S
         while self._watched is not None and monotonic() < until_s:
-            if not self._watched.kill() and os.getppid() != agent:
+            was_adopted = os.getppid() != agent  # before: a process that gets its parent meanwhile may be missed
+            if not self._watched.kill(agent) and was_adopted:
                 break
             sleep(_SOON_S)
         _remove_sockets(self._directory, self._prefix)

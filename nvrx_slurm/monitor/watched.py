@@ -186,9 +186,13 @@ class Watched:
             self._step_until_s = monotonic() + grace_s
         return self._step_until_s if self.ladder else None
 
-    def kill(self) -> bool:
-        """Kill the rank and its descendants; whether any lived, so that another call is needed."""
-        self.doomed = kill.kill_rank(self.fds.pidfd, self.pid, self._mark)
+    def kill(self, agent: int | None = None) -> bool:
+        """Kill the rank and its descendants; whether any lived, so that another call is needed.
+
+        `agent`: the process id of an agent that has died or is about to.
+        """
+        parent = os.getppid()
+        self.doomed = kill.kill_rank(self.fds.pidfd, self.pid, self._mark, (parent, agent or parent))
         return self.doomed
 
     def close(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.types import Node, Peer

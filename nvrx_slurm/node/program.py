@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control.auth import new_token
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.quorum import peer_key, peer_of
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.node.coordination.coordinator import CoordinatorRole
+from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.elections import Elections
 from nvrx_slurm.node.coordination.lease import LeaseKeeper
-from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, Link, NoTransport, credentials
+from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, Link, credentials
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.output.console import TRACEBACK_HOLD_S, Console
 from nvrx_slurm.node.output.out_file import OutFile
-from nvrx_slurm.node.preflight.early import Early
+from nvrx_slurm.node.preflight.head_start import HeadStart
 from nvrx_slurm.node.preflight.preflight import Preflight
 from nvrx_slurm.node.roles import Role
 from nvrx_slurm.node.shell import Shell
@@ -56,9 +56,9 @@ _LAST_LINES_S = 2.0  # for queued console lines at the end
 class Program:
     """All roles of one node put together, run, and ended again."""
 
-    def __init__(self, job: Job, early: Early, notes: Sequence[str] = ()) -> None:
+    def __init__(self, job: Job, head_start: HeadStart, notes: Sequence[str] = ()) -> None:
         if job.attribution is not None:
-            job = replace(job, attribution=job.attribution.at(early.private_dir.path))
+            job = replace(job, attribution=job.attribution.at(head_start.private_dir.path))
         self._job = job
         self._notes = notes
         hold_s = 0.0 if job.meeting is None or job.coordinator is None else TRACEBACK_HOLD_S
@@ -66,9 +66,9 @@ class Program:
         self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s, copy=copy)
         # Before threads and child processes exist:
         self._signals = Signals(job.node.node_id, job.agent.in_step, job.agent.warning_signum)
-        self._early = early
+        self._head_start = head_start
         self._roles: list[Role] = []
-        self._coordinator: CoordinatorRole | None = None
+        self._coordinator: CoordinatorHost | None = None
         self._elections: Elections | None = None
         self._server: ControlServer | None = None
         self._lease: LeaseKeeper | None = None
@@ -119,9 +119,9 @@ class Program:
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         self._signals.agent = shell
-        path, resident = self._early.private_dir.path, self._early.resident
+        path, checks = self._head_start.private_dir.path, self._head_start.checks
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
-        preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, resident)
+        preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
         lease = Lease(listener=self._server.fileno()) if self._server is not None else None
         workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
         await self.add(preflight, workers)
@@ -132,12 +132,12 @@ class Program:
             await self._start_elections(lease)
             return
         assert job.coordinator is not None  # one node
-        role = CoordinatorRole(job, job.coordinator, say, shell.finish_with)
+        role = CoordinatorHost(job, job.coordinator, say, shell.finish_with)
         role.begin()
         self._on_coordinator(role)
         if self._logs is not None:
             self._logs.lead(role.members, role.term, new_token())
-        self._link = Link(shell.post, role.connect(job.node.node_id, shell.post))
+        self._link = Link(role.connect(job.node.node_id, shell.post))
         await self.add(self._link)
         shell.begin()
 
@@ -182,7 +182,7 @@ class Program:
         self._elections = elections = Elections(
             job, self._server, say, shell.finish_with, self._on_coordinator, self._lease
         )
-        self._link = Link(shell.post, NoTransport())
+        self._link = Link()
         elections.logs = self._logs
         elections.connect(shell.post, self._link)
         await self.add(elections)
@@ -191,7 +191,7 @@ class Program:
     async def _start_logs(self, spec: LogSpec) -> LogsRole:
         from nvrx_slurm.node.output.logs import LogsRole
 
-        job, path = self._job, self._early.private_dir.path
+        job, path = self._job, self._head_start.private_dir.path
         key = "" if job.meeting is None else job.meeting.key
         logs = LogsRole(spec, job.node, job.run_dir, key, path, self._console.say)
         await self.add(logs)
@@ -204,7 +204,7 @@ class Program:
             await self._logs.close()
             await self._logs.end(self._logs.drain_s)
 
-    def _on_coordinator(self, role: CoordinatorRole | None) -> None:
+    def _on_coordinator(self, role: CoordinatorHost | None) -> None:
         self._coordinator = role
         self._signals.coordinator = None if role is None else role.shell
         if role is not None and role.term > 1 and self._job.slurm is not None and self._out_file is None:
@@ -296,9 +296,9 @@ class Program:
             self._console.say(f"asyncio: {context.get('message')}")
 
 
-def run(job: Job, early: Early, notes: Sequence[str] = ()) -> int:
+def run(job: Job, head_start: HeadStart, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
     job.run_dir.create()
     if job.meeting is None:  # else each coordinator of the job does it
         job.run_dir.link_latest()
-    return asyncio.run(Program(job, early, notes).run())
+    return asyncio.run(Program(job, head_start, notes).run())

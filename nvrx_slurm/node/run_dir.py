@@ -2,7 +2,7 @@
 
 <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
                                    /cycle_<c>/hang.json
-                                   /events/{coordinator,agent_<infra rank>}.jsonl
+                                   /events/{coordinator,agent_<infra rank>,election_<infra rank>}.jsonl
                                    /result.json, /srun_command, /console
 <log-dir>/latest -> <job id>/r<Slurm restart>
 
@@ -58,6 +58,10 @@ class RunDir:
     def coordinator_events(self, term: int, node: Node) -> Path:
         """Event log of the coordinator that stood for `term` on `node`. The first one's has the plain name."""
         return self.events("coordinator" if term == 1 else f"coordinator_term_{term}_node_{_node_name(node)}")
+
+    def election_events(self, node: Node) -> Path:
+        """Event log of a node's part in the elections."""
+        return self.events(f"election_{_node_name(node)}")
 
     def agent_events(self, node: Node) -> Path:
         """Event log of the agent of `node`."""

@@ -7,8 +7,8 @@ import signal
 from typing import Any, ClassVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import signal_exit_code
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.system.signals import SignalReader, sent_by_slurm

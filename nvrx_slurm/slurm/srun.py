@@ -40,12 +40,16 @@ def _pipes(pid: int, mode: int) -> dict[str, str]:
 
 def without_no_kill(job_id: int) -> bool:
     """Whether this host has an srun of the job, and none of them was told --no-kill."""
-    told = []
+    told, conf = (
+        [],
+        b"SLURM_CONF=" + os.environ.get("SLURM_CONF", "").encode(),
+    )  # another cluster may use the job id, too
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # another user's, or gone
             process = Path("/proc", entry)
             if process.stat().st_uid == os.getuid() and (process / "comm").read_bytes() == b"srun\n":
                 words = b"\0".join((process / name).read_bytes() for name in ("environ", "cmdline")).split(b"\0")
-                if b"SLURM_JOB_ID=%d" % job_id in words:
+                of_others = any(word != conf for word in words if word.startswith(b"SLURM_CONF="))
+                if b"SLURM_JOB_ID=%d" % job_id in words and not of_others:
                     told.append(any(map(_NO_KILL.match, words)))
     return bool(told) and not any(told)

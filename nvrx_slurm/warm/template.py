@@ -351,7 +351,7 @@ def _stat():
 
 
 def _show(text):
-    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows; people look there for a rank.
+    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows: monitors find processes by it.
 
     See prctl(2), PR_SET_MM_MAP. It sets all places at once, so the others get what they have. A kernel may refuse it.
     """

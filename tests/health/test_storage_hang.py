@@ -28,7 +28,7 @@ def prepared(node: Node, directory: Path, **flags: Any) -> tuple[str, list[str]]
 
     async def story() -> str:
         preflight = Preflight(spec, 0, directory, said.append, lambda event: None, refuse)
-        preflight.resident.spawn()
+        preflight.checks.spawn()
         try:
             return await asyncio.wait_for(preflight.prepare(0, used=False), BOUND_S)
         finally:

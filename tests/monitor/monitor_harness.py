@@ -159,7 +159,7 @@ class Rig:
 
     async def look(self) -> dict[str, Any]:
         """What the monitor sees of the rank."""
-        self.monitor.look(5.0)
+        self.monitor.inspect(5.0)
         return await asyncio.wait_for(self.looked.get(), WAIT_S)
 
     def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:

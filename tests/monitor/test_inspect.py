@@ -110,7 +110,7 @@ async def test_a_hung_rank_is_held_until_the_end_of_the_look(told: bool):
 @story
 async def test_an_answer_needs_a_worker_and_no_message_ends_the_monitor():
     async with Rig() as rig:
-        rig.monitor.look(0.5)
+        rig.monitor.inspect(0.5)
         rig.monitor.end_hold()
         worker = rig.worker(WAITS, initial_rank_heartbeat_timeout=0.2)
         await rig.hang()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from monitor_harness import HANG, ROOT, Rig, readable, status, story, until
 
+from nvrx_slurm.child import bootstrap
 from nvrx_slurm.monitor import kill
-from nvrx_slurm.node.monitors import monitor_start
 
 HUNG = """
 client.init_workload_monitoring()
@@ -95,8 +95,8 @@ async def test_how_a_hung_rank_ends(
 @story
 async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(monkeypatch, handled, signum):
     shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"
-    program = monitor_start._PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
-    monkeypatch.setattr(monitor_start, "_PROGRAM", program)
+    program = bootstrap.PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
+    monkeypatch.setattr(bootstrap, "PROGRAM", program)
     async with Rig() as rig:
         worker = rig.worker(
             f"""

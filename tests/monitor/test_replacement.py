@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from monitor_harness import SOCKET, WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.child import processes
+from nvrx_slurm.child import bootstrap, processes
 from nvrx_slurm.child import supervised as restarted
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.monitors import monitor_start, monitors
@@ -43,7 +43,7 @@ async def test_init_waits_for_a_monitor_that_is_being_replaced():
 
 @story
 async def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
-    monkeypatch.setattr(monitor_start, "_PROGRAM", "import sys; sys.exit(3)")
+    monkeypatch.setattr(bootstrap, "PROGRAM", "import sys; sys.exit(3)")
     async with Rig() as rig:
         await rig.no_hang(1.0)
     sentences = [record.getMessage() for record in caplog.records]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from agent_harness import WAIT_S
 
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.node import event_log
 from nvrx_slurm.node.event_log import EventLog

@@ -13,8 +13,8 @@ import pytest
 from agent_harness import WAIT_S
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.duration import in_words
-from nvrx_slurm.core.job.coordinator_events import Done
+from nvrx_slurm.core.coordinator.events import Done
+from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output import result
 
 BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'

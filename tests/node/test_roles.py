@@ -14,9 +14,9 @@ import pytest
 from agent_harness import WAIT_S, Rig, until
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.agent_events import AgentSettings
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Register

@@ -11,7 +11,7 @@ from nvrx_slurm.errors import ExitCode
 
 # A defect of ours: where it is put, every Python of the job has it.
 DEFECT = """cat > $TEST_JOB/sitecustomize.py <<'END'
-import nvrx_slurm.core.job.running as r
+import nvrx_slurm.core.coordinator.cycle as r
 def broken(self, event, now):
     raise LookupError("a defect")
 r.Running.on_failed = broken

@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.quorum import Quorum, peer_key
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.election.quorum import Quorum, peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.progress_file import ProgressFile
 from nvrx_slurm.node.coordination.time_left import TimeLeft
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import Job
-from nvrx_slurm.node.output.result import HangReports, publish
+from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang
 from nvrx_slurm.node.roles import Post
 from nvrx_slurm.node.shell import Shell
 
 if TYPE_CHECKING:
+    from nvrx_slurm.node.coordination.peers import Admitted
     from nvrx_slurm.node.output.attributor import Attributor
-    from nvrx_slurm.node.output.cycle_info import CycleInfo
-
-
-class Connections(Protocol):
-    """The members' connections."""
-
-    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
-        """Push a message to one member."""
-
-    def send_all(self, message: t.CoordinatorMessage) -> None:
-        """Push a message to every member."""
-
-    def drop(self, node_id: str) -> None:
-        """Disconnect one member."""
-
-    async def close(self, grace_s: float) -> None:
-        """Disconnect all after at most `grace_s` seconds."""
 
 
 class Members:
@@ -47,7 +32,7 @@ class Members:
 
     def __init__(self) -> None:
         self.local: LocalTransport | None = None
-        self.server: Connections | None = None
+        self.server: Admitted | None = None
         self._news: t.LogServer | None = None  # for all members, also those that come later
         self._informed: set[str] = set()
 
@@ -82,7 +67,7 @@ class Members:
             await server.close(LAST_MESSAGES_S)
 
 
-class CoordinatorRole:
+class CoordinatorHost:
     """Coordinates the job, from `begin` on.
 
     `on_defect(error)`: the coordinator broke and decides nothing any more.
@@ -94,7 +79,7 @@ class CoordinatorRole:
         settings: CoordinatorSettings,
         say: Callable[[str], None],
         on_defect: Callable[[Any], None],
-        server: Connections | None = None,
+        server: Admitted | None = None,
     ) -> None:
         self._job = job
         self._say = say
@@ -104,24 +89,25 @@ class CoordinatorRole:
         self.members.server = server
         self.shell: Shell
         self._attributor: Attributor | None = None
-        self._cycle_info: CycleInfo | None = None
-        self._hangs: HangReports
+        self._writes = BackgroundWrites(say)
 
     def begin(self) -> None:
         """Begin to coordinate."""
         self.shell = shell = coordinator_shell(self._settings, self._job, self._say)
         shell.add(self.members)
-        self._hangs = HangReports(self._job.run_dir, self._say)
-        shell.on(ev.HangFound, self._hangs.seen)
+        shell.on(ev.HangFound, self._report_hang)
         self._attribute()
         if self._job.cycle_info is not None:
             from nvrx_slurm.node.output.cycle_info import CycleInfo
 
             assert isinstance(shell.core, Coordinator)
-            self._cycle_info = CycleInfo(self._job.cycle_info, shell.core, self._say)
-            shell.on(ev.SendTo, self._cycle_info.sent)
+            shell.on(ev.SendTo, CycleInfo(self._job.cycle_info, shell.core, self._writes).sent)
         shell.result.add_done_callback(self._on_end)
         shell.begin()
+
+    def _report_hang(self, command: ev.HangFound) -> None:
+        path = self._job.run_dir.hang_report(command.cycle)
+        self._writes.begin(path, partial(write_hang, path, command))
 
     def _attribute(self) -> None:
         """Where there is an attribution service, tell it of cycles."""
@@ -145,13 +131,13 @@ class CoordinatorRole:
         """The term in which it stands or leads."""
         core = self.shell.core
         assert isinstance(core, Coordinator)
-        return core.job.settings.term
+        return core.job.term
 
     @property
     def _quorum(self) -> Quorum:
         core = self.shell.core
         assert isinstance(core, Coordinator)
-        return core.job.quorum
+        return core.roster.quorum
 
     def heard(self, at: Callable[[str], float], members: Mapping[str, t.Node]) -> float:
         """When a quorum was heard last (monotonic seconds). `at(node_id)`: when that member was."""
@@ -187,9 +173,7 @@ class CoordinatorRole:
             return None
         done: ev.Done = self.shell.result.result()
         await self.members.close()
-        await self._hangs.close()
-        if self._cycle_info is not None:
-            await self._cycle_info.close()
+        await self._writes.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
         await self._end_attribution()

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control.auth import new_token
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job import election as el
-from nvrx_slurm.core.job.quorum import peer_key
-from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.node.coordination import peers
-from nvrx_slurm.node.coordination.coordinator import CoordinatorRole
-from nvrx_slurm.node.coordination.foreign import Foreign
+from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.lease import LeaseKeeper
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, Link, credentials
+from nvrx_slurm.node.coordination.occupied_endpoints import OccupiedEndpoints
+from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.roles import Post
 from nvrx_slurm.node.shell import Shell
@@ -44,16 +44,6 @@ _LEAST_STAND_S = 1.0
 _STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
 
 
-class _NoLog:
-    """The election's core has no event log: what it decides is in the agents' and the coordinators' logs."""
-
-    def step(self, event: Any, now: float, core: Machine, commands: list[Any]) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 class Elections:
     """Role: the agent's way to the coordinator, whichever node that is. Commands of the agent: `Send`.
 
@@ -68,7 +58,7 @@ class Elections:
         server: ControlServer,
         say: Callable[[str], None],
         on_defect: Callable[[Any], None],
-        on_coordinator: Callable[[CoordinatorRole | None], None],
+        on_coordinator: Callable[[CoordinatorHost | None], None],
         lease: LeaseKeeper,
     ) -> None:
         assert job.meeting is not None and job.electable is not None
@@ -81,9 +71,9 @@ class Elections:
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._link: Link
         self._client: ControlClient | None = None
-        self._coordinator: CoordinatorRole | None = None
+        self._coordinator: CoordinatorHost | None = None
         self._visitors: dict[str, ev.Joined] = {}
-        self._foreign = Foreign(len(job.meeting.candidates), say)
+        self._foreign = OccupiedEndpoints(len(job.meeting.candidates), say)
         self._numbers: dict[str, int] = {}
         self._admitted: dict[str, t.Node] = {}
         self._number = 0
@@ -97,7 +87,7 @@ class Elections:
         mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
         core = el.Election(me, candidates, settings, self._loop.time())
-        self._shell = Shell(core, _NoLog(), type(None), say)
+        self._shell = Shell(core, EventLog(job.run_dir.election_events(job.node), core, say), type(None), say)
         self._shell.add(self)
         self._shell.result.add_done_callback(self._on_end)
         self.core = core
@@ -132,6 +122,7 @@ class Elections:
     async def close(self) -> None:
         """Leave the coordinator; probes end."""
         await self.leave()
+        self._shell.retire()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -207,7 +198,7 @@ class Elections:
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
             if not self.core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it
-                self.core.me = replace(self.core.me, addr=client.local_address)
+                self._shell.post(el.Located(client.local_address))
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)
@@ -258,7 +249,7 @@ class Elections:
             lease_s=sum(self._meeting.keepalive),
             began_s=time.time(),
         )
-        role = CoordinatorRole(
+        role = CoordinatorHost(
             self._job, settings, self._say, self._on_defect, peers.Admitted(self._server, self._admitted)
         )
         self._coordinator = role
@@ -295,7 +286,7 @@ class Elections:
 
     def _on_won(self, command: ev.Won) -> None:
         self._spawn(self._write(self._job.run_dir.take_console))
-        self._lease.look()
+        self._lease.check()
         self._shell.post(el.Elected())
         role = self._coordinator
         if self.logs is not None and role is not None:
@@ -333,7 +324,7 @@ class Elections:
             return None
         return role.heard(self._server.heard_at, self._admitted)
 
-    async def _probe(self, role: CoordinatorRole, peer: t.Peer) -> None:
+    async def _probe(self, role: CoordinatorHost, peer: t.Peer) -> None:
         """Try to connect to where an agent listened, until its host refuses; then that agent is dead."""
         delay_s, until_s = _FIRST_PROBE_S, self._loop.time() + _PROBE_LEASES * sum(self._meeting.keepalive)
         while role is self._coordinator and self._loop.time() < until_s:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.election import LEASE_SHARE
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.election.election import LEASE_SHARE
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.roles import Post
 
@@ -43,7 +43,7 @@ class LeaseKeeper:
     def lead(self, heard: Callable[[], float | None]) -> None:
         """This node stands or leads; `heard()`: when a quorum was heard last, None before it is elected."""
         self._heard, self._follows = heard, False
-        self.look()
+        self.check()
 
     def stop(self) -> None:
         """No coordinator is followed any more; what is left of the lease runs out."""
@@ -66,9 +66,9 @@ class LeaseKeeper:
         due = self.lease.until_s or 0.0
         if self._heard is not None:  # first a quarter before the end, then more often
             due = min(due, max(due - self._length_s / 4, self._loop.time() + self._every_s))
-        self._timer = self._loop.call_at(due, self.look)
+        self._timer = self._loop.call_at(due, self.check)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Renew the own lease of a coordinator; tell when the lease is over."""
         heard_s = self._heard() if self._heard is not None else None
         if heard_s is not None:
@@ -79,5 +79,5 @@ class LeaseKeeper:
         if heard_s is not None:
             self.on_lapse()
         elif self._heard is not None:  # stands: elected later
-            self._timer = self._loop.call_later(self._every_s, self.look)
+            self._timer = self._loop.call_later(self._every_s, self.check)
         self._post(ag.LeaseOver())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import AuthError, UsageError
 from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.node.roles import Post
 from nvrx_slurm.system.ports import PortReservation
+
+if TYPE_CHECKING:
+    from nvrx_slurm.control.client import ControlClient
 
 _NO_TOKEN = (
     "NVRX_TOKEN is not set and there is no working MUNGE to share one with; let nvrx-run start the step"
@@ -20,46 +23,23 @@ _NO_TOKEN = (
 LAST_MESSAGES_S = 2.0  # for queued messages to be delivered at the end
 
 
-class Transport(Protocol):
-    """Carries messages to one coordinator; `control.client.ControlClient` is one."""
-
-    def start(self) -> None:
-        """Begin to connect; Connected, messages and Disconnected are posted to the agent's core."""
-
-    def send(self, message: t.AgentMessage) -> None:
-        """Send one message."""
-
-    async def close(self, grace_s: float) -> None:
-        """Deliver what is queued within `grace_s` seconds, then disconnect."""
-
-
-class NoTransport:
-    """Before the first candidate is sought: messages are lost, as without a stream."""
-
-    def start(self) -> None:
-        """There is nothing to begin."""
-
-    def send(self, message: t.AgentMessage) -> None:
-        """Lost."""
-
-    async def close(self, grace_s: float) -> None:
-        """There is nothing to close."""
-
-
 class Link:
-    """Role: sends the agent's messages by its transport, which can be replaced while the program runs."""
+    """Role: sends the agent's messages by its transport, which can be replaced while the program runs.
+
+    Before the first candidate is sought there is none: messages are lost, as without a stream.
+    """
 
     commands: ClassVar[tuple[type, ...]] = (ag.Send,)
 
-    def __init__(self, post: Post, transport: Transport) -> None:
-        self._post = post
+    def __init__(self, transport: ControlClient | LocalTransport | None = None) -> None:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
 
     async def start(self) -> None:
         """Begin to connect."""
-        self.transport.start()
+        if self.transport is not None:
+            self.transport.start()
 
     def handle(self, command: ag.Send) -> None:
         """Send a message; one that has a field for a port (MASTER_PORT of the next plan) offers a fresh one."""
@@ -68,13 +48,15 @@ class Link:
             previous, self._port = self._port, PortReservation()
             previous.release()  # only now, so that the new one is another
             message = replace(message, port=self._port.port)
-        self.transport.send(message)
+        if self.transport is not None:
+            self.transport.send(message)
 
     async def close(self) -> None:
         """Deliver what is queued, then disconnect."""
         if not self._closed:
             self._closed = True
-            await self.transport.close(LAST_MESSAGES_S)
+            if self.transport is not None:
+                await self.transport.close(LAST_MESSAGES_S)
             self._port.release()
 
 

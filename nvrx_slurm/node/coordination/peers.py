@@ -7,8 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import election as el
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.election import election as el
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.coordination.link import credentials
 from nvrx_slurm.node.job import Meeting

@@ -55,11 +55,11 @@ class ProgressFile:
         if self._reading:
             raise _Unusable(_HANGS)  # an earlier read has not ended
         try:
-            return await bounded.call_async(self._look, READ_TIMEOUT_S, "progress file")
+            return await bounded.call_async(self._load, READ_TIMEOUT_S, "progress file")
         except bounded.Overrun:
             raise _Unusable(_HANGS) from None
 
-    def _look(self) -> int:
+    def _load(self) -> int:
         """In the thread."""
         self._reading = True
         try:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from nvrx_slurm.child import processes
-from nvrx_slurm.child.supervised import RestartedProcess
+from nvrx_slurm.child import bootstrap, processes
+from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.monitor.lease import Lease
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from nvrx_slurm.monitor.main import main; sys.exit(main(sys.argv[2:]))"
-)
+if TYPE_CHECKING:
+    from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 
 def start(
@@ -37,34 +33,20 @@ def start(
             mine.setblocking(False)
         which = [str(number) for pair in zip(local_ranks, theirs, strict=True) for number in pair]
         lease_fd, listener = (-1, -1) if lease is None else (lease.fd, lease.listener)
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, os.fspath(directory), str(lease_fd), *which]
+        arguments = (os.fspath(directory), str(lease_fd), *which)
+        command = bootstrap.command("nvrx_slurm.monitor.main", *arguments, libraries=False)
         child = processes.start_directly(command, pass_fds=[fd for fd in (lease_fd, listener, *theirs) if fd >= 0])
         on_error.pop_all()
     return child, ours
 
 
-class Forkable(Protocol):
-    """A rank monitor without a process."""
-
-    local_rank: int
-
-    def connect(self, control: socket.socket) -> None:
-        """`control`: will lead to its process."""
-
-    def take_over(self) -> None:
-        """Its process is our child now, unless the fork failed."""
-
-    def spawn(self) -> None:
-        """Start a process for this monitor alone."""
-
-
-class MonitorStarter(RestartedProcess):
+class MonitorStarter(SupervisedProcess):
     """Starts the first processes of `monitors` together, `after_s` seconds from now; 0: at once.
 
-    The forked ones become children of this agent, which has to be a subreaper (system.processes.Orphans).
+    The forked ones become children of this agent, which has to be a subreaper (child.processes.Orphans).
     """
 
-    def __init__(self, directory: Path, lease: Lease | None, monitors: Sequence[Forkable], after_s: float) -> None:
+    def __init__(self, directory: Path, lease: Lease | None, monitors: Sequence[RankMonitor], after_s: float) -> None:
         super().__init__()
         self._directory, self._lease = directory, lease
         self._monitors = monitors
@@ -81,14 +63,10 @@ class MonitorStarter(RestartedProcess):
                 child, controls = start(self._directory, self._lease, local_ranks)
                 for monitor, control in zip(self._monitors, controls, strict=True):
                     monitor.connect(control)
-                return self._adopt(child, {})
+                return self._adopt(child, None)
         for monitor in self._monitors:
             monitor.spawn()
 
     def _on_exit(self, pid: int, code: int) -> None:
         for monitor in self._monitors:
             monitor.take_over()
-
-    async def close(self) -> None:
-        """End the starter if it has not ended; at most CLOSE_TIMEOUT_S."""
-        await self._close(self._kill)

@@ -19,23 +19,18 @@ from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
-from nvrx_slurm.child.supervised import RestartedProcess
+from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.monitor.page import HEARTBEAT, LEAVES, WARNED, Page, PageError, create_page
 from nvrx_slurm.node.monitors import monitor_start
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 128
-
-# One that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
-_YOUNG_S = 10.0
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 30.0
 
 
 def faulthandler_env() -> dict[str, str]:
@@ -92,7 +87,7 @@ class Life:
                 os.close(fd)
 
 
-class RankMonitor(RestartedProcess):
+class RankMonitor(SupervisedProcess):
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 
     `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is
@@ -101,12 +96,13 @@ class RankMonitor(RestartedProcess):
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
 
-    `on_looked(local_rank, message)` is called with the monitor's `looked`, the answer to look() (see `monitor.inspect`).
+    `on_looked(local_rank, message)` is called with the answer to inspect() (see `monitor.inspect`).
 
     `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
 
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
-    hear() -> unwatch(); in the end close().
+    hear() -> unwatch(); in the end close(). A monitor reports a hang before it ends the worker. So after hear()
+    on_hang() has been called if that is why the worker ended, and on_asked() for all that it asked for.
     """
 
     def __init__(
@@ -126,8 +122,6 @@ class RankMonitor(RestartedProcess):
         self._on_asked, self._on_looked = on_asked, on_looked
         self._lives = 0
         self._life: Life | None = None
-        self._control: socket.socket | None = None
-        self._spawned_s = 0.0
 
     def start(self, spawn: bool = True) -> None:
         """Make its socket and spawn the process, unless that is left to spawn().
@@ -193,19 +187,19 @@ class RankMonitor(RestartedProcess):
             self._say_unmonitored(error)
             return
         life.watch, life.hung = message, False
-        self._send(message, life.fds())
+        self.send(message, life.fds())
 
-    def look(self, within_s: float) -> None:
+    def inspect(self, within_s: float) -> None:
         """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
-        self._send(wire.encode("look", within_s=within_s))
+        self.send(wire.encode("look", within_s=within_s))
 
     def end_hold(self) -> None:
         """A hung worker can be ended now."""
-        self._send(wire.encode("end"))
+        self.send(wire.encode("end"))
 
     def should_exit(self) -> None:
         """Most ranks of the node have ended well."""
-        self._send(wire.encode("exit"))
+        self.send(wire.encode("exit"))
 
     def warn(self) -> None:
         """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
@@ -218,11 +212,6 @@ class RankMonitor(RestartedProcess):
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
         return self._word(LEAVES) != 0
-
-    @property
-    def connected(self) -> bool:
-        """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
-        return self._word(INIT) != 0
 
     @property
     def beat_s(self) -> float:
@@ -240,21 +229,21 @@ class RankMonitor(RestartedProcess):
 
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
-        self._send(wire.encode("unwatch"))
+        self.send(wire.encode("unwatch"))
         self._new_life()
 
     async def close(self) -> None:
         """End and reap the monitor and remove its socket; at most 2 x CLOSE_TIMEOUT_S. The worker is left alone."""
-        await self._close(self._quit)
+        await super().close()
         if self.pid is not None:
             log.error("rank monitor %d (pid %d) does not end after SIGKILL", self.local_rank, self.pid)
         if self._life is not None:
             self._life.close()
             self._life = None
 
-    def _quit(self) -> None:
-        self._send(wire.encode("unwatch"))
-        self._send(wire.encode("quit"))
+    def _ask_to_end(self) -> None:
+        self.send(wire.encode("unwatch"))
+        self.send(wire.encode("quit"))
 
     def _page(self) -> Page | None:
         """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
@@ -295,79 +284,44 @@ class RankMonitor(RestartedProcess):
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         log.warning("local rank %d goes on without its monitor (%s: %s)", self.local_rank, self._dir, why)
 
-    def spawn(self) -> None:
-        """Start a monitor and give it what there is to watch; if that fails, try again later."""
-        self._spawned_s = time.monotonic()
-        try:
-            child, (control,) = monitor_start.start(self._dir, self._lease, [self.local_rank])
-        except OSError as error:
-            return self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
-        self.connect(control)
-        self._adopt(child, {control.fileno(): self.hear})
+    def _start(self) -> tuple[processes.Child, socket.socket]:
+        child, (channel,) = monitor_start.start(self._dir, self._lease, [self.local_rank])
+        return child, channel
 
-    def connect(self, control: socket.socket) -> None:
-        """A process is being started that will read this."""
-        self._spawned_s = time.monotonic()
-        self._control = control
+    def _on_start(self) -> None:
         if self._life is not None and self._life.watch is not None:
-            self._send(self._life.watch, self._life.fds())
+            self.send(self._life.watch, self._life.fds())
+
+    def _on_failure(self, error: Exception) -> None:
+        self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
+
+    def connect(self, channel: socket.socket) -> None:
+        """A process is being started that will read this."""
+        self._channel, self._began_s = channel, self._loop.time()
+        self._on_start()
 
     def take_over(self) -> None:
         """The process at the other end was forked for this monitor and is our child now, unless that failed."""
-        assert self._control is not None
+        channel = self._channel
+        assert channel is not None
         try:
-            told = wire.decode(self._control.recv(wire.MAX_LINE_BYTES))
-            self._adopt(processes.adopt(int(str(told["pid"]))), {self._control.fileno(): self.hear})
+            told = wire.decode(channel.recv(wire.MAX_LINE_BYTES))
+            self._adopt(processes.adopt(int(str(told["pid"]))), channel)
         except (OSError, wire.WireError) as error:
-            self._send(wire.encode("unwatch"))
-            self._control.close()
-            self._control = None
-            self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
+            self.send(wire.encode("unwatch"))
+            self._drop_channel()
+            self._on_failure(error)
 
     def _replace(self, what: str) -> None:
-        if time.monotonic() - self._spawned_s > _YOUNG_S:
-            self._delay_s = 0.0
-        log.warning("%s; its rank goes on, a new one starts in %g s", what, self._delay_s)
-        self._spawn_later(_FIRST_DELAY_S, _LONGEST_DELAY_S)
+        delay_s = self._spawn_later()
+        log.warning("%s; its rank goes on, a new one starts in %g s", what, delay_s)
 
     def _on_exit(self, pid: int, code: int) -> None:
-        assert self._control is not None
-        self._control.close()
-        self._control = None
         if not self._closed:
             self._replace(f"rank monitor {self.local_rank} (pid {pid}) ended with {code}")
 
-    # --- messages ---------------------------------------------------------------------------------
-
-    def _send(self, line: bytes, fds: list[int] | None = None) -> None:
-        """To the monitor, if there is one; the next one gets what matters again."""
-        if self._control is None:
-            return
-        try:
-            socket.send_fds(self._control, [line], fds or [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            self._kill()  # it has stopped reading; its successor starts from the last watch
-        except OSError:
-            pass  # it has just died, and _on_end is about to run
-
-    def hear(self) -> None:
-        """Take all that the monitor has said (otherwise done by the loop, in its own time).
-
-        Call it when the worker's exit is seen and before judging it: a monitor reports a hang before it ends the
-        worker, so after this on_hang() has been called if that is why it ended; and on_asked() for all it asked for.
-        """
-        while self._control is not None and self.pid is not None:
-            try:
-                line = self._control.recv(wire.MAX_LINE_BYTES)
-            except OSError:
-                return
-            if not line:
-                self._loop.remove_reader(self._control.fileno())  # it is dying, which its pidfd will tell
-                return
-            self._take(wire.decode(line))
-
-    def _take(self, message: dict[str, Any]) -> None:
-        life = self._life
+    def _on_message(self, data: bytes) -> None:
+        message, life = wire.decode(data), self._life
         if life is None or life.watch is None:
             return
         current = wire.decode(life.watch)

@@ -7,48 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
-from nvrx_slurm.child import processes
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.child.supervised import PacketProcess
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.node.output.log_programs import LogProgram
 
 LAST_WORDS_S = 3.0  # how long the process may take to end once its job has ended
 _MOST_OPEN = 8  # cycles without an answer that a new process is told of
 _TEXT_CHARS, _TRACEBACK_CHARS = 600, 2000
 # No token, and no secrets of the job.
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
-_PROGRAM = (
-    f"import sys; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); "
-    "from nvrx_slurm.attribution.__main__ import main; sys.exit(main(sys.argv[1:]))"
-)
 
 
-class Attributor(LogProgram):
-    """Belongs to one coordinator. It tells the process of cycles, and the coordinator what the process says.
-
-    The process has our import paths, since packages may come by PYTHONPATH, and nothing else of our environment.
-    """
+class Attributor(PacketProcess):
+    """Belongs to one coordinator. It tells the process of cycles, and the coordinator what the process says."""
 
     def __init__(self, settings: AttributionSpec, say: Callable[[str], None], post: Callable[[object], None]) -> None:
-        super().__init__("attribution", lambda: asdict(settings), lambda: self._open.values(), self._say_line)
+        super().__init__(
+            "attribution process",
+            "nvrx_slurm.attribution.__main__",
+            lambda: asdict(settings),
+            self._say_line,
+            lambda: self._open.values(),
+            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+        )
         self._of_job, self._print, self._post = settings, say, post
         self._open: dict[int, dict[str, Any]] = {}  # cycles without an answer: what the process was told
         self._late: asyncio.TimerHandle | None = None
         self._ends: asyncio.Future[None] | None = None
-
-    def _start(self, fd: int) -> processes.Child:
-        paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if os.path.isabs(path))]
-        command = [sys.executable, "-I", "-c", _PROGRAM, os.pathsep.join(dict.fromkeys(paths)), str(fd)]
-        env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        return processes.start_directly(command, [fd], env)
 
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs. Coordinators before this one may not have submitted theirs: a service elsewhere hears again."""

@@ -14,15 +14,15 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from nvrx_slurm.core.logs.lines import Lines
+from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system.inotify import Inotify
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
-_LONGEST_LINE = 1 << 16  # bytes; a longer line is broken
 _QUEUED_SENTENCES = 10_000
 TRACEBACK_HOLD_S = 0.5  # for `hold_s` where a fault of another node may be the cause
-_FALLBACK_S = 0.5  # between looks at the files where inotify is not available
+_FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
 _TRACEBACK = b"Traceback (most recent call last)"
 # faulthandler's dump, also of a rank that its monitor ended because it hung: the log file has the original lines
 _DUMP_HEADING = b"Fatal Python error: Aborted"
@@ -32,11 +32,10 @@ _DUMP_MODULES = b"Extension modules: "
 
 @dataclass(slots=True)
 class _Followed:
-    file: IO[bytes]
+    file: RankFile
     path: Path
     prefix: bytes
     out: int  # file descriptor to copy to
-    partial: bytes = b""
     pending: bool = True  # there may be something to copy
     retired: bool = False  # a later cycle has a file of this name: drop this one when it is read to its end
     held_until_s: float = 0.0  # monotonic; 0 = it was never held
@@ -46,7 +45,7 @@ class Console:
     """Start with `start()`, end with `finish()`. All methods may be called from the agent's loop; only `finish` waits.
 
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
-    `refresh_s`: also look at the files this often, because inotify does not report writes of other hosts.
+    `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
     `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
     told before it. `copy`: a file for the launcher's own lines, too.
     """
@@ -59,11 +58,11 @@ class Console:
         self._started_s = time.monotonic()
         self._hold_s = hold_s
         self._refresh_s = refresh_s
-        self._next_look_s = 0.0
+        self._next_refresh_s = 0.0
         self._said: deque[bytes] = deque(maxlen=_QUEUED_SENTENCES)
         self._followed: list[_Followed] = []  # older files first
         self._new: deque[tuple[Path, str, int, int]] = deque()
-        self._changes: dict[Path, Inotify] = {}  # by directory; closed when nothing in it is followed any more
+        self._changes: Inotify | None = None
         self._poll = select.poll()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._finishing = False
@@ -111,7 +110,7 @@ class Console:
                 self._copy_fd = os.open(self._copy_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         while True:
             ready = self._wait()
-            finishing = self._finishing  # read before the last look at the files
+            finishing = self._finishing  # read before the files are read for the last time
             if finishing:  # what was held goes before the last sentences
                 for one in [one for one in self._followed if one.pending and one.held_until_s]:
                     self._copy(one, flush=True)
@@ -131,7 +130,7 @@ class Console:
         """Wait until there is something to do; returns the file descriptors that are ready."""
         times_s = [one.held_until_s for one in self._followed if one.pending]
         if self._refresh_s is not None:
-            times_s.append(self._next_look_s)
+            times_s.append(self._next_refresh_s)
         timeout_s = max(0.0, min(times_s) - time.monotonic()) if times_s else None
         ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000 + (timeout_s > 0))}
         if self._wake_r in ready:
@@ -150,15 +149,14 @@ class Console:
 
     def _mark(self, ready: set[int], everything: bool) -> None:
         """Note which files may have grown."""
-        if self._refresh_s is not None and time.monotonic() >= self._next_look_s:
-            self._next_look_s = time.monotonic() + self._refresh_s
+        if self._refresh_s is not None and time.monotonic() >= self._next_refresh_s:
+            self._next_refresh_s = time.monotonic() + self._refresh_s
             everything = True
-        for directory, changes in self._changes.items():
-            names = changes.wait() if changes.fd in ready else set()
+        if self._changes is not None and self._changes.fd in ready:
+            names = self._changes.wait()
             lost = "" in names  # IN_Q_OVERFLOW has no name: anything may have changed
             for one in self._followed:
-                if one.path.parent == directory and (lost or one.path.name in names):
-                    one.pending = True
+                one.pending = one.pending or lost or one.path.name in names
         if everything:
             for one in self._followed:
                 one.pending = True
@@ -177,14 +175,15 @@ class Console:
             if one.retired and one.pending:
                 unfinished.add(one.path.name)
             elif one.retired:
-                self._drop(one)
+                one.file.close()
+                self._followed.remove(one)
 
     def _follow_new(self) -> None:
         while self._new:
             path, prefix, stream, start = self._new.popleft()
+            file = RankFile(path, Lines(as_written=True), start, _CHUNK)
             try:
-                file = path.open("rb", buffering=0)
-                file.seek(start)
+                file.open()
             except OSError as error:
                 _write(2, self._lines(f"cannot follow {path}: {error.strerror}"))
                 continue
@@ -195,68 +194,47 @@ class Console:
             self._followed.append(_Followed(file, path, prefix.encode(), stream))
 
     def _watch(self, directory: Path) -> None:
-        if directory in self._changes:
-            return
-        changes = None
+        """Directories of earlier cycles stay watched: nothing changes there any more."""
         try:
-            changes = Inotify()
-            changes.watch(str(directory))
+            if self._changes is None:
+                self._changes = Inotify()
+                self._poll.register(self._changes.fd, select.POLLIN)
+            self._changes.watch(str(directory))
         except OSError as error:
-            if changes is not None:
-                changes.close()
             if self._refresh_s is None:
                 self._refresh_s = _FALLBACK_S
                 why = f"no inotify here ({error.strerror})"
                 _write(2, self._lines(f"{why}: the log files are read every {_FALLBACK_S:g} s"))
-            return
-        self._changes[directory] = changes
-        self._poll.register(changes.fd, select.POLLIN)
-
-    def _drop(self, one: _Followed) -> None:
-        one.file.close()
-        self._followed.remove(one)
-        directory = one.path.parent
-        if directory in self._changes and all(other.path.parent != directory for other in self._followed):
-            changes = self._changes.pop(directory)
-            self._poll.unregister(changes.fd)
-            changes.close()
 
     def _copy(self, followed: _Followed, flush: bool) -> None:
         """Copy one piece; at the end of the file, with `flush`, also a last line without its newline."""
-        try:
-            chunk = followed.file.read(_CHUNK)
-        except OSError:
-            chunk = b""  # the file system fails; the file is read again when it changes
-        followed.pending = bool(chunk)
-        if not flush:
-            chunk = self._before_traceback(followed, chunk)
-        lines = (followed.partial + chunk).split(b"\n")
-        followed.partial = lines.pop()
-        if len(followed.partial) >= _LONGEST_LINE or (flush and not chunk and followed.partial):
-            lines.append(followed.partial)
-            followed.partial = b""
+        file, begin, text = followed.file, followed.file.at, b""
+        with contextlib.suppress(OSError):  # the file system fails; the file is read again when it changes
+            text, _ = file.read(flush)
+        followed.pending = bool(text)
+        if not flush and (traceback := self._traceback(followed, text)) >= 0:
+            file.at, text = begin + traceback, text[:traceback]  # the rest is read again when the hold is over
+        lines = text.split(b"\n")[:-1]
         if followed.out == 2:
-            twice = followed.prefix.replace(b" ", b"", 1).replace(
-                b"] ", b"]: "
-            )  # torch's "[rank0]: " is our "[rank 0] "
+            # torch's "[rank0]: " is our "[rank 0] "
+            twice = followed.prefix.replace(b" ", b"", 1).replace(b"] ", b"]: ")
             lines = [line.removeprefix(twice) for line in lines if not line.startswith(_DUMP_MODULES)]
             lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines]
         if lines:
             _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
 
-    def _before_traceback(self, followed: _Followed, chunk: bytes) -> bytes:
-        """The part of `chunk` before the file's first traceback; the rest is read again when the hold is over."""
-        begin = chunk.find(_TRACEBACK) if self._hold_s and followed.out == 2 and not followed.held_until_s else -1
-        if begin < 0:
-            return chunk
+    def _traceback(self, followed: _Followed, text: bytes) -> int:
+        """Where the line of the file's first traceback begins in `text`, which is held from now on; -1: nowhere."""
+        found = text.find(_TRACEBACK) if self._hold_s and followed.out == 2 and not followed.held_until_s else -1
+        if found < 0:
+            return -1
         followed.held_until_s = time.monotonic() + self._hold_s
-        followed.file.seek(begin - len(chunk), os.SEEK_CUR)
-        return chunk[:begin]
+        return text.rfind(b"\n", 0, found) + 1
 
     def _say_what_is_missing(self) -> None:
         for one in self._followed:
             try:
-                missing = os.fstat(one.file.fileno()).st_size - one.file.tell() + len(one.partial)
+                missing = one.file.unread
             except OSError:
                 continue  # its length cannot be known
             if missing > 0:

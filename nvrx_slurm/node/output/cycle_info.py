@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import secrets
-from collections import deque
-from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.coordinator import Coordinator
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.logs.cycle_info import CycleFiles, document
 from nvrx_slurm.core.logs.names import cycle_file
-from nvrx_slurm.system import bounded
+from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system.files import write_atomic
-
-_WRITE_S = 5.0
 
 
 class CycleInfo:
-    """Sees what the coordinator sends. Files are written in a thread: their file system may hang."""
+    """Sees what the coordinator sends."""
 
-    def __init__(self, files: CycleFiles, core: Coordinator, say: Callable[[str], None]) -> None:
-        self._files, self._core, self._say = files, core, say
+    def __init__(self, files: CycleFiles, core: Coordinator, writes: BackgroundWrites) -> None:
+        self._files, self._core, self._writes = files, core, writes
         self._now: dict[str, object] = {}
         self._cycle = -1
-        self._writes: deque[tuple[str, bytes]] = deque(maxlen=16)
-        self._task: asyncio.Task[None] | None = None
 
     def sent(self, command: ev.SendTo) -> None:
         """A plan begins a cycle; the first Stop or Finish ends it."""
@@ -40,8 +34,8 @@ class CycleInfo:
             self._cycle = message.cycle
             files = self._files
             log_file = cycle_file(files.prefix, message.cycle, files.part) if files.prefix else ""
-            job = self._core.job
-            self._now = document(self._files, job.assignment, job.members.in_order(), log_file)
+            nodes = self._core.roster.members.in_order()
+            self._now = document(self._files, self._core.job.assignment, nodes, log_file)
             self._now["cycle_start_time"] = _utc()
             self._write()
         elif isinstance(message, (t.Stop, t.Finish)) and self._now and not self._now["cycle_end_time"]:
@@ -49,20 +43,11 @@ class CycleInfo:
             self._write()
 
     def _write(self) -> None:
-        self._writes.append((self._files.name(self._cycle), json.dumps(self._now, indent=1).encode()))
-        if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._write_all())
-
-    async def _write_all(self) -> None:
-        while self._writes:
-            name, data = self._writes.popleft()
-            try:
-                await bounded.call_async(partial(self._put, name, data), _WRITE_S, "the cycle info directory")
-            except (OSError, RuntimeError, bounded.Overrun) as error:
-                self._say(f"{self._files.directory}/{name} cannot be written: {error}")
+        name, data = self._files.name(self._cycle), json.dumps(self._now, indent=1).encode()
+        self._writes.begin(Path(self._files.directory, name), partial(self._put, name, data))
 
     def _put(self, name: str, data: bytes) -> None:
-        """In the thread."""
+        """In a thread."""
         directory, link = self._files.directory, self._files.current
         os.makedirs(directory, exist_ok=True)
         write_atomic(os.path.join(directory, name), data)
@@ -74,11 +59,6 @@ class CycleInfo:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-
-    async def close(self) -> None:
-        """Write the rest, bounded."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=_WRITE_S)
 
 
 def _utc() -> str:

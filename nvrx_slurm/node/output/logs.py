@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.control.addresses import ANY_ADDRESS
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.node.output.log_programs import LogProgram
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.node.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -66,9 +66,11 @@ class LogsRole:
         self._cycles: dict[int, dict[str, Any]] = {}  # the last ones: what the shipper was told
         self._over: set[int] = set()
         self._listeners: list[socket.socket] = []
-        self._aggregators: list[LogProgram] = []
+        self._aggregators: list[PacketProcess] = []
         self._ending: set[asyncio.Task[None]] = set()
-        self._shipper = LogProgram("shipper", self._shipper_settings, self._shipper_state, say)
+        self._shipper = PacketProcess(
+            "log shipper", "nvrx_slurm.logs.shipper", self._shipper_settings, say, self._shipper_state, libraries=False
+        )
 
     async def start(self) -> None:
         """Start the shipper."""
@@ -147,12 +149,12 @@ class LogsRole:
             return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
         for part, listener in enumerate(self._listeners):
             settings = partial(self._aggregator_settings, part, term, token)
-            one = LogProgram("aggregator", settings, lambda: (), self._say, listener)
-            self._aggregators.append(one)
-            one.spawn()
+            name, module = "log aggregator", "nvrx_slurm.logs.aggregator"
+            self._aggregators.append(PacketProcess(name, module, settings, self._say, listener=listener))
         if self.spec.grpc_port:
-            one = LogProgram("nvrx_service", self._service_settings, lambda: (), self._say)
-            self._aggregators.append(one)
+            name, module = "nvrx_service process", "nvrx_slurm.logs.nvrx_service"
+            self._aggregators.append(PacketProcess(name, module, self._service_settings, self._say))
+        for one in self._aggregators:
             one.spawn()
         if self._job:
             ports = tuple(int(one.getsockname()[1]) for one in self._listeners)

@@ -12,7 +12,7 @@ from nvrx_slurm.slurm import batch_host
 from nvrx_slurm.slurm.api.facts import SlurmError
 
 OUT_ENV = "NVRX_OUT"  # the file that nvrx-run in front of the step writes to; set by it for the tasks
-_LOOKS, _PAUSE_S = 64, 15.0
+_TRIES, _PAUSE_S = 64, 15.0
 
 
 class OutFile:
@@ -31,7 +31,7 @@ class OutFile:
     def _take(self, job_id: int, begin: int) -> None:
         with suppress(OSError, SlurmError):  # not every node may have the file
             out, found = os.environ.get(OUT_ENV), batch_host.BatchHost.SILENT
-            for turn in range(_LOOKS if out else 0):
+            for turn in range(_TRIES if out else 0):
                 found = batch_host.look(job_id)
                 if found is not batch_host.BatchHost.SILENT or self._over.wait(min(_PAUSE_S, 0.5 * 2**turn)):
                     break

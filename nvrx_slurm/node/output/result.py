@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -13,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.duration import in_words
-from nvrx_slurm.core.job.coordinator_events import Done, HangFound
-from nvrx_slurm.core.job.failing_line import failing_line
-from nvrx_slurm.core.job.restarts import headline, report
+from nvrx_slurm.core.attribution.verdict import failing_line, headline, report
+from nvrx_slurm.core.coordinator.events import Done, HangFound
+from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output.faults import signal_name
-from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
 
 WRITE_TIMEOUT_S = 5.0
 _ROWS_SHOWN = 32
 _NOTES_BYTES, _NOTES_LISTED = 1 << 20, 1000
+_MOST_WAITING = 16  # files; the oldest one that waits gives way
 _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
@@ -69,31 +69,39 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
-class HangReports:
-    """Writes `cycle_<c>/hang.json`: the verdict about a hang, and the evidence of all ranks (as types.RankEvidence)."""
+class BackgroundWrites:
+    """Files that are written one after the other, in threads: their file system may hang. One that fails is said."""
 
-    def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
-        self._run_dir, self._say = run_dir, say
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._waiting: deque[tuple[Path, Callable[[], None]]] = deque(maxlen=_MOST_WAITING)
+        self._task: asyncio.Task[None] | None = None
 
-    def seen(self, command: HangFound) -> None:
-        """Begin to write."""
-        self._tasks.add(asyncio.ensure_future(self._write(command)))
+    def begin(self, path: Path, write: Callable[[], None]) -> None:
+        """Have `write()` write `path`."""
+        self._waiting.append((path, write))
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._write_all())
 
-    async def _write(self, command: HangFound) -> None:
-        path = self._run_dir.hang_report(command.cycle)
-        try:
-            await bounded.call_async(lambda: _put_hang(path, command), WRITE_TIMEOUT_S, "hang.json")
-        except (OSError, bounded.Overrun, RuntimeError) as error:
-            self._say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+    async def _write_all(self) -> None:
+        while self._waiting:
+            path, write = self._waiting.popleft()
+            try:
+                await bounded.call_async(write, WRITE_TIMEOUT_S, path.name)
+            except (OSError, bounded.Overrun, RuntimeError) as error:
+                self._say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
 
     async def close(self) -> None:
-        """Wait for what is being written, at most 5 s."""
-        await asyncio.gather(*self._tasks)
+        """Write the rest, bounded."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=WRITE_TIMEOUT_S)
 
 
-def _put_hang(path: Path, command: HangFound) -> None:
-    """In a thread: it takes about a second for 10,000 ranks."""
+def write_hang(path: Path, command: HangFound) -> None:
+    """`cycle_<c>/hang.json`: the verdict about a hang, and the evidence of all ranks (as types.RankEvidence).
+
+    In a thread: it takes about a second for 10,000 ranks.
+    """
     content = asdict(command) | {"culprits": [culprit.rank for culprit in command.culprits]}
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())

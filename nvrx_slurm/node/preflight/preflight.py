@@ -1,6 +1,6 @@
 """The preflight: the node is made ready and checked before every cycle, and watched all the time (decision 012).
 
-A node that fails its preflight asks the coordinator to be left out (`core.job.agent`). Only a check that fails outright
+A node that fails its preflight asks the coordinator to be left out (`core.agent`). Only a check that fails outright
 makes the node unfit; nothing else that the process of the checks does can hurt the job.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict, one_line
+from nvrx_slurm.node.preflight.checks_process import Answer, ChecksProcess, Spawned
 from nvrx_slurm.node.preflight.preflight_settings import ANSWER_MARGIN_S, PreflightSpec
-from nvrx_slurm.node.preflight.resident import Answer, Resident, Spawned
 from nvrx_slurm.node.roles import Post
 
 _READING_S = 10.0  # the most that one reading of GPU memory may take
@@ -50,7 +50,7 @@ class Preflight:
         self._say = say
         self._post = post
         self._refuse = refuse
-        self.resident = Resident(spec, state_dir, self._say_once, self._on_news, spawned)
+        self.checks = ChecksProcess(spec, state_dir, self._say_once, self._on_news, spawned)
         self._said: set[str] = set()
         self._task: asyncio.Task[None] | None = None  # the preflight, then the checks of the idle node
         self._has_gpus = True  # until a reading says otherwise
@@ -59,7 +59,7 @@ class Preflight:
     async def start(self) -> None:
         """Check the node for its first cycle."""
         if self._spec.checks:
-            self.resident.spawn()
+            self.checks.spawn()
         self._run(ag.Prepare(used=False, cycle=0))
 
     def handle(self, command: ag.Prepare | ag.StartWorkers) -> None:
@@ -72,7 +72,7 @@ class Preflight:
     async def close(self) -> None:
         """End the process of the checks."""
         self._closing.set()
-        await self.resident.close()
+        await self.checks.close()
         self._stop_task()
 
     def _run(self, command: ag.Prepare) -> None:
@@ -121,7 +121,7 @@ class Preflight:
         if not self._spec.checks or self._closing.is_set():
             return ""
         try:
-            found = await self.resident.ask("check", self._spec.answer_s)
+            found = await self.checks.ask("check", self._spec.answer_s)
         except asyncio.TimeoutError:
             self._say_once(f"health checks did not answer within {self._spec.answer_s:g} s; going on without")
             return ""
@@ -179,12 +179,12 @@ class Preflight:
                 await asyncio.wait_for(self._closing.wait(), min(wanted.poll_s, wanted.timeout_s - took_s))
 
     async def _read_memory(self, seconds: float) -> tuple[Mapping[str, float], str]:
-        """MiB in use by GPU, or why not. The resident answers within `seconds`, whatever the driver does, or is killed.
+        """MiB in use by GPU, or why not. The process answers within `seconds`, whatever the driver does, or is killed.
 
         Clears `_has_gpus` where there is nothing to read at all.
         """
         try:
-            answer = await self.resident.ask(f"memory {seconds:.3f}", seconds + ANSWER_MARGIN_S)
+            answer = await self.checks.ask(f"memory {seconds:.3f}", seconds + ANSWER_MARGIN_S)
         except asyncio.TimeoutError:
             return {}, f"its process did not answer within {seconds + ANSWER_MARGIN_S:.1f} s"
         except UsageError as error:

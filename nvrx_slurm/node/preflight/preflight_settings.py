@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
+from nvrx_slurm.child import bootstrap
 from nvrx_slurm.config.layers import Config
 
-ANSWER_MARGIN_S = 2.0  # for the resident to say that time was up
+ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
 _CLOSE_S = 1.0  # for a process that has not answered to be killed
 _PREFLIGHT_S = 5.0  # for all checks of the preflight together
 _NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
 _IDLE_INTERVALS = 12  # of the watch: how often all checks of an idle node run
-_ROOT = str(Path(__file__).resolve().parents[2])
-
-
-def _program() -> tuple[str, ...]:
-    """Arguments of the interpreter: our import paths and no others, because packages may come by PYTHONPATH."""
-    paths = [_ROOT, *(path for path in sys.path if os.path.isabs(path))]
-    text = (
-        f"import sys; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); "
-        "from nvrx_slurm.health.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    )
-    return ("-I", "-c", text, os.pathsep.join(dict.fromkeys(paths)), "--serve")
 
 
 @dataclass(frozen=True)
@@ -48,8 +37,8 @@ class PreflightSpec:
     answer_s: float = _PREFLIGHT_S + ANSWER_MARGIN_S
     idle_s: float = 60.0  # between two runs of all checks while the node is idle
     injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the preflight fails, for tests
-    program: tuple[str, ...] = field(default_factory=_program)  # for the interpreter; tests put others in its place
-    checks: bool = True  # False: the resident is started only to read GPU memory
+    program: Sequence[str] = field(default_factory=partial(bootstrap.command, "nvrx_slurm.health.__main__", "--serve"))
+    checks: bool = True  # False: the process is started only to read GPU memory
 
     @property
     def longest_s(self) -> float:

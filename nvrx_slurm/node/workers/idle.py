@@ -1,4 +1,4 @@
-"""A look at ranks that were told to end, in /proc: a restart need not wait for ranks that do nothing."""
+"""What ranks that were told to end do, by /proc: a restart need not wait for ranks that do nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nvrx_slurm.child.descendants import children
 from nvrx_slurm.core.rank.idle import Signs, is_idle
 from nvrx_slurm.system import bounded
 
-_LOOK_S = 0.25  # the longest look before SIGTERM
-_LOOKS = 4
+_READ_S = 0.25  # the longest reading before SIGTERM
+_READINGS = 4
 # What a rank that does nothing sleeps in: futex, poll, ppoll, select, pselect6, epoll_wait, epoll_pwait, nanosleep,
 # clock_nanosleep, wait4, waitid, read, recvfrom, recvmsg, accept4, pause, rt_sigtimedwait. Not: send, write, close, ...
 _X86 = (202, 7, 271, 23, 270, 232, 281, 35, 230, 61, 247, 0, 45, 47, 288, 34, 128)
@@ -23,20 +23,20 @@ _WAITS = frozenset(b"%d" % number for number in (_X86 if os.uname().machine == "
 async def wait_until_idle(
     pids: Callable[[], Sequence[int]], end: Callable[[], None], hold: Callable[[], bool], idle_s: float
 ) -> bool:
-    """Call `end`, which sends SIGTERM, after a first look; whether the `pids` (of ranks that are alive) did nothing for
-    `idle_s` seconds without `hold`. False once there are none, or if they cannot be looked at."""
+    """Call `end`, which sends SIGTERM, after a first reading; whether the `pids` (of ranks that are alive) did nothing
+    for `idle_s` seconds without `hold`. False once there are none, or if /proc does not tell."""
     loop = asyncio.get_running_loop()
     try:
-        before = since = await bounded.call_async(partial(look, pids()), _LOOK_S, "idle")
+        before = since = await bounded.call_async(partial(read_signs, pids()), _READ_S, "idle")
     except (bounded.Overrun, RuntimeError):
         return False
     finally:
         end()
     since_s = loop.time()
     while pids():
-        await asyncio.sleep(idle_s / _LOOKS)
+        await asyncio.sleep(idle_s / _READINGS)
         try:
-            now = await bounded.call_async(partial(look, pids()), idle_s, "idle")
+            now = await bounded.call_async(partial(read_signs, pids()), idle_s, "idle")
         except (bounded.Overrun, RuntimeError):
             return False
         if hold() or not all(is_idle(before[pid], since[pid], now[pid]) for pid in now):
@@ -46,12 +46,12 @@ async def wait_until_idle(
     return False
 
 
-def look(pids: Sequence[int]) -> dict[int, Signs]:
+def read_signs(pids: Sequence[int]) -> dict[int, Signs]:
     """What each of the processes, and all below it, do."""
-    return {pid: _look(pid) for pid in pids}
+    return {pid: _signs_of(pid) for pid in pids}
 
 
-def _look(root: int) -> Signs:
+def _signs_of(root: int) -> Signs:
     places, ticks, wakes, moved, todo = dict[int, bytes](), 0, 0, 0, [root]
     while todo:
         pid = todo.pop()
@@ -70,7 +70,7 @@ def _look(root: int) -> Signs:
                 io = _read(f"/proc/{pid}/io").split()
                 moved += int(io[1]) + int(io[3])
         except OSError:
-            places[pid] = b""  # it has just ended, or this user may not look
+            places[pid] = b""  # it has just ended, or this user may not know
     return Signs(places, ticks, wakes, moved)
 
 

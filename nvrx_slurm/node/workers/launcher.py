@@ -44,23 +44,19 @@ class Launcher:
         self._held: dict[int, processes.Held] = {}  # by local rank
         self._ending: set[processes.Child] = set()
         self._none_left = asyncio.Event()
-        self._warm: Warm | None = None
-        if warm is not None:
-            env = worker_env(os.environ, faulthandler_env() if monitored else {}, len(prefixes))
-            self._warm = Warm(warm, argv, prefixes, env, warning_signal, private_dir, self.end, say)
+        env = worker_env(os.environ, faulthandler_env() if monitored else {}, len(prefixes))
+        self._warm = Warm(warm, argv, prefixes, env, warning_signal, private_dir, self.end, say)
 
     def begin(self) -> None:
         """Start the processes of the first workers."""
-        if self._warm is not None:
-            self._warm.begin()
+        self._warm.begin()
         self.hold()
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
         with contextlib.suppress(OSError):
             for local_rank in range(len(self._commands)):
-                has_standby = self._warm is not None and self._warm.provides(local_rank)
-                if local_rank not in self._held and not has_standby:
+                if local_rank not in self._held and not self._warm.provides(local_rank):
                     self._held[local_rank] = self._hold(local_rank)
 
     def _hold(self, local_rank: int) -> processes.Held:
@@ -69,16 +65,14 @@ class Launcher:
 
     async def wait(self) -> None:
         """Until no process that the first workers need is on its way; bounded."""
-        if self._warm is not None:
-            await self._warm.wait()
+        await self._warm.wait()
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
     # agent; then the lease of this node runs out, its monitors kill its ranks, and no worker is started after that.
 
     def take(self, local_rank: int) -> processes.Held:
         """A process that waits; its release makes it the worker. Raises OSError."""
-        standby = self._warm.take(local_rank) if self._warm is not None else None
-        held = standby or self._held.pop(local_rank, None)
+        held = self._warm.take(local_rank) or self._held.pop(local_rank, None)
         if held is not None and held.waits:
             return held
         if held is not None:  # it has ended
@@ -87,22 +81,19 @@ class Launcher:
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
-        if self._warm is not None:
-            self._warm.workers_started(pid)
+        self._warm.workers_started(pid)
 
     def end_held(self) -> None:
         """The node has no workers in this cycle."""
         held, self._held = self._held, {}
         for one in held.values():
             self.end(one)
-        if self._warm is not None:
-            self._warm.stays_spare()
+        self._warm.stays_spare()
 
     async def close(self) -> None:
         """End all that waits. Bounded."""
         self.end_held()
-        if self._warm is not None:
-            await self._warm.close()
+        await self._warm.close()
         if self._ending:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)

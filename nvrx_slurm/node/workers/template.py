@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
@@ -14,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.child.supervised import RestartedProcess
+from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.node.workers.worker_env import RANK_NAMES
 
-_START = str(Path(__file__).parents[1] / "warm" / "start.py")
+_START = str(Path(__file__).parents[2] / "warm" / "start.py")
 _BUILD_S = 900.0  # for the imports, also from a busy file system
 _FORK_S = 30.0  # for the answer to a request
-_MAX_MESSAGE_BYTES = 65536
 _MAX_STANDBYS = 253  # descriptors in one message, SCM_MAX_FD of the kernel
 _WHY = {  # exit codes of warm/start.py
     97: "this Python runs another sitecustomize than that of their template",
@@ -40,7 +38,7 @@ class TemplateSpec:
     ignored: int = 0  # a signal that workers shall not die of; 0 = none
 
 
-class Template(RestartedProcess):
+class Template(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
     `modules`: what it imports; one that makes it unfit is left out. `on_standby(local_rank, standby)` hands over each
@@ -59,7 +57,6 @@ class Template(RestartedProcess):
         super().__init__()
         self._spec, self._modules, self._hurry = spec, list(modules), hurry
         self._on_standby, self._on_settled, self._say = on_standby, on_settled, say
-        self._control: socket.socket | None = None
         self._is_ready = self._starts_again = False
         self._wanted: list[int] = []  # local ranks without a standby
         self._asked: dict[int, socket.socket] = {}  # our ends of the sockets of standbys that are being forked
@@ -72,72 +69,62 @@ class Template(RestartedProcess):
 
     def spawn(self) -> None:
         """Start the process if there is none; where that fails, workers are executed."""
-        if self._child is not None or self._closed or not self._modules:
-            return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        setup = {
-            "control": theirs.fileno(),
-            "agent": os.getpid(),
-            "modules": self._modules,
-            "path0": self._spec.path0,
-            "rank_names": RANK_NAMES,
-            "python_path": self._spec.env.get("PYTHONPATH"),
-            "hurry": self._hurry,
-        }
-        start = [sys.executable, "-I", "-S", _START, os.fspath(self._spec.hook_dir)]
-        env = {**self._spec.env, "NVRX_TEMPLATE": json.dumps(setup)}
+        if self._modules:
+            super().spawn()
+
+    def _start(self) -> tuple[processes.Child, socket.socket]:
+        spec = self._spec
+        start_py = [sys.executable, "-I", "-S", _START, os.fspath(spec.hook_dir)]
+        command = [*spec.prefix, *start_py, *spec.argv]
         null = subprocess.DEVNULL
-        try:
-            with theirs:
-                command = [*self._spec.prefix, *start, *self._spec.argv]
-                child = processes.start(command, env, null, null, self._spec.ignored, pass_fds=[theirs.fileno()])
-        except OSError as error:
-            ours.close()
-            self._say(f"no template process can be made, workers are executed: {error.strerror}")
-            self._on_settled()
-            return
-        ours.setblocking(False)
-        self._control, self._is_ready, self._starts_again = ours, False, False
-        self._adopt(child, {ours.fileno(): self._on_message})
+
+        def start(control: int) -> processes.Child:
+            setup = {
+                "control": control,
+                "agent": os.getpid(),
+                "modules": self._modules,
+                "path0": spec.path0,
+                "rank_names": RANK_NAMES,
+                "python_path": spec.env.get("PYTHONPATH"),
+                "hurry": self._hurry,
+            }
+            env = {**spec.env, "NVRX_TEMPLATE": json.dumps(setup)}
+            return processes.start(command, env, null, null, spec.ignored, pass_fds=[control])
+
+        return processes.with_channel(start)
+
+    def _on_start(self) -> None:
+        self._is_ready = self._starts_again = False
         self._expect_answer(_BUILD_S)
+
+    def _on_failure(self, error: OSError) -> None:
+        self._say(f"no template process can be made, workers are executed: {error.strerror}")
+        self._on_settled()
 
     def fork(self, local_ranks: Sequence[int]) -> None:
         """Make a standby for each of these, now or when the process is ready."""
         self._wanted = list(local_ranks)[:_MAX_STANDBYS]
-        if self._control is None or not self._is_ready or self._asked or not self._wanted:
+        if self._child is None or not self._is_ready or self._asked or not self._wanted:
             return
         theirs = []
         for local_rank in self._wanted:
             self._asked[local_rank], its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.append(its)
-        with contextlib.suppress(OSError):  # it ended just now, or is killed when its time is over
-            socket.send_fds(self._control, [b"x"], [its.fileno() for its in theirs], socket.MSG_NOSIGNAL)
+        self.send(b"x", [its.fileno() for its in theirs])
         for its in theirs:
             its.close()
         self._expect_answer(_FORK_S)
-
-    async def close(self) -> None:
-        """End the process. Bounded."""
-        await self._close(self._kill)
 
     # --- its answers ----------------------------------------------------------------------------------------
 
     def _expect_answer(self, bound_s: float) -> None:
         self._bound = self._loop.call_later(bound_s, self._kill)
 
-    def _on_message(self) -> None:
-        assert self._control is not None
-        try:
-            text = self._control.recv(_MAX_MESSAGE_BYTES)
-        except BlockingIOError:
-            return
-        if not text:
-            self._loop.remove_reader(self._control)
-            return
+    def _on_message(self, data: bytes) -> None:
         if self._bound is not None:
             self._bound.cancel()
         try:
-            message = json.loads(text)
+            message = json.loads(data)
             if "pids" in message:
                 self._take(message["pids"])
             elif "ready" in message:
@@ -169,9 +156,6 @@ class Template(RestartedProcess):
         self._on_settled()
 
     def _on_exit(self, pid: int, code: int) -> None:
-        assert self._control is not None
-        self._control.close()
-        self._control = None
         if self._bound is not None:
             self._bound.cancel()
         for control in self._asked.values():

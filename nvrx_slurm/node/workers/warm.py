@@ -15,12 +15,12 @@ from nvrx_slurm.node.workers.template import Template, TemplateSpec
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import WARM_NAME
 
-_PROGRAM = Path(__file__).parents[1] / "warm" / "template.py"
+_PROGRAM = Path(__file__).parents[2] / "warm" / "template.py"
 _FORK_AFTER_S = 0.1  # the start of workers comes before that of their standbys
-_FIRST_LOOK_S = 1.0  # at what the workers have loaded; each further look comes after twice as long
-_LAST_LOOK_S = 1024.0
+_FIRST_INSPECTION_S = 1.0  # at what the workers have loaded; each further inspection comes after twice as long
+_LAST_INSPECTION_S = 1024.0
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
-_LOOK_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 5.0
 _ANSWER_S = 2.0  # for a standby to show that it can run
 _FIRST_WAIT_S = 120.0  # of the first workers for a template that the user asked for
 
@@ -37,13 +37,14 @@ class WarmSpec:
 class Warm:
     """The templates and standbys of this node. All methods belong to the thread of the running event loop.
 
-    `argv`: of all workers, Python first. `prefixes`: by local rank, what goes before it; each has its own template.
+    `spec`: None = there are none. `argv`: of all workers, Python first. `prefixes`: by local rank, what goes before it;
+    each has its own template.
     `end(standby)` ends a process that is not needed.
     """
 
     def __init__(
         self,
-        spec: WarmSpec,
+        spec: WarmSpec | None,
         argv: Sequence[str],
         prefixes: Sequence[Sequence[str]],
         env: Mapping[str, str],
@@ -62,11 +63,11 @@ class Warm:
         self._silent = set[int]()  # local ranks whose standbys have yet to answer
         self._settled = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._look: asyncio.Task[None] | None = None
+        self._inspection: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """The agent starts: a template that the user asked for comes before the first workers."""
-        if self._spec.preload:
+        if self._spec is not None and self._spec.preload:
             self._build(self._spec.preload, hurry=True)
         else:
             self._settled.set()
@@ -110,13 +111,13 @@ class Warm:
         """`pid`: one of them."""
         if self._templates:
             self._later(_FORK_AFTER_S, self._refill)
-        else:
-            self._later(_FIRST_LOOK_S, partial(self._begin_look, pid, _FIRST_LOOK_S, ()))
+        elif self._spec is not None:
+            self._later(_FIRST_INSPECTION_S, partial(self._begin_inspection, pid, _FIRST_INSPECTION_S, ()))
 
     def stays_spare(self) -> None:
         """The node has no workers: its template imports what the script does."""
-        if not self._templates and self._spec.script is not None:
-            self._later(_FIRST_LOOK_S, self._begin_read)
+        if not self._templates and self._spec is not None and self._spec.script is not None:
+            self._later(_FIRST_INSPECTION_S, partial(self._begin_read, Path(self._spec.script)))
 
     async def close(self) -> None:
         """End all processes; standbys are ended by `end`. Bounded."""
@@ -139,26 +140,25 @@ class Warm:
     def _end_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._look is not None:
-            self._look.cancel()
+        if self._inspection is not None:
+            self._inspection.cancel()
 
-    def _begin_look(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
-        self._look = asyncio.ensure_future(self._look_at(pid, after_s, before))
+    def _begin_inspection(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
+        self._inspection = asyncio.ensure_future(self._inspect(pid, after_s, before))
 
-    async def _look_at(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
-        """Two looks that find the same: the worker has imported what it needs."""
+    async def _inspect(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
+        """Two inspections that find the same: the worker has imported what it needs."""
         found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
         if found and found == before and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
             self._build(found)
-        elif after_s < _LAST_LOOK_S:
-            self._timer = self._loop.call_later(2 * after_s, self._begin_look, pid, 2 * after_s, found)
+        elif after_s < _LAST_INSPECTION_S:
+            self._timer = self._loop.call_later(2 * after_s, self._begin_inspection, pid, 2 * after_s, found)
 
-    def _begin_read(self) -> None:
-        self._look = asyncio.ensure_future(self._read_script())
+    def _begin_read(self, script: Path) -> None:
+        self._inspection = asyncio.ensure_future(self._read_script(script))
 
-    async def _read_script(self) -> None:
-        assert self._spec.script is not None
-        self._build(await self._read(Path(self._spec.script), preload.imported))
+    async def _read_script(self, script: Path) -> None:
+        self._build(await self._read(script, preload.imported))
 
     async def _read(self, path: Path, parse: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
         """The modules that the text of a file tells; () where it cannot be read in time."""
@@ -167,7 +167,7 @@ class Warm:
             return parse(path.read_text(errors="replace"))
 
         try:
-            return await bounded.call_async(read, _LOOK_TIMEOUT_S, "warm")
+            return await bounded.call_async(read, _READ_TIMEOUT_S, "warm")
         except (OSError, bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
             return ()
 
@@ -176,7 +176,7 @@ class Warm:
     def _build(self, names: Sequence[str], hurry: bool = False) -> None:
         if not names:
             return
-        hook_dir = self._private_dir / WARM_NAME
+        hook_dir, path0 = self._private_dir / WARM_NAME, self._spec.path0 if self._spec is not None else None
         try:
             hook_dir.mkdir(exist_ok=True)
             (hook_dir / "sitecustomize.py").write_bytes(_PROGRAM.read_bytes())
@@ -185,7 +185,7 @@ class Warm:
             self._settle()
             return
         for prefix in dict.fromkeys(self._prefixes):
-            spec = TemplateSpec(prefix, self._argv, self._env, self._spec.path0, hook_dir, self._warning_signal)
+            spec = TemplateSpec(prefix, self._argv, self._env, path0, hook_dir, self._warning_signal)
             template = Template(spec, names, hurry, self._add, self._settle, self._say)
             self._templates[prefix] = template
             template.spawn()

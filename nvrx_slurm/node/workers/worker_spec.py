@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,3 +40,11 @@ class StartedWorker:
     child: processes.Child
     where: RankFault  # template of its fault
     hang: RankFault | None = None
+
+    def signal(self, signum: int, wake: bool) -> None:
+        """To its process group; `wake`: SIGCONT too, because a stopped one acts on nothing."""
+        if self.hang is not None and signum == signal.SIGTERM:
+            return  # its monitor ends it, after it has printed its stacks
+        self.child.signal_group(signum)
+        if wake:
+            self.child.signal_group(signal.SIGCONT)

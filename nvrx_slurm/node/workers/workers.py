@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from nvrx_slurm.core.job import agent_events as ag
+from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.node.monitors.board import Board
-from nvrx_slurm.node.monitors.client_check import ClientCheck
-from nvrx_slurm.node.monitors.live import WITHIN_S, Live
-from nvrx_slurm.node.monitors.looks import Looks
+from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
+from nvrx_slurm.node.monitors.inspection import Inspection, StacksServer
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.node.output import faults
@@ -46,7 +44,16 @@ class Workers:
     What a worker asked for (RankAsked) and that it hung (HangSeen) is posted before its exit.
     """
 
-    commands: ClassVar[tuple[type, ...]]
+    commands: ClassVar[tuple[type, ...]] = (
+        ag.StartWorkers,
+        ag.SignalWorkers,
+        ag.PassOn,
+        ag.LookAtRanks,
+        ag.WarnRanks,
+        ag.PostGone,
+        ag.Prepare,
+        ag.EndHeld,
+    )
 
     def __init__(
         self,
@@ -69,13 +76,14 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._launcher = self._make_launcher()
-        self._board = Board(private_dir, console.say)
+        prefixes, first_local = spec.prefixes or [()] * node.nproc, spec.contract.first_local
+        launched = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
+        self._launcher = Launcher(*launched, private_dir, console.say)
+        self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
-        self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
-        self._looks = Looks(post)
-        self._live = Live(run_dir.path, partial(self._look, ag.LookAtRanks(-1, WITHIN_S)))
+        self._inspections = set[Inspection]()  # under way
+        self._stacks = StacksServer(run_dir.path, self._inspect)
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
         self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
@@ -89,7 +97,7 @@ class Workers:
         Where another node may start the same ranks, the monitors' processes start before any worker, also on a spare.
         """
         if self._spec.wrapped:
-            self._board.create()
+            self._dead_ranks.create()
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
                 monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looked)
@@ -98,7 +106,7 @@ class Workers:
         self._launcher.begin()
         if self._lease is not None:
             self._start_monitors(0.0)
-        await self._live.start(self._private_dir)
+        await self._stacks.start(self._private_dir)
 
     def _start_monitors(self, after_s: float) -> None:
         if self._monitors and self._starter is None:
@@ -106,14 +114,32 @@ class Workers:
 
     def handle(self, command: Any) -> None:
         """Carry out one command."""
-        _ACTIONS[type(command)](self, command)
+        match command:
+            case ag.StartWorkers():
+                self._start_all(command.plan)
+            case ag.SignalWorkers():
+                self._end(command)
+            case ag.PassOn():
+                self._signal(command.signum)
+            case ag.LookAtRanks():
+                found = self._inspect(command.within_s).found
+                found.add_done_callback(lambda ranks: self._post(ag.Looked(command.cycle, ranks.result())))
+            case ag.WarnRanks():
+                for monitor in self._monitors:  # also of a worker that is about to start
+                    monitor.warn()
+            case ag.PostGone() if self._spec.wrapped:
+                self._dead_ranks.note(command)
+            case ag.Prepare() if command.used:
+                self._launcher.hold()
+            case ag.EndHeld():
+                self._launcher.end_held()
 
     async def close(self) -> None:
         """Kill what is left, end the monitors. What cannot be ended is said."""
         if self._closed:
             return
         self._closed = True
-        self._live.close()
+        self._stacks.close()
         try:
             self._end_opening()
             if self._ending is not None:
@@ -158,7 +184,6 @@ class Workers:
                 except OSError as error:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
                     self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
-        self._client_check.start()
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
         self._start_monitors(_MONITORS_AFTER_S)
@@ -171,15 +196,6 @@ class Workers:
             for local_rank in range(self._node.nproc):
                 self._loop.call_soon(self._post, ag.WorkerExited(local_rank, None))
 
-    def _any_connected(self) -> bool:
-        return not self._monitors or any(monitor.connected for monitor in self._monitors)
-
-    def _make_launcher(self) -> Launcher:
-        spec = self._spec
-        prefixes, first_local = spec.prefixes or [()] * self._node.nproc, spec.contract.first_local
-        args = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
-        return Launcher(*args, self._private_dir, self._console.say)
-
     def _signal(self, signum: int, wake: bool = False, but: Collection[int] = ()) -> None:
         """Send `signum` to the group of every living worker, `but` these; `wake`: SIGCONT too."""
         if wake:
@@ -189,15 +205,7 @@ class Workers:
             if self._monitors and self._stopping:
                 self._monitors[local_rank].end_hold()
             if local_rank not in but:
-                self._signal_one(worker, signum, wake)
-
-    @staticmethod
-    def _signal_one(worker: StartedWorker, signum: int, wake: bool) -> None:
-        if worker.hang is not None and signum == signal.SIGTERM:
-            return  # its monitor ends it, after it has printed its stacks
-        worker.child.signal_group(signum)
-        if wake:  # a stopped one acts on nothing
-            worker.child.signal_group(signal.SIGCONT)
+                worker.signal(signum, wake)
 
     def _end(self, command: ag.SignalWorkers) -> None:
         """Workers that handle SIGTERM are looked at before they get it: that shows later whether a handler runs."""
@@ -216,7 +224,7 @@ class Workers:
         def end() -> None:
             for local_rank, worker in handle.items():
                 if self._alive.get(local_rank) is worker:
-                    self._signal_one(worker, command.signum, True)
+                    worker.signal(command.signum, True)
 
         def hung() -> bool:
             return any(worker.hang is not None for worker in self._alive.values())  # its monitor makes it print stacks
@@ -224,17 +232,16 @@ class Workers:
         if await wait_until_idle(alive, end, hung, command.idle_s):
             self._post(ag.Idle())
 
-    def _look(self, command: ag.LookAtRanks, looks: Looks | None = None) -> None:
+    def _inspect(self, within_s: float) -> Inspection:
         alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
-        (looks or self._looks).begin(command, alive, self._monitors)
+        inspection = Inspection(alive, self._monitors, within_s)
+        self._inspections.add(inspection)
+        inspection.found.add_done_callback(lambda _: self._inspections.discard(inspection))
+        return inspection
 
     def _looked(self, local_rank: int, message: Mapping[str, Any]) -> None:
-        for looks in (self._looks, *self._live.open):
-            looks.looked(local_rank, message)
-
-    def _warn_ranks(self) -> None:
-        for monitor in self._monitors:  # also of a worker that is about to start
-            monitor.warn()
+        for inspection in [*self._inspections]:
+            inspection.answered(local_rank, message)
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -247,7 +254,7 @@ class Workers:
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
         if self._spec.wrapped:
-            rank_vars["NVRX_BOARD"] = str(self._board.path)
+            rank_vars["NVRX_BOARD"] = str(self._dead_ranks.path)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
@@ -297,8 +304,8 @@ class Workers:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
-        for looks in (self._looks, *self._live.open):
-            looks.gone(local_rank)
+        for inspection in [*self._inspections]:
+            inspection.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         if not self._alive:
@@ -309,7 +316,6 @@ class Workers:
             self._orphans.kill()
         else:
             self._orphans.reap()
-        self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
         early, beat_s = False, 0.0
         if self._monitors:
             beat_s = self._monitors[local_rank].beat_s
@@ -346,16 +352,3 @@ class Workers:
         if before is not None:
             await asyncio.wait({before})
         self._post(ag.WorkerExited(local_rank, fault))
-
-
-_ACTIONS: dict[type, Callable[[Workers, Any], object]] = {
-    ag.StartWorkers: lambda self, command: self._start_all(command.plan),
-    ag.SignalWorkers: lambda self, command: self._end(command),
-    ag.PassOn: lambda self, command: self._signal(command.signum),
-    ag.LookAtRanks: Workers._look,
-    ag.WarnRanks: lambda self, command: self._warn_ranks(),
-    ag.PostGone: lambda self, command: self._board.post(command) if self._spec.wrapped else None,
-    ag.Prepare: lambda self, command: self._launcher.hold() if command.used else None,
-    ag.EndHeld: lambda self, command: self._launcher.end_held(),
-}
-Workers.commands = tuple(_ACTIONS)
