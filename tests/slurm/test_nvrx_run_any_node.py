@@ -9,8 +9,6 @@ import one_writer
 import pytest
 from nvrx_job import PATIENCE_S, Job, Jobs, wait_in
 
-pytestmark = pytest.mark.slurm
-
 WAITS = """
 import time
 LAST, CODE = int(os.environ["LAST"]), int(os.environ["CODE"])
