@@ -24,7 +24,7 @@ from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import HEARTBEAT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, Page, PageError, create_page
 from nvrx_slurm.node.monitors import monitor_start
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
@@ -212,6 +212,11 @@ class RankMonitor(SupervisedProcess):
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
         return self._word(LEAVES) != 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
+        return self._word(INIT) != 0
 
     @property
     def beat_s(self) -> float:

@@ -14,6 +14,7 @@ from typing import IO, Any, ClassVar
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.node.monitors.client_check import ClientCheck
 from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
 from nvrx_slurm.node.monitors.inspection import Inspection, StacksServer
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
@@ -82,6 +83,7 @@ class Workers:
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
+        self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
         self._inspections = set[Inspection]()  # under way
         self._stacks = StacksServer(run_dir.path, self._inspect)
         self._orphans = OrphanReaper()
@@ -184,9 +186,13 @@ class Workers:
                 except OSError as error:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
                     self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
+        self._client_check.start()
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
         self._start_monitors(_MONITORS_AFTER_S)
+
+    def _any_connected(self) -> bool:
+        return not self._monitors or any(monitor.connected for monitor in self._monitors)
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
@@ -316,6 +322,7 @@ class Workers:
             self._orphans.kill()
         else:
             self._orphans.reap()
+        self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
         early, beat_s = False, 0.0
         if self._monitors:
             beat_s = self._monitors[local_rank].beat_s
