@@ -176,19 +176,18 @@ class PacketProcess(SupervisedProcess):
         say: Callable[[str], None],
         state: Callable[[], Iterable[dict[str, Any]]] = tuple,
         *,
-        libraries: bool = True,
         listener: socket.socket | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self._name, self._module, self._libraries = name, module, libraries
+        self._name, self._module = name, module
         self._settings, self._state, self._say = settings, state, say
         self._listener, self._env = listener, env
 
     def _start(self) -> tuple[processes.Child, socket.socket]:
         def start(fd: int) -> processes.Child:
             fds = [fd, *((self._listener.fileno(),) if self._listener is not None else ())]
-            command = bootstrap.command(self._module, *map(str, fds), libraries=self._libraries)
+            command = bootstrap.command(self._module, *map(str, fds))
             return processes.start_directly(command, fds, self._env)
 
         return processes.with_channel(start)

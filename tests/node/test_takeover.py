@@ -47,7 +47,9 @@ def test_result_and_logs_tell_of_all_terms(rig: Rig) -> None:
     logs = sorted(path.name for path in rig.run_dir.glob("events/coordinator*"))
     assert len(logs) >= 2 and logs[0] == "coordinator.jsonl"  # a contested election may take several terms
     replayed = CliRunner().invoke(main, ["replay", str(rig.run_dir)])
-    assert replayed.exit_code == 0 and replayed.output.count("the same decisions") == 3 + len(logs)
+    elections = len(list(rig.run_dir.glob("events/election*")))
+    assert replayed.exit_code == 0 and replayed.output.count("the same decisions") == 3 + len(logs) + elections
+    assert elections == 3
 
 
 @pytest.mark.parametrize("again", one_writer.REPEATS)

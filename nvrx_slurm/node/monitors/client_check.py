@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 _EARLIEST_S = 10.0  # scripts import and load for a while before they call it
 _LIMITS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout")
+
+
+def any_connected(monitors: Sequence[RankMonitor]) -> bool:
+    """Whether a worker of these monitors has called init_workload_monitoring(); True where there are none."""
+    return not monitors or any(monitor.connected for monitor in monitors)
 
 
 class ClientCheck:

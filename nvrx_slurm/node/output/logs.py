@@ -69,7 +69,7 @@ class LogsRole:
         self._aggregators: list[PacketProcess] = []
         self._ending: set[asyncio.Task[None]] = set()
         self._shipper = PacketProcess(
-            "log shipper", "nvrx_slurm.logs.shipper", self._shipper_settings, say, self._shipper_state, libraries=False
+            "log shipper", "nvrx_slurm.logs.shipper", self._shipper_settings, say, self._shipper_state
         )
 
     async def start(self) -> None:

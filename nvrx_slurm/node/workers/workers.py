@@ -14,7 +14,7 @@ from typing import IO, Any, ClassVar
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.node.monitors.client_check import ClientCheck
+from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
 from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
 from nvrx_slurm.node.monitors.inspection import Inspection, StacksServer
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
@@ -83,7 +83,7 @@ class Workers:
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
-        self._client_check = ClientCheck(spec.limits, self._any_connected, console.say)
+        self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
         self._inspections = set[Inspection]()  # under way
         self._stacks = StacksServer(run_dir.path, self._inspect)
         self._orphans = OrphanReaper()
@@ -190,9 +190,6 @@ class Workers:
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
         self._start_monitors(_MONITORS_AFTER_S)
-
-    def _any_connected(self) -> bool:
-        return not self._monitors or any(monitor.connected for monitor in self._monitors)
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
@@ -331,9 +328,8 @@ class Workers:
             if not self._failed and 2 * len(self._alive) <= self._node.nproc:
                 for other in self._alive:
                     self._monitors[other].should_exit()
-        fault = faults.from_exit_code(code, worker.where)
-        if worker.hang is not None:
-            fault = replace(worker.hang, exit_code=code)
+        hang = worker.hang
+        fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
         if fault is None or (self._stopping and worker.hang is None):
             # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
             # this process is yet to get, and then the job is cancelled and not done.
